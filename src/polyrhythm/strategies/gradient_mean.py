@@ -115,7 +115,7 @@ class GradientMean:
         return gradients
 
     def break_off(self) -> None:
-        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        """Wait until the sums under way have failed, as they do once the group is revoked."""
         for handle in self._under_way:
             with suppress(PeerLost):
                 handle.wait()
@@ -231,7 +231,7 @@ class NarrowGradientMean(GradientMean):
         self._under_way.append(self._sum.start(narrow))
 
     def break_off(self) -> None:
-        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        """Wait until the sums under way have failed, as they do once the group is revoked."""
         if self._weights_under_way is not None:
             self._under_way.append(self._weights_under_way)
             self._weights_under_way = None

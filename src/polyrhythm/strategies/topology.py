@@ -119,7 +119,7 @@ class Topology(Config):
         )
 
     def matrix(self, peers: int, turn: int = 0) -> Tensor:
-        """Gives P, `(peers, peers)`, float64: entry `[i, j]` is the part of peer j's parameters that goes to i."""
+        """Return P, `(peers, peers)`, float64: entry `[i, j]` is the part of peer j's parameters that goes to i."""
         matrix = torch.zeros(peers, peers, dtype=torch.float64)
         for peer in range(peers):
             shares = self.shares(peer, peers, turn)
@@ -129,15 +129,15 @@ class Topology(Config):
         return matrix
 
     def rate(self, peers: int) -> float:
-        """Gives rho: by which factor what peers differ in shrinks in a turn, in the long run."""
+        """Return rho: the asymptotic factor by which the differences between peers shrink in a turn."""
         return mixing_rate([self.matrix(peers, turn) for turn in range(self.period(peers))])
 
     def spectral_gap(self, peers: int) -> float:
-        """Gives 1 - rho: 1 where one turn is enough for the mean, near 0 where words travel slowly."""
+        """Return 1 - rho: 1 if one turn is enough for the mean, near 0 if information travels slowly."""
         return 1.0 - self.rate(peers)
 
     def turns_to_all(self, peers: int) -> int:
-        """Gives after how many turns a word of anybody's is everywhere."""
+        """Return the number of turns after which information from any peer has reached all."""
         return _turns_to_all(self, peers)
 
 
@@ -145,7 +145,7 @@ class Circulant(Topology):
     """A graph that looks the same from everywhere: peer i sends to i + k for every offset k, all with one weight."""
 
     def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
-        """Gives the offsets of a turn, between 1 and `peers - 1`, each once."""
+        """Return the offsets of a turn, between 1 and `peers - 1`, each once."""
         raise NotImplementedError
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
@@ -165,7 +165,7 @@ class Circulant(Topology):
         return 1 / (1 + len(self.offsets(peers, turn)))
 
     def check(self, peers: int) -> None:
-        """Takes any number: offset 1 is always there, in some turn."""
+        """Accept any number: offset 1 occurs in some turn."""
 
 
 @cache
@@ -175,13 +175,13 @@ def _turns_to_all(topology: Topology, peers: int) -> int:
 
 
 Neighbours = Callable[[int], Sequence[int]]
-"""Gives the peers that a peer's messages go to."""
+"""Maps a peer to the peers that its messages go to."""
 
 _ROUNDING = 1e-12
 
 
 def unreached(peers: int, neighbours: Neighbours) -> int | None:
-    """Gives the first peer that no path leads to from peer 0, or None.
+    """Return the first peer that no path leads to from peer 0, or None.
 
     Args:
         peers: how many there are.
@@ -197,7 +197,7 @@ def unreached(peers: int, neighbours: Neighbours) -> int | None:
 
 
 def turns_to_all(sources: Sequence[Sequence[Sequence[int]]]) -> int:
-    """Gives after how many turns a word of anybody's is everywhere, if each turn's messages pass on what was known.
+    """Return the number of turns after which information from any peer has reached all, if messages pass it on.
 
     Args:
         sources: for every turn of a schedule that repeats, and every peer, whom it hears.
@@ -227,7 +227,7 @@ def _joined(known: list[int], peer: int, sources: Sequence[int]) -> int:
 
 
 def mixing_rate(matrices: Sequence[Tensor]) -> float:
-    """Gives the factor by which what peers differ in shrinks in a turn, in the long run: rho.
+    """Return rho, the asymptotic factor by which the differences between peers shrink in a turn.
 
     That is the second largest modulus among the eigenvalues of the product of all matrices, per turn.
 

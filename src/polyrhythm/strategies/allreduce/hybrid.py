@@ -95,7 +95,7 @@ class Hybrid(Strategy):
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return HybridWorker(setting, self.scheme, self.collective)
 
 
@@ -127,7 +127,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         self._update = HybridUpdate(setting.flat, ownership, setting.plan, setting.workers, self._collective)
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters."""
+        """Copy worker 0's parameters."""
         self._setting.workers.broadcast(self._setting.flat.vector)
         return step
 
@@ -137,7 +137,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         return self._pass.run(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Adds the trunk's gradients up, and updates it and this worker's neurons."""
+        """Sum the trunk's gradients, and update it and this worker's neurons."""
         if self._rehearsed is not None:
             self._rehearsed.run(round(step.weight * self._setting.batch_size))
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
@@ -147,21 +147,21 @@ class HybridWorker(WorkerPart, CutsNetwork):
         return stop
 
     def settle(self) -> None:
-        """Takes the neurons of all others, who do so at the same step."""
+        """Gather the neurons of all workers, who must do so at the same step."""
         if not self._whole:
             self._update.gather()
         self._whole = True
 
     def end(self) -> None:
-        """Makes the model whole."""
+        """Complete the model."""
         self.settle()
 
     def state(self) -> State:
-        """Gives the state of this worker's optimisers."""
+        """Return the state of this worker's optimizers."""
         return self._update.state()
 
     def load_state(self, state: State) -> None:
-        """Takes back the state of this worker's optimisers."""
+        """Restore the state of this worker's optimizers."""
         self._update.load_state(*state)
 
     def _weight(self, step: Step) -> float:
@@ -238,7 +238,7 @@ class HybridUpdate:
         return whole, stopping
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives the state of this worker's optimisers, as named tensors and JSON-able facts."""
+        """Return the state of this worker's optimizers, as named tensors and JSON-able facts."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {"pieces": [[piece.start, piece.stop] for piece in self._pieces]}
         for number, optimizer in enumerate(self._optimizers):
@@ -247,7 +247,7 @@ class HybridUpdate:
         return tensors, facts
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave, or what others gave of all their pieces, which are `slices` of the vector."""
+        """Restore what `state` returned, or the union of others' states, whose pieces are `slices` of the vector."""
         if "slices" in facts:
             self._take_from(tensors, facts["slices"])
             return
@@ -263,7 +263,7 @@ class HybridUpdate:
                 optimizer.load_state(*recut_optimizer(packed, self._plan, before, piece))
 
     def gather(self) -> None:
-        """Makes the network whole on all workers."""
+        """Complete the network on all workers."""
         self._ownership.gather(self._activations)
 
     def _mean(self, weight: float, stop: bool) -> tuple[float, bool]:

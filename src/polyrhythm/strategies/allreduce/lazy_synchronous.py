@@ -123,7 +123,7 @@ class LazySynchronous(Strategy, SizesBuckets):
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return LazyWorker(setting, self.collective, self.piece_bytes)
 
 
@@ -132,7 +132,7 @@ _HALF_MADE = "half_made"
 
 
 class LazyWorker(Regroups, OverlapsBackward, LazyUse):
-    """Lets buckets travel while it goes on, and updates each just before its parameters are used again."""
+    """Sends buckets in the background, and updates each just before its parameters are used again."""
 
     replicated: ClassVar[bool] = True
 
@@ -154,7 +154,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self._learning_rate = 0.0
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters."""
+        """Copy worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
         self._mean.prepare()
         return step
@@ -164,18 +164,18 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self._mean.begin(step)
 
     def before_use(self, bucket: int) -> None:
-        """Waits for the bucket's gradients of the last step, and updates it."""
+        """Wait for the bucket's gradients of the last step, and update it."""
         if bucket in self._pending:
             self._update(bucket)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Starts to average a bucket."""
+        """Start to average a bucket."""
         if bucket in self._pending:
             self._update_unused(bucket)
         self._mean.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Starts what is left; what has come is for later.
+        """Start the remaining buckets; those that have arrived are applied later.
 
         Raises:
             RequestError: parameters have been used that were not announced, and so were not up to date.
@@ -193,12 +193,12 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         return stop
 
     def settle(self) -> None:
-        """Waits for all buckets and updates them, the soonest used first."""
+        """Wait for all buckets and update them, the soonest used first."""
         for bucket in sorted(self._pending, reverse=True):
             self._update(bucket)
 
     def break_off(self) -> None:
-        """Makes the updates that have come; the step is half made if some have not."""
+        """Apply the updates that have arrived; the step is partial if some have not."""
         under_way = bool(self._pending)
         for bucket in sorted(self._pending, reverse=True):
             with suppress(PeerLost):
@@ -217,7 +217,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         return self._half_made if self._goes_back else step
 
     def meetings(self, step: int) -> int:
-        """Counts buckets: who has the update of one more is further."""
+        """Return the number of updated buckets: a worker with one more is further."""
         made = len(self._made) if step == self._half_made else 0
         return step * len(self._places) + made
 
@@ -237,7 +237,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self.settle()
 
     def state(self) -> State:
-        """Gives the optimiser's state, once nothing is under way; bucket by bucket, if some have one update more."""
+        """Return the optimizer's state, once nothing is under way; bucket by bucket, if some have one update more."""
         self.settle()
         if not self._made:
             return self._optimizer.state()
@@ -245,7 +245,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         return tensors, {_HALF_MADE: self._half_made, "made": sorted(self._made), **facts}
 
     def load_state(self, state: State) -> None:
-        """Takes back the optimiser's state."""
+        """Restore the optimizer's state."""
         tensors, facts = state
         if _HALF_MADE in facts:
             self._half_made, self._made = facts[_HALF_MADE], frozenset(facts["made"])
@@ -255,7 +255,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
             self._optimizer.load_state(tensors, facts)
 
     def _made_before(self) -> frozenset[int]:
-        """Gives the buckets that have had the latest step's update already, when it was begun before."""
+        """Return the buckets that were updated when the latest step was begun before."""
         return self._made if self._latest == self._half_made else frozenset()
 
     def _update(self, bucket: int) -> None:
@@ -284,7 +284,7 @@ _PROBE_NUMBERS = 1 << 20
 
 
 class LateMean:
-    """Gives `sum_i b_i g_i / sum_i b_i` bucket by bucket, the most urgent first.
+    """Computes `sum_i b_i g_i / sum_i b_i` bucket by bucket, the most urgent first.
 
     Args:
         group: who takes part.
@@ -323,11 +323,11 @@ class LateMean:
         self.times = BucketTimes(group.clock, len(flat.buckets))
 
     def passed_on(self) -> Collective:
-        """Gives the collective for others, with what is known of the links."""
+        """Return the collective for other members, with its measurements of the links."""
         return self._sum.passed_on()
 
     def prepare(self, speed: Speed | None = None) -> None:
-        """Looks how fast the collective is, if that is of use; all members must call it.
+        """Measure the speed of the collective, if it is needed; all members must call it.
 
         Args:
             speed: that it was found to have among other members, the same on all: then nobody looks.
@@ -349,7 +349,7 @@ class LateMean:
         self.times.begin()
 
     def start(self, bucket: int) -> None:
-        """Takes a bucket whose gradients are final, and starts what may start; buckets must come in order."""
+        """Add a bucket whose gradients are final, and start what may start; buckets must come in order."""
         if self._alone:
             return
         if bucket == 0:
@@ -368,7 +368,7 @@ class LateMean:
             self._sent += 1
 
     def finish(self, step: Step) -> tuple[float, bool]:
-        """Starts the buckets that nobody has, and waits for the first piece.
+        """Start the buckets not started yet, and wait for the first piece.
 
         Args:
             step: as in `begin`; may weigh less if no bucket has been started.
@@ -389,7 +389,7 @@ class LateMean:
         return self._weight, stops > 0
 
     def take(self, bucket: int) -> Tensor:
-        """Waits for a bucket; gives its mean, which holds until the bucket is started again.
+        """Wait for a bucket; return its mean, which is valid until the bucket is started again.
 
         Without any weight there is no mean, and what is given is of no use.
         """
@@ -405,14 +405,14 @@ class LateMean:
         return mean.div_(self._weight) if self._weight > 0 else mean
 
     def break_off(self) -> None:
-        """Waits until the sums that are under way have broken, as they do once the group is revoked."""
+        """Wait until the sums under way have failed, as they do once the group is revoked."""
         for handle in chain.from_iterable(self._under_way):
             with suppress(PeerLost):
                 handle.wait()
         self._under_way = [[] for _ in self._flat.buckets]
 
     def _write_tail(self) -> None:
-        """Says what this member brings to the step, and how long its buckets took it, ready ones in the step before."""
+        """Write this member's weight in the step, and the time of its buckets in the step before."""
         tail = [self._step.weight, float(self._step.stop)]
         if self._orders:
             tail += [*self.times.ready_s, *self.times.use_s]

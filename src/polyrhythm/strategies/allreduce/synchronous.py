@@ -95,7 +95,7 @@ class Synchronous(Strategy, SizesBuckets, AveragesGradients):
         return gradient_mean(group, flat, self.collective, self.transfer)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return SynchronousWorker(setting, self.collective, self.transfer)
 
 
@@ -113,7 +113,7 @@ class SynchronousWorker(Regroups, OverlapsBackward):
         self._optimizer: FlatOptimizer | BucketwiseUpdate = setting.plan.build(setting.flat.vector)
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters."""
+        """Copy worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
         self._prepare()
         return step
@@ -123,7 +123,7 @@ class SynchronousWorker(Regroups, OverlapsBackward):
         self._mean.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Starts to average a bucket."""
+        """Start to average a bucket."""
         self._mean.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
@@ -139,7 +139,7 @@ class SynchronousWorker(Regroups, OverlapsBackward):
         return stop
 
     def break_off(self) -> None:
-        """Gives up the sums under way."""
+        """Abandon the sums under way."""
         self._mean.break_off()
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
@@ -160,11 +160,11 @@ class SynchronousWorker(Regroups, OverlapsBackward):
         self._optimizer.load_state(*state)
 
     def state(self) -> State:
-        """Gives the optimiser's state."""
+        """Return the optimizer's state."""
         return self._optimizer.state()
 
     def load_state(self, state: State) -> None:
-        """Takes back the optimiser's state."""
+        """Restore the optimizer's state."""
         self._optimizer.load_state(*state)
 
 
@@ -220,9 +220,9 @@ class BucketwiseUpdate:
             raise
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Gives what the optimiser of the whole vector would give."""
+        """Return the state that an optimizer of the whole vector would have."""
         return self._optimizer.state()
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave, or what that optimiser gave."""
+        """Restore what `state` returned, here or of that optimizer."""
         self._optimizer.load_state(tensors, facts)

@@ -69,7 +69,7 @@ class BMUF(Averaging):
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         momentum = self.block_momentum
         if momentum is None:
             momentum = 1 - 1 / setting.workers.size
@@ -121,13 +121,13 @@ class BlockMomentum:
         beginning.copy_(vector)
 
     def model(self) -> Tensor | None:
-        """Gives W, where workers do not begin there."""
+        """Return W, if workers do not begin there."""
         return self._state["model"] if self._nesterov else None
 
     def state(self) -> State:
-        """Gives W, S and D."""
+        """Return W, S and D."""
         return self._state, {}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._state = {name: value.clone() for name, value in state[0].items()}

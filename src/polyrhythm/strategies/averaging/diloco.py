@@ -81,7 +81,7 @@ class DiLoCo(Averaging):
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         outer = OuterOptimizer(self.outer, setting.flat)
         rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer)
         return RoundsWorker(setting, rounds)
@@ -116,12 +116,12 @@ class OuterOptimizer:
         return None
 
     def state(self) -> State:
-        """Gives the model at the beginning of the round, and the outer optimiser's state."""
+        """Return the model at the beginning of the round, and the outer optimizer's state."""
         tensors, facts = self._optimizer.state()
         return {"model": self._model, **tensors}, facts
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         tensors = dict(state[0])
         self.start(tensors.pop("model"))
         self._optimizer.load_state(tensors, state[1])

@@ -81,7 +81,7 @@ class HierarchicalAveraging(Averaging):
         return self.steps_between
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         rounds = Rounds(
             steps=self.steps_between,
             collective=self.collective,

@@ -56,6 +56,6 @@ class LocalSGD(Averaging):
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         rounds = Rounds(steps=self.steps, collective=self.collective, optimizer_state=self.optimizer_state)
         return RoundsWorker(setting, rounds)

@@ -74,7 +74,7 @@ class NGSGD(Averaging):
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         fisher = Fisher(self.rank, self.alpha, self.eta, self.update_every)
         rounds = Rounds(
             steps=self.steps,

@@ -49,5 +49,5 @@ class ParallelSGD(Averaging):
         return 0
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return RoundsWorker(setting, Rounds(steps=0, collective=self.collective))

@@ -69,7 +69,7 @@ class PostLocalSGD(Averaging):
         return self.steps
 
     def first_local_step(self, run_steps: int | None) -> int:
-        """Gives T0.
+        """Return T0.
 
         Args:
             run_steps: of a worker in the whole run; None: nobody can tell.
@@ -100,7 +100,7 @@ class PostLocalSGD(Averaging):
         self.first_local_step(1)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         first = self.first_local_step(setting.steps)
         rounds = Rounds(
             steps=self.steps, first=first, collective=self.collective, optimizer_state=self.optimizer_state
@@ -120,7 +120,7 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         self._together = False
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters, or those of its own that a checkpoint held."""
+        """Copy worker 0's parameters, or keep its own from a checkpoint."""
         step = self._rounds.start(step)
         self._mean.prepare()
         return step
@@ -132,12 +132,12 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
             self._mean.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Starts to average a bucket, if steps are not local yet."""
+        """Start to average a bucket, if steps are not local yet."""
         if self._together:
             self._mean.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Takes a synchronous step or a local one."""
+        """Make a synchronous step or a local one."""
         if not self._together:
             return self._rounds.gradients_ready(step, learning_rate)
         weight, stop = self._mean.finish(step)
@@ -146,7 +146,7 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         return stop
 
     def present(self) -> Tensor | None:
-        """Gives the mean of all models, where they differ."""
+        """Return the mean of all models, if they differ."""
         return self._rounds.present()
 
     def end(self) -> None:
@@ -154,11 +154,11 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         self._rounds.end()
 
     def break_off(self) -> None:
-        """Gives up the sums under way."""
+        """Abandon the sums under way."""
         self._mean.break_off()
 
     def meetings(self, step: int) -> int:
-        """Counts synchronous steps, and rounds."""
+        """Return the number of synchronous steps and rounds."""
         return self._rounds.meetings(step)
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
@@ -173,13 +173,13 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         return self._rounds.has_stopped
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begins as the newest is, or takes the mean that it has missed."""
+        """Start from the newest worker's state, or apply the mean that it has missed."""
         return self._rounds.take_over(newest, done, step)
 
     def state(self) -> State:
-        """Gives this worker's own model and optimiser."""
+        """Return this worker's own model and optimizer."""
         return self._rounds.state()
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._rounds.load_state(state)

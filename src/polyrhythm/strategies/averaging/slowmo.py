@@ -105,7 +105,7 @@ class SlowMo(Averaging, Remarks):
             )
 
     def remark(self, workers: int) -> str:
-        """Says what the base does."""
+        """Return a remark on the base."""
         return self.base.remark(workers) if isinstance(self.base, Remarks) else ""
 
     @property
@@ -124,7 +124,7 @@ class SlowMo(Averaging, Remarks):
         return over_base(self.base.resharding(before, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         if self.base is not None:
             outer = SlowMomentum(self.slow_momentum, self.slow_lr)
             return RoundsOverBase(WorkerCalls(self.base.worker(setting)), setting.flat, self.steps, outer)
@@ -171,11 +171,11 @@ class SlowMomentum:
         return None
 
     def state(self) -> State:
-        """Gives x_0 and u."""
+        """Return x_0 and u."""
         return self._state, {}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._state = {name: value.clone() for name, value in state[0].items()}
 
 
@@ -183,7 +183,7 @@ _OUTER = "outer."
 
 
 class RoundsOverBase(Regroups, Presents, HoldsModel):
-    """Takes the base's steps, and ends a round as all others do.
+    """Makes the base's steps, and ends a round as all other averaging strategies do.
 
     Args:
         base: the base's part of this worker, which can begin anew.
@@ -205,7 +205,7 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
         self.staleness = base.staleness
 
     def start(self, step: int) -> int:
-        """Starts the base, and the first round where it does."""
+        """Start the base, and the first round with it."""
         if not self._resumed:
             self._outer.start(self._flat.vector)  # worker 0's, before anything can break
         step = self._base.start(step)
@@ -214,11 +214,11 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
         return step
 
     def begin(self, step: Step) -> None:
-        """Begins a step of the base."""
+        """Begin a step of the base."""
         self._base.begin(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Takes a step of the base, and ends the round if it is over."""
+        """Make a step of the base, and end the round if it is over."""
         stop = self._base.gradients_ready(step, learning_rate)
         self._apart, self._rate = True, learning_rate
         if self._ends(step.number):
@@ -234,7 +234,7 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
         self._base.settle()
 
     def present(self) -> Tensor | None:
-        """Gives the mean of all models as they are."""
+        """Return the mean of all current models."""
         return self._base.present()
 
     def end(self) -> None:
@@ -245,15 +245,15 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
             self._apart = False
 
     def break_off(self) -> None:
-        """Lets the base break off."""
+        """Let the base break off."""
         self._base.break_off()
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Lets the base begin anew with others, in the middle of the round."""
+        """Regroup the base in the middle of the round."""
         self._base.regroup(workers, members)
 
     def meetings(self, step: int) -> int:
-        """Counts rounds."""
+        """Return the number of rounds."""
         return step // self._steps
 
     def exchanges(self, step: int) -> int:
@@ -270,14 +270,14 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
         return self._base.has_stopped
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begins as the newest is, or takes the round's end that it has missed."""
+        """Start from the newest worker's state, or apply the end of the round that it has missed."""
         base, (outer, facts) = self._parts(newest)
         self._outer.load_state(outer)
         self._apart, self._rate = facts["apart"], facts["rate"]
         return self._base.take_over(base, done, step)
 
     def state(self) -> State:
-        """Gives the base's state, and the outer rule's."""
+        """Return the base's state, and the outer rule's."""
         tensors, facts = self._base.state()
         outer, outer_facts = self._outer.state()
         named = {_OUTER + name: value for name, value in outer.items()}
@@ -289,19 +289,19 @@ class RoundsOverBase(Regroups, Presents, HoldsModel):
         }
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         base, (outer, facts) = self._parts(state)
         self._outer.load_state(outer)
         self._base.load_state(base)
         self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Gives the base's."""
+        """Return the base's model in the state."""
         return self._base.model_in(self._parts(state)[0])
 
     @staticmethod
     def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
-        """Takes a state apart: that of the base, that of the outer rule, and all facts."""
+        """Split a state into that of the base, that of the outer rule, and all facts."""
         tensors, facts = state
         outer = {
             name.removeprefix(_OUTER): value for name, value in tensors.items() if name.startswith(_OUTER)

@@ -77,7 +77,7 @@ class ADPSGD(Strategy, Remarks):
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:
-        """Tells the spectral gap of its graph."""
+        """Return a remark on the spectral gap of its graph."""
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
@@ -96,12 +96,12 @@ class ADPSGD(Strategy, Remarks):
         return of_replicas(after, "parameters", together=False)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return ADPSGDWorker(setting, self.topology)
 
 
 class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
-    """Tells its keeper when a step begins and when it has a gradient."""
+    """Notifies its keeper when a step begins and when there is a gradient."""
 
     def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
             self._join_in()
 
     def start(self, step: int) -> int:
-        """Begins with all others; a successor takes its partners' parameters.
+        """Begin together with all others; a successor copies its partners' parameters.
 
         Raises:
             PeerLost: worker 0 is lost; to be called again when there is a new one. Or this is a successor, and the
@@ -137,23 +137,23 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
         return step
 
     def begin(self, step: Step) -> None:
-        """Lets the keeper of an active worker ask a partner."""
+        """Let the keeper of an active worker ask a partner."""
         if self._place.active:
             self._network.send(self._place.rank, Message(Kind.DIFFERENCE, step=step.number))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Lets the keeper update, once it has averaged."""
+        """Let the keeper update, once it has averaged."""
         if step.stop and self._place.others:
             self._network.send(self._place.rank, Message(Kind.EVENT, stop=True))
         push = Message(Kind.PUSH, step=step.number, weight=step.weight, learning_rate=learning_rate)
         return self._ask(push).stop or step.stop
 
     def catch_up(self) -> None:
-        """Takes what partners have brought meanwhile."""
+        """Apply what partners have sent meanwhile."""
         self._ask(Message(Kind.PULL))
 
     def end(self) -> None:
-        """Waits for all others; on worker 0 the vector then holds the mean of all.
+        """Wait for all others; on worker 0 the vector then holds the mean of all.
 
         Raises:
             PeerLost: worker 0 is lost; to be called again when there is a new one.
@@ -180,13 +180,13 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
             self._serving.wait()
 
     def state(self) -> State:
-        """Gives this worker's parameters and its optimiser's state."""
+        """Return this worker's parameters and its optimizer's state."""
         newest = self._keeper.copy() if self._training else None
         parameters = self._flat.vector if newest is None else newest
         return packed({"parameters": parameters}, {}, self._keeper.optimizer)
 
     def load_state(self, state: State) -> None:
-        """Takes them back."""
+        """Restore what `state` returned."""
         tensors, _ = unpacked(state, self._keeper.optimizer)
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
@@ -209,7 +209,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
         self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._membership))
 
     def _ask(self, message: Message) -> Message:
-        """Says something to the keeper and waits for its answer."""
+        """Send a message to the keeper and wait for its answer."""
         own = self._place.rank
         if self._serving is None:
             side = self._membership if message.kind in KINDS else self._keeper
@@ -268,7 +268,7 @@ def _send(
     keeper: Keeper,
     membership: Membership,
 ) -> list[Reply]:
-    """Starts to send, and gives what is to be sent because a receiver is lost.
+    """Start to send, and return the replies that follow from lost receivers.
 
     Whoever is sent something again has had the last, so at most one message a rank is leaving.
     """

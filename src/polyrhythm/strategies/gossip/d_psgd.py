@@ -78,12 +78,12 @@ class DPSGD(InTurns):
         return of_replicas(after, "parameters", together=True)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return DPSGDWorker(setting, self)
 
 
 class DPSGDWorker(TurnsWorker):
-    """Sends its parameters when a step begins, and mixes those of its neighbours in before the update."""
+    """Sends its parameters when a step begins, and mixes in those of its neighbours before the update."""
 
     def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:
         super().__init__(setting, strategy.topology, strategy.check)
@@ -92,14 +92,14 @@ class DPSGDWorker(TurnsWorker):
         self._sends: list[Handle] = []
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters, unless all have their own of a checkpoint."""
+        """Copy worker 0's parameters, unless all have their own from a checkpoint."""
         if not self._resumed:
             self._workers.broadcast(self._flat.vector)
         self._done = step
         return step
 
     def begin(self, step: Step) -> None:
-        """Starts to send; nothing changes the vector before it has left."""
+        """Start to send; the vector does not change before it has left."""
         self._pass_stop_on(step)
         if self._mixes(step.number):
             message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
@@ -115,7 +115,7 @@ class DPSGDWorker(TurnsWorker):
         return self._over(step)
 
     def break_off(self) -> None:
-        """Waits until nothing reads the vector any more."""
+        """Wait until nothing reads the vector any more."""
         for send in self._sends:
             with suppress(PeerLost):
                 send.wait()
@@ -126,11 +126,11 @@ class DPSGDWorker(TurnsWorker):
         return self._flat.vector, 1.0
 
     def common_model(self) -> Tensor:
-        """Gives the mean of all workers."""
+        """Return the mean of all workers."""
         return mean_of_all(self._workers, self._flat.vector)
 
     def begin_at(self, vector: Tensor) -> None:
-        """Takes these parameters."""
+        """Copy these parameters."""
         self._flat.vector.copy_(vector)
 
     def end(self) -> None:
@@ -138,21 +138,21 @@ class DPSGDWorker(TurnsWorker):
         self._flat.vector.copy_(mean_of_all(self._workers, self._flat.vector))
 
     def state(self) -> State:
-        """Gives this worker's parameters and its optimiser's state."""
+        """Return this worker's parameters and its optimizer's state."""
         return packed({"parameters": self._flat.vector}, {}, self._optimizer)
 
     def load_state(self, state: State) -> None:
-        """Takes them back."""
+        """Restore what `state` returned."""
         tensors, _ = unpacked(state, self._optimizer)
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Gives the worker's parameters."""
+        """Return the worker's parameters."""
         return state[0]["parameters"]
 
     def _mix(self, step: int) -> None:
-        """Takes the neighbours' parameters in; until all have come, nothing changes."""
+        """Mix in the neighbours' parameters; nothing changes before all have arrived."""
         shares = self._turns.shares(step)
         heard = [(self._receive(source), weight) for source, weight in shares.takes.items()]
         for send in self._sends:
@@ -164,7 +164,7 @@ class DPSGDWorker(TurnsWorker):
             vector.add_(other, alpha=weight)
 
     def _receive(self, source: int) -> Tensor:
-        """Gives a neighbour's parameters of this step; it cannot be more than one ahead."""
+        """Return a neighbour's parameters of this step; it cannot be more than one ahead."""
         message = self._workers.receive(source)[1]
         self._ending.hear(message)
         assert message.tensor is not None, "gossip carries parameters"

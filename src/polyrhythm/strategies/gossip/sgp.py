@@ -81,7 +81,7 @@ class SGP(InTurns):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return SGPWorker(setting, self)
 
 
@@ -100,7 +100,7 @@ class SGPWorker(TurnsWorker):
         self._resumed = False
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters, unless all have their own of a checkpoint."""
+        """Copy worker 0's parameters, unless all have their own from a checkpoint."""
         if not self._resumed:
             self._numerator.copy_(self._flat.vector)  # worker 0's, before anything can break
             self._workers.broadcast(self._flat.vector)
@@ -118,30 +118,30 @@ class SGPWorker(TurnsWorker):
         return self._over(step)
 
     def settle(self) -> None:
-        """Waits for what is under way; it counts at the next step, as if it had come then."""
+        """Wait for messages under way; they count at the next step, as if they had arrived then."""
         self._wait_for_pushes()
         self._receive()
 
     def break_off(self) -> None:
-        """Gives up what is under way, and with it its mass."""
+        """Abandon messages under way, and with them their mass."""
         for push in self._pushes:
             with suppress(PeerLost):
                 push.wait()
         self._pushes, self._expected, self._arrived = [], [], []
 
     def brought(self) -> tuple[Tensor, float]:
-        """Gives x and a."""
+        """Return x and a."""
         return self._numerator, self._mass
 
     def common_model(self) -> Tensor:
-        """Gives the mean of all workers, by their masses."""
+        """Return the mean of all workers, weighted by their masses."""
         whole = self._numerator.clone()
         for message in self._arrived:
             whole.add_(_payload(message))
         return mean_of_all(self._workers, whole)
 
     def begin_at(self, vector: Tensor) -> None:
-        """Takes these parameters, with a mass of 1; what had been sent before is in them."""
+        """Copy these parameters, with a mass of 1; they include what had been sent before."""
         self._flat.vector.copy_(vector)
         self._numerator.copy_(vector)
         self._mass, self._arrived = 1.0, []
@@ -152,13 +152,13 @@ class SGPWorker(TurnsWorker):
         self._take_in()
 
     def state(self) -> State:
-        """Gives x, a, what has arrived for the next step, and the optimiser's state."""
+        """Return x, a, what has arrived for the next step, and the optimizer's state."""
         arrived = {f"arrived.{number}": _payload(message) for number, message in enumerate(self._arrived)}
         facts = {"mass": self._mass, "arrived": [message.weight for message in self._arrived]}
         return packed({"numerator": self._numerator, **arrived}, facts, self._optimizer)
 
     def load_state(self, state: State) -> None:
-        """Takes them back."""
+        """Restore what `state` returned."""
         tensors, facts = unpacked(state, self._optimizer)
         self._numerator.copy_(tensors["numerator"])
         self._mass = facts["mass"]
@@ -170,12 +170,12 @@ class SGPWorker(TurnsWorker):
         self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Gives x / a."""
+        """Return x / a."""
         tensors, facts = state
         return tensors["numerator"].div(float(facts["mass"]))
 
     def _push_and_take(self, step: int) -> None:
-        """Takes part in a turn; until nothing can break any more, x and a stay as they are."""
+        """Take part in a turn; x and a do not change before all sends and receives have succeeded."""
         self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
         if self._overlap:
             self._receive()
@@ -190,12 +190,12 @@ class SGPWorker(TurnsWorker):
         self._take_in()
 
     def _part(self, weight: float, step: int) -> Message:
-        """Gives a part of this worker's parameters, with the same part of its mass."""
+        """Return a part of this worker's parameters, with the same part of its mass."""
         part = Message(Kind.VECTOR, self._numerator * weight, step=step, weight=self._mass * weight)
         return self._ending.tell(part)
 
     def _receive(self) -> None:
-        """Waits for what was sent to this worker; words of the end go on with what it sends next."""
+        """Wait for messages to this worker; news of the end travels on with what it sends next."""
         for source in self._expected:
             message = self._workers.receive(source)[1]
             self._ending.hear(message)
@@ -203,7 +203,7 @@ class SGPWorker(TurnsWorker):
         self._expected = []
 
     def _take_in(self) -> None:
-        """Adds what has arrived to x and a."""
+        """Add what has arrived to x and a."""
         for message in self._arrived:
             self._numerator.add_(_payload(message).to(self._numerator.device))
             self._mass += message.weight

@@ -134,7 +134,7 @@ class Downpour(WithServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         rhythm = Rhythm(n_fetch=self.n_fetch, n_push=self.n_push, local_rate=self.local_rate)
         return SumWorker(setting, rhythm)
 

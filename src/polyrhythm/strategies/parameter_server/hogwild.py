@@ -79,7 +79,7 @@ class Hogwild(Strategy):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return HogwildWorker(setting)
 
 

@@ -170,7 +170,7 @@ class Mixed(WithServers, SizesBuckets):
         return self.inside.bucket_bytes_for(workers, like) if isinstance(self.inside, SizesBuckets) else None
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         number = setting.workers.rank // self.replicas
         members = range(number * self.replicas, min((number + 1) * self.replicas, setting.workers.size))
         circle = Circle(setting, number, members)

@@ -92,7 +92,7 @@ class PeriodicAveraging(WithServers):
         return of_centre(after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         local = PlainStep(setting.flat.vector, setting.plan)
         return ElasticWorker(setting, self.rule(setting.workers.size), local)
 

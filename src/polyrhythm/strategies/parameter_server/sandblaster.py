@@ -121,7 +121,7 @@ class Sandblaster(WithServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return BatchWorker(setting, self.portions)
 
     def server(self, setting: ServerSetting) -> ServerPart:

@@ -14,5 +14,5 @@ class Dedicated(Placement):
     dedicated: ClassVar[bool] = True
 
     def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
-        """Takes the last ranks, and so the last hosts whole."""
+        """Return the last ranks, which are those of the last hosts."""
         return tuple(range(len(hosts) - count, len(hosts)))

@@ -14,7 +14,7 @@ class Shared(Placement):
     dedicated: ClassVar[bool] = False
 
     def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
-        """Takes the last rank of every host in turn, from the last host backwards."""
+        """Return the last rank of every host in turn, from the last host backwards."""
         ranks_of: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             if rank > 0:

@@ -15,4 +15,4 @@ class Star(Topology):
         return (0,) if peer else range(1, peers)
 
     def check(self, peers: int) -> None:
-        """Takes any number."""
+        """Accept any number."""

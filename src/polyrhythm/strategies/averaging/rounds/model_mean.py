@@ -55,16 +55,16 @@ class ModelMean:
         self._sum = AllReduce(collective, group, "models")
 
     def over(self, group: Communicator) -> ModelMean:
-        """Makes the mean of others' models; what is known of the links goes with it."""
+        """Return the mean over other workers, with the same measurements of the links."""
         return ModelMean(group, self._flat, self._sum.passed_on())
 
     def prepare(self) -> None:
-        """Lets the collective look at the links, if it wants to; all members must call it before the first mean."""
+        """Let the collective measure the links, if it needs to; all members must call it before the first mean."""
         if self.size > 1:
             self._sum.prepare()
 
     def take(self, stop: bool, weight: float = 1.0) -> Mean:
-        """Gives the mean of all models as they are, which stay as they are.
+        """Return the mean of all current models, which are not changed.
 
         Args:
             stop: whether this member wants to stop.
@@ -126,7 +126,7 @@ class LocalOptimizer:
         self._optimizer.step(self._flat.gradients, learning_rate)
 
     def mean_state(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
-        """Gives the mean of all members' states, packed, if it is wanted; all must call it together.
+        """Return the packed mean of all members' states, if it is wanted; all must call it together.
 
         Args:
             mean: takes it.
@@ -170,15 +170,15 @@ class LocalOptimizer:
             self.models_averaged(None)
 
     def state(self) -> State:
-        """Gives all that a resumed optimiser needs."""
+        """Return everything that a resumed optimizer needs."""
         return self._optimizer.state()
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._optimizer.load_state(tensors, facts)
 
     def _parts(self) -> dict[str, Tensor]:
-        """Gives the tensors of the state that a mean makes sense of; they change with the state where it has them.
+        """Return the tensors of the state that can be averaged; those that the state has are views of it.
 
         Who has sat out every step so far has no state yet: it takes part with zeros.
         """
@@ -192,7 +192,7 @@ class LocalOptimizer:
 
 
 def _sizes_of(plan: OptimizerPlan, vector: Tensor) -> dict[str, int]:
-    """Gives the numbers in each tensor of the state that a mean makes sense of: one for each number of a parameter.
+    """Return the sizes of the tensors of the state that can be averaged: one value per parameter value.
 
     They are found by a step on a vector of zeros. What has another shape, such as a basis, stays each worker's own.
     """

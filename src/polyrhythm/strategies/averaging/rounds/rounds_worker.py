@@ -53,13 +53,13 @@ class Outer(Protocol):
         """
 
     def model(self) -> Tensor | None:
-        """Gives the run's model, `(size,)`, between two rounds, where it is not the point from which workers begin."""
+        """Return the run's model, `(size,)`, between two rounds, if it is not the point from which workers begin."""
 
     def state(self) -> State:
-        """Gives all that a resumed rule needs."""
+        """Return everything that a resumed rule needs."""
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; then `start` is not called."""
+        """Restore what `state` returned; then `start` is not called."""
 
 
 class Preconditioner(Protocol):
@@ -69,10 +69,10 @@ class Preconditioner(Protocol):
         """Changes the flat gradients."""
 
     def state(self) -> State:
-        """Gives all that a resumed rule needs."""
+        """Return everything that a resumed rule needs."""
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 class NaturalGradients:
@@ -99,7 +99,7 @@ class NaturalGradients:
                 gradient.copy_(natural)
 
     def state(self) -> State:
-        """Gives the estimates."""
+        """Return the estimates."""
         tensors = {
             f"{layer}/{name}": value
             for layer, state in self._layers.items()
@@ -109,7 +109,7 @@ class NaturalGradients:
         return tensors, {layer: state["steps"] for layer, state in self._layers.items() if state}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         tensors, steps = state
         self._layers = {view.name: {} for view in self._flat.views}
         for layer, count in steps.items():
@@ -120,7 +120,7 @@ class NaturalGradients:
 
 
 def every(steps: int) -> Callable[[int], bool]:
-    """Gives a rhythm: tells whether a round of so many steps ends with a step; with 0 none does."""
+    """Return a function that tells whether a round of `steps` steps ends with a step; with 0 none does."""
     return lambda step: steps > 0 and (step + 1) % steps == 0
 
 
@@ -157,7 +157,7 @@ class Rounds:
         return self.group > 1 and every(self.group_steps)(step)
 
     def meetings(self, step: int) -> int:
-        """Gives how often all workers have met in so many steps."""
+        """Return the number of meetings of all workers in `step` steps."""
         rounds = max(0, step - self.first) // self.steps if self.steps else 0
         return min(step, self.first) + rounds
 
@@ -194,7 +194,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._resumed: Tensor | None = None
 
     def start(self, step: int) -> int:
-        """Takes worker 0's parameters, or those of its own that a checkpoint held."""
+        """Copy worker 0's parameters, or keep its own from a checkpoint."""
         self._done = step
         if self._resumed is not None:
             self._flat.vector.copy_(self._resumed)
@@ -224,7 +224,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return self._heard or (self._stop_requested and self._places.all.size == 1)
 
     def update(self, weight: float, learning_rate: float) -> None:
-        """Takes a step with the flat gradients, unless they weigh nothing (an empty batch)."""
+        """Update with the flat gradients, unless their weight is 0 (an empty batch)."""
         self._rate = learning_rate
         if weight > 0:
             if self._rounds.preconditioner is not None:
@@ -233,11 +233,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self.staleness[0] += 1
 
     def hear(self, stop: bool) -> None:
-        """Notes whether all stop after a step that was none of a round."""
+        """Record whether all stop after a step outside rounds."""
         self._heard |= stop
 
     def present(self) -> Tensor | None:
-        """Gives the mean of all models as they are; in passing, all hear who wants to stop."""
+        """Return the mean of all current models; requests to stop travel with it."""
         if not self._apart:
             return self._rounds.outer.model() if self._rounds.outer is not None else None
         return self._mean_of_all().vector if self._places.presents(self._done) else None
@@ -251,7 +251,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self._flat.vector.copy_(model)
 
     def meetings(self, step: int) -> int:
-        """Counts rounds, and the steps before the first."""
+        """Return the number of rounds, and of steps before the first."""
         return self._rounds.meetings(step)
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
@@ -267,7 +267,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return self._heard and not self._apart
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begins as the newest is, or hears of the mean that it has missed, and goes on behind it."""
+        """Start from the newest worker's state, or apply the mean that it has missed and continue after it."""
         if done < 0:
             self.load_state(newest)
             self._resumed, self._places.group_met = None, step - 1
@@ -279,7 +279,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return step
 
     def state(self) -> State:
-        """Gives this worker's own model and optimiser, and the outer rule's state."""
+        """Return this worker's own model and optimizer, and the outer rule's state."""
         tensors, facts = self._optimizer.state()
         named = {"vector": self._flat.vector} | _below(_OPTIMIZER, tensors)
         noted: dict[str, Any] = {"apart": self._apart, "rate": self._rate, "optimizer": facts}
@@ -292,7 +292,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return named, noted
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave; another worker's steps will not count twice."""
+        """Restore what `state` returned; another worker's steps will not count twice."""
         tensors, facts = state
         self._resumed = tensors["vector"]
         self._apart, self._rate, self._updated = facts["apart"], facts["rate"], facts["updated"]
@@ -303,7 +303,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             rule.load_state((_above(prefix, tensors), facts[prefix]))
 
     def model_in(self, state: State) -> Tensor | None:
-        """Gives its own; none if that is another's."""
+        """Return this worker's model in the state; None if it is another's."""
         tensors, facts = state
         return tensors["vector"] if facts["weight"] else None
 
@@ -312,12 +312,12 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self._rounds.outer.start(self._flat.vector)
 
     def _rules(self) -> list[tuple[str, Outer | Preconditioner]]:
-        """Gives the rules that remember something, with the prefix of their names."""
+        """Return the rules that have state, with the prefix of their names."""
         rules = (_OUTER, self._rounds.outer), (_PRECONDITIONER, self._rounds.preconditioner)
         return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
     def _go_apart(self) -> None:
-        """Keeps what a round begins with for those who miss the mean before it."""
+        """Keep the start of a round for workers that miss the mean before it."""
         if not self._apart and self._workers.size > 1:
             self._beginning = self._flat.vector.clone()
         self._apart = True
@@ -345,7 +345,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._places.group_met = step
 
     def _take_missed_mean(self, newest: State, *, local: bool) -> None:
-        """Takes the beginning of the newest worker's round, as it has the optimiser that all have, or keeps its own."""
+        """Copy the start of the newest worker's round if it has the common optimizer, or keep its own."""
         tensors, facts = newest
         if facts["apart"]:
             self._flat.vector.copy_(tensors["beginning"])
@@ -408,7 +408,7 @@ class MeetingPlaces:
             self.group = ModelMean(self._near(workers, members), flat, rounds.collective)
 
     def prepare(self) -> None:
-        """Lets collectives look at the links; all workers must call it."""
+        """Let collectives measure the links; all workers must call it."""
         self.all.prepare()
         if self.group is not None:
             self.group.prepare()
@@ -447,11 +447,11 @@ class MeetingPlaces:
         return self.group is not None and self._rounds.group_ends(step) and step > self._group_met_by_any
 
     def _near(self, workers: Communicator, members: tuple[int, ...]) -> Communicator:
-        """Gives the communicator of this worker's group."""
+        """Return the communicator of this worker's group."""
         number = members[workers.rank] // self._rounds.group
         return workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
 
     def _group_of(self, workers: Communicator, members: tuple[int, ...]) -> list[int]:
-        """Gives the places of this worker's group among those who are there."""
+        """Return the positions of this worker's group among the present workers."""
         number = members[workers.rank] // self._rounds.group
         return [place for place, member in enumerate(members) if member // self._rounds.group == number]

@@ -84,21 +84,21 @@ def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -
 
 
 def mean_of_all(workers: Communicator, vector: Tensor) -> Tensor:
-    """Gives the mean of all workers' vectors, `(n,)`, the same bits everywhere. All workers must call it."""
+    """Return the mean of all workers' vectors, `(n,)`, the same bits everywhere. All workers must call it."""
     total = vector.clone()
     workers.all_reduce(total)
     return total.div_(workers.size)
 
 
 def packed(tensors: dict[str, Tensor], facts: dict[str, Any], optimizer: FlatOptimizer) -> State:
-    """Gives a state of named tensors, facts and an optimiser's state."""
+    """Return a state of named tensors, facts and an optimizer's state."""
     of_optimizer, optimizer_facts = optimizer.state()
     named = {_OPTIMIZER + name: value for name, value in of_optimizer.items()}
     return tensors | named, {**facts, "optimizer": optimizer_facts}
 
 
 def unpacked(state: State, optimizer: FlatOptimizer) -> State:
-    """Takes an optimiser's state out of what `packed` gave, and gives the rest."""
+    """Restore an optimizer from what `packed` returned, and return the rest."""
     tensors, facts = state
     inside = {
         name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)

@@ -71,7 +71,7 @@ class InTurns(Strategy, Remarks):
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:
-        """Tells the spectral gap."""
+        """Return a remark on the spectral gap."""
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
@@ -118,10 +118,10 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
 
     @abstractmethod
     def brought(self) -> tuple[Tensor, float]:
-        """Gives what this worker brings to a reunion: its parameters, `(size,)`, times their mass, and the mass."""
+        """Return this worker's contribution to a reunion: its parameters, `(size,)`, times their mass, and the mass."""
 
     def present(self) -> Tensor | None:
-        """Gives the mean of all workers, unless some have had it already."""
+        """Return the mean of all workers, unless some have it already."""
         self._presented = self._done
         return self.common_model() if self._done > self._presented_to_all else None
 
@@ -155,7 +155,7 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         return self._ending.after(self._done - 1)
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begins as the newest is; or takes its model, and counts the last step, whose mean it has missed."""
+        """Start from the newest worker's state; or copy its model and count the last step, whose mean it has missed."""
         if done < 0:
             self.load_state(newest)
             self._done, self._updated = step, _NEVER
@@ -212,11 +212,11 @@ class Turns:
         self._shares = [topology.shares(workers.rank, self._size, turn) for turn in range(period)]
 
     def shares(self, step: int) -> Shares:
-        """Gives what this worker gives and takes at a step."""
+        """Return the shares that this worker sends and receives at a step."""
         return self._shares[step % len(self._shares)]
 
     def ending(self, delay: int = 0, last: int | None = None) -> Ending:
-        """Makes what carries requests to stop.
+        """Return the carrier of requests to stop.
 
         Args:
             delay: steps after which a message counts.
@@ -226,7 +226,7 @@ class Turns:
 
 
 def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> Topology:
-    """Gives the topology of those who are left: the same kind of graph, or a ring where so few cannot have it.
+    """Return the topology of the remaining workers: the same kind of graph, or a ring if they are too few for it.
 
     Args:
         topology: that was asked for.
@@ -241,7 +241,7 @@ def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> T
 
 
 def remark(topology: Topology, workers: int) -> str:
-    """Says in a line how fast a topology mixes among so many workers."""
+    """Return a line on how fast a topology mixes among `workers` workers."""
     if not 1 < workers <= NAMED_UP_TO:
         return ""
     degree = max(
@@ -275,11 +275,11 @@ class Ending:
         self._agree(step + max(1, self._turns_to_all()) - 1)
 
     def tell(self, message: Message) -> Message:
-        """Gives a message with what is known of the end: `stop`, and the last step as `version`."""
+        """Return a message with what is known of the end: `stop`, and the last step as `version`."""
         return message if self.last is None else message._replace(stop=True, version=self.last)
 
     def hear(self, message: Message) -> None:
-        """Takes what a neighbour knows of the end."""
+        """Record what a neighbour knows of the end."""
         if message.stop:
             self._agree(message.version)
 
@@ -320,7 +320,7 @@ class Reunion:
         self._taken = 0
 
     def tell(self, workers: Communicator, own: Progress, like: Tensor) -> list[Progress]:
-        """Tells the others how far this worker has come, and takes a point that others have taken already.
+        """Report this worker's progress to the others, and copy a point that others have copied already.
 
         Args:
             workers: all that are there.
@@ -342,7 +342,7 @@ class Reunion:
         ]
 
     def meet(self, workers: Communicator, held: Tensor, mass: float, *, brings: bool = True) -> None:
-        """Takes the point that all come to.
+        """Move to the common point of all workers.
 
         Args:
             workers: all that are there, who have told each other how far they have come.
@@ -371,7 +371,7 @@ class Reunion:
 
 
 def _gathered(workers: Communicator, own: Sequence[int], like: Tensor) -> list[list[int]]:
-    """Gives the numbers of all workers, in their order; nobody gets them before all have come."""
+    """Return the numbers of all workers, in their order, once all have arrived."""
     table = torch.zeros(workers.size, len(own) + 1, dtype=torch.float64, device=like.device)
     table[workers.rank] = table.new_tensor([*own, 1])
     flat = table.flatten()

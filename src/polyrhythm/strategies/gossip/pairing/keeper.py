@@ -67,7 +67,7 @@ class Place:
 
 
 def place_of(topology: Topology, workers: Sequence[int], index: int) -> Place:
-    """Gives the place of a worker.
+    """Return the place of a worker.
 
     Args:
         topology: of the workers; over all turns of its schedule, whichever way its edges lead.
@@ -94,7 +94,7 @@ def _around(topology: Topology, peers: int) -> tuple[tuple[int, ...], ...]:
 
 @cache
 def _colours(topology: Topology, peers: int) -> tuple[int, ...]:
-    """Gives 1 for active and 0 for passive workers."""
+    """Return 1 for active and 0 for passive workers."""
     around = _around(topology, peers)
     alternating = tuple(peer % 2 for peer in range(peers))
 
@@ -161,13 +161,13 @@ class Keeper:
         return self._step
 
     def make_ready(self, step: int) -> None:
-        """Begins at a step with the parameters of the flat vector."""
+        """Begin at a step with the parameters of the flat vector."""
         self.values.copy_(self._flat.vector)
         self._step = step
         self.ready = True
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message and gives what is to be sent."""
+        """Process a message and return the replies."""
         with self._between_messages:
             return self._take(source, message)
 
@@ -181,12 +181,12 @@ class Keeper:
             return self._update_if_averaged()
 
     def copy(self) -> Tensor | None:
-        """Gives the parameters as they are between two messages, `(n,)`; None while there are none."""
+        """Return the parameters between two messages, `(n,)`; None while there are none."""
         with self._between_messages:
             return self.values.clone() if self.ready else None
 
     def answer(self, kind: Kind = Kind.PARAMETERS, step: int = 0) -> Reply:
-        """Makes what the worker waits for; its tensors need not travel."""
+        """Return the answer that the worker waits for; its tensors need not travel."""
         return self.place.rank, Message(kind, step=step, stop=self.stop, tag=ANSWER)
 
     def _take(self, source: int, message: Message) -> list[Reply]:
@@ -203,13 +203,13 @@ class Keeper:
         return [self.answer()]
 
     def _ask(self, step: int) -> list[Reply]:
-        """Sends the parameters to a partner; they do not change before it has answered, or is lost."""
+        """Send the parameters to a partner; they do not change before it has answered, or is lost."""
         self._step = step
         self._asked = self.place.partner(step, self.absent)
         return [] if self._asked is None else [(self._asked, Message(Kind.VECTOR, self.values, step=step))]
 
     def _average(self, source: int, message: Message) -> list[Reply]:
-        """Goes half the way to a partner, and tells it the half that is left to it."""
+        """Average with a partner, and send it its half of the difference."""
         self.heard[source] = message.step
         if not self.ready:
             return [(source, Message(Kind.DIFFERENCE, step=self._step))]
@@ -220,7 +220,7 @@ class Keeper:
         return [(source, Message(Kind.DIFFERENCE, half, version=self._averages, step=self._step))]
 
     def _averaged(self, source: int, message: Message) -> list[Reply]:
-        """Goes the other half of the way."""
+        """Apply the other half of the average."""
         self.heard[source] = message.step
         if self._asked == source:
             self._asked = None
@@ -243,6 +243,6 @@ class Keeper:
         return [self.answer()]
 
     def _show(self) -> None:
-        """Lets the network compute with the newest parameters."""
+        """Let the network compute with the newest parameters."""
         self._flat.vector.copy_(self.values)
         self._read = self._averages

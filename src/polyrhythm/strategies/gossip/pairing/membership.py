@@ -74,10 +74,10 @@ class Membership(Protocol):
         """Whether all is over, so that no message is left to handle."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message and gives what is to be sent."""
+        """Process a message and return the replies."""
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Notes that a worker is lost; gives what is to be sent."""
+        """Record that a worker is lost; return the replies."""
 
 
 class Host:
@@ -102,7 +102,7 @@ class Host:
         self._total = keeper.values
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Lets workers in, passes a request to stop on, and collects models."""
+        """Admit workers, pass a request to stop on, and collect models."""
         if message.kind is Kind.EVENT:
             return self._stop()
         if message.kind is Kind.JOIN:
@@ -118,7 +118,7 @@ class Host:
         return self._end()
 
     def take_over(self, step: int, present: set[int], first: set[int]) -> list[Reply]:
-        """Goes on with a run that has begun, with the parameters of the flat vector.
+        """Continue a run that has begun, with the parameters of the flat vector.
 
         Args:
             step: of its own worker.
@@ -132,7 +132,7 @@ class Host:
         return [self._keeper.answer(step=step)]
 
     def begin_anew(self, present: set[int]) -> list[Reply]:
-        """Begins again what nobody had begun, or is left of.
+        """Begin again a run that no remaining worker has begun.
 
         Args:
             present: ranks of the others that take part.
@@ -141,7 +141,7 @@ class Host:
         return self._join(self._own, 0)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Waits for it no more."""
+        """Stop waiting for it."""
         self._waiting.pop(rank, None)
         if rank not in self._gave:
             self._present.discard(rank)
@@ -159,7 +159,7 @@ class Host:
         return self._begin()
 
     def _answer_to(self, rank: int, step: int) -> Message:
-        """Lets a worker in where others are under way; the version tells it whether there was one before it.
+        """Return the admission of a worker to a run under way; the version says whether it has a predecessor.
 
         Of that one partners may know more.
         """
@@ -171,7 +171,7 @@ class Host:
         return Message(Kind.PARAMETERS, values, step=step, version=1)
 
     def _begin(self) -> list[Reply]:
-        """Lets all begin at once, with the same parameters."""
+        """Let all begin together, with the same parameters."""
         if self._begun or not self._waiting.keys() >= self._present:
             return []
         self._begun = True
@@ -266,7 +266,7 @@ class Member:
         return self._begin_with(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Does without a partner, and without worker 0 until its successor speaks.
+        """Continue without a partner, and without worker 0 until its successor speaks.
 
         Raises:
             PeerLost: worker 0 is gone, and has no successor.
@@ -279,11 +279,11 @@ class Member:
         return self._tell()
 
     def stay(self) -> None:
-        """Goes on answering, though its worker has left, until that one says that it leaves once more."""
+        """Continue to answer although its worker has left, until that one leaves once more."""
         self.over = False
 
     def _say(self, message: Message) -> list[Reply]:
-        """Passes on what its own worker says, to the next worker 0 if this one is lost."""
+        """Forward its own worker's message, to the next worker 0 if this one is lost."""
         if self._released:
             self.over = True
             return []
@@ -294,7 +294,7 @@ class Member:
         return self._tell() + ([] if self._away else [(self._leader, message)])
 
     def _tell(self) -> list[Reply]:
-        """Tells its own worker once of each loss of worker 0, if it waits for that one's word.
+        """Report each loss of worker 0 once to its own worker, if that one waits for an answer.
 
         So that it can hear a new one elsewhere, too, which may wait for what it has to say there.
         """
@@ -313,7 +313,7 @@ class Member:
         return Standing.RESUMED if self._resumed else Standing.WAITING
 
     def _introduce(self) -> list[Reply]:
-        """Tells a new worker 0 what it must know, and what the last one may not have heard."""
+        """Send a new worker 0 what it must know, and what the last one may not have received."""
         self._away = False
         keeper = self._keeper
         keeper.absent.discard(self._leader)
@@ -335,7 +335,7 @@ class Member:
         return [(rank, Message(Kind.PARAMETERS, values, step=keeper.heard.get(rank, 0)))]
 
     def _begin_with(self, source: int, message: Message) -> list[Reply]:
-        """Takes an answer to `JOIN`."""
+        """Process an answer to `JOIN`."""
         if source != self._leader:
             self._step = max(self._step, message.step)
             self._found += [message.tensor] if message.tensor is not None else []
@@ -384,7 +384,7 @@ class Member:
 
 
 class KeeperSuccessor:
-    """Asks all who live, begins with the mean of its partners' parameters, and is the host from then on.
+    """Asks all living workers, begins with the mean of its partners' parameters, and is the host from then on.
 
     It waits for everyone's word, since whoever it does not know of would be let out by nobody. What others say to their
     host meanwhile waits.
@@ -427,7 +427,7 @@ class KeeperSuccessor:
         return []
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Waits for it no more."""
+        """Stop waiting for it."""
         if self._leads:
             return self._host.on_loss(rank)
         for group in (self._awaited, self._present, self._giving, self._first, self._asked):
@@ -460,7 +460,7 @@ class KeeperSuccessor:
         return self._go_on()
 
     def _go_on(self) -> list[Reply]:
-        """Asks for parameters once all have spoken, and leads once they are there.
+        """Ask for parameters once all have answered, and lead once they have arrived.
 
         Raises:
             PeerLost: nobody has any.

@@ -218,7 +218,7 @@ class Curvature:
         return tensors, {"pairs": len(self._pairs), "trials": self._trials}
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         tensors, facts = state
         self._pairs = [
             (tensors[f"{_S}{number}"], tensors[f"{_Y}{number}"]) for number in range(facts["pairs"])

@@ -121,7 +121,7 @@ class Served(WithServers, RecutsServers):
         return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         consistency = self.rules()[0]
         return ServedWorker(

@@ -183,7 +183,7 @@ class ElasticAveraging(WithServers, Remarks):
         """Makes a worker's own step."""
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker."""
+        """Return the part of one worker."""
         return ElasticWorker(setting, self.rule(setting.workers.size), self.local_step(setting))
 
     def server(self, setting: ServerSetting) -> ServerPart:
@@ -390,7 +390,7 @@ class LocalStep(Protocol):
         """Gives all that a resumed worker needs, its parameters included."""
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 class PlainStep:
@@ -426,7 +426,7 @@ class PlainStep:
         return _state_of(self._optimizer, {"own": self.own})
 
     def load_state(self, state: State) -> None:
-        """Takes them back."""
+        """Restore what `state` returned."""
         self.own.copy_(state[0]["own"])
         _restore(self._optimizer, state)
 
@@ -476,7 +476,7 @@ class NesterovStep:
         return _state_of(self._optimizer, {"own": self.own, "velocity": self._velocity})
 
     def load_state(self, state: State) -> None:
-        """Takes them back."""
+        """Restore what `state` returned."""
         self.own.copy_(state[0]["own"])
         self._velocity.copy_(state[0]["velocity"])
         _restore(self._optimizer, state)

@@ -158,7 +158,7 @@ class Gradients:
         self._mean.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Starts to average a bucket."""
+        """Start to average a bucket."""
         self._mean.start(bucket)
 
     def contribute(self, step: Step, learning_rate: float) -> Contribution:
@@ -170,7 +170,7 @@ class Gradients:
         """Nothing to do."""
 
     def break_off(self) -> None:
-        """Gives up the sums under way."""
+        """Abandon the sums under way."""
         self._mean.break_off()
 
     def regroup(self, group: Communicator) -> None:
@@ -292,7 +292,7 @@ class Models:
         return named, noted
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         tensors, facts = state
         self._saved = {name: tensor.clone() for name, tensor in tensors.items()}, facts
         inner = {name.removeprefix(_PART): value for name, value in tensors.items() if name.startswith(_PART)}
@@ -511,7 +511,7 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         return self._inside.state()
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._inside.load_state(state)
 
     def _link(self) -> PushPull:

@@ -196,7 +196,7 @@ class ReplicatedServer:
         return self._own.part.state()
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self._own.part.load_state(state)
 
     def _part_of(self, shard: int) -> ServerSession:

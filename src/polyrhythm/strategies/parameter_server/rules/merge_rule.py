@@ -34,7 +34,7 @@ class Merger:
         return {}, {}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
 
 
 class MergeRule(Config):

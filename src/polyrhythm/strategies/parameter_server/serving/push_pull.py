@@ -269,6 +269,6 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         return self._optimizer.state() if self._optimizer is not None else ({}, {})
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         if self._optimizer is not None:
             self._optimizer.load_state(*state)

@@ -219,7 +219,7 @@ class Post:
         return {f"{_PACKET}{number}": packet for number, packet in self._kept.items()}, facts
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back what `state` gave."""
+        """Restore what `state` returned."""
         self.clock = facts["clock"]
         self._heard = dict(zip(self._heard, facts["heard"], strict=True))
         self._kept = {number: tensors[f"{_PACKET}{number}"] for number in facts["kept"]}
