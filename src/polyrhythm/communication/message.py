@@ -70,7 +70,7 @@ class Kind(IntEnum):
     WELCOME = 23  # to a successor of a lost worker: what no server holds
     INTRODUCTION = 24  # to a new leader: what a worker has that a leader needs
     READY = 25  # the successor of a lost server has all of its shards
-    CALL = 26  # the leader regroups: whoever waits for it elsewhere must come
+    CALL = 26  # the leader regroups: a rank that waits for it elsewhere must come
     REGROUP_AT = 27  # all must regroup before a step to come
     FINAL_MODEL = 28  # in a loop of a user's own: the model with which a worker may leave
     HANDOVER = 29  # the newest member of a view to those who are behind: parameters and state

@@ -208,7 +208,7 @@ def stream_order(sizes: Sequence[int], epoch: int, seed: int, workers: int, buff
     dealt = torch.randperm(len(sizes), generator=generator).tolist()
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     streams: list[list[int]] = [[] for _ in range(workers)]
-    for shard in dealt:  # to whoever has least, so that streams are about equally long
+    for shard in dealt:  # to the worker that has least, so that streams are about equally long
         shortest = min(streams, key=len)
         shortest.extend(range(starts[shard], starts[shard + 1]))
     shuffled = [

@@ -136,7 +136,7 @@ def _get(address: str, most_bytes: int) -> bytes:
     with urlopen(address, timeout=CONNECT_S) as response:
         while chunk := response.read1(_CHUNK_BYTES):
             content += chunk
-            # Gzipped, it is smaller than what it holds; whoever sends more sends something else.
+            # Gzipped, it is smaller than what it holds; a server that sends more sends something else.
             if len(content) > most_bytes + 1024 or time.monotonic() > give_up_s:
                 raise OSError(f"too large or too slow ({len(content)} bytes so far)")
     return bytes(content)

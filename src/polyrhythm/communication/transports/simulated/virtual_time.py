@@ -74,7 +74,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
 
 
 running: Callable[[], Task] = greenlet.getcurrent
-"""Gives the task that calls it."""
+"""Returns the task that calls it."""
 
 
 class VirtualTime:
