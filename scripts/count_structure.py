@@ -20,7 +20,8 @@ Definitions:
 - comment line: a line that holds nothing but a comment; docstring lines: of modules, classes and functions.
 - contract: what the author of a new strategy must know. `own` counts the public methods and properties in the bodies
   of the classes of `CONTRACT`, and their annotated fields that have no value. `with_bases` adds those of their bases
-  in the project, except `BASES_OF_CHOICES`. `with_settings` adds the fields without a value of `SETTINGS`.
+  in the project, except `BASES_OF_CHOICES`. `with_settings` adds the fields without a value of `SETTINGS` and `VALUES`.
+  What others may ask a value is not for the author to write or to call; it stands apart, as `asked_of_values`.
 - owned files: the modules that imports lead to from a strategy's module, and from no other strategy's module and no
   module outside the folder of strategies, on ways that do not pass through a package of `WATCHING`.
 - private access: `x._y` where x is not self or cls, and where `_y` is not one of `PUBLIC_IN_SPITE`. Beside it:
@@ -47,10 +48,12 @@ from typing import Any
 PACKAGE = "polyrhythm"
 STRATEGY = "Strategy"
 """The class that every strategy's configuration derives from."""
-CONTRACT = (STRATEGY, "Traits", "FaultPolicy", "WorkerPart", "ServerPart")
+CONTRACT = (STRATEGY, "WorkerPart", "ServerPart")
 """Who writes a strategy has these before them; add the classes that take their place or hold their declarations."""
 SETTINGS = ("WorkerSetting", "ServerSetting")
 """What the parts are given."""
+VALUES = ("Traits", "FaultPolicy")
+"""What a strategy declares, and others read."""
 BASES_OF_CHOICES = ("Config", "BaseModel", "Protocol", "NamedTuple")
 """Common to all choices, not to strategies; where a base's own names do not count."""
 HARD = ("mixed", "ad_psgd", "gaia", "sandblaster")
@@ -364,7 +367,8 @@ def contract(tree: Tree) -> dict[str, Any]:
         "own": len(contract_names(tree, bases=False)),
         "with_bases": len(contract_names(tree, bases=True)),
         "with_settings": len(contract_names(tree, bases=True) + settings_names(tree)),
-        "not_found": [name for name in (*CONTRACT, *SETTINGS) if tree.class_named(name) is None],
+        "asked_of_values": sum(len(list(_methods(node))) for name in VALUES for node in _only(tree, name)),
+        "not_found": [name for name in (*CONTRACT, *SETTINGS, *VALUES) if tree.class_named(name) is None],
     }
 
 
@@ -378,8 +382,9 @@ def contract_names(tree: Tree, *, bases: bool) -> list[str]:
 
 
 def settings_names(tree: Tree) -> list[str]:
-    """Return the fields without a value of what the parts are given, as `Class.name`."""
-    return [f"{name}.{inner}" for name in SETTINGS for node in _only(tree, name) for inner in _required(node)]
+    """Return the fields without a value of what parts are given and strategies declare, as `Class.name`."""
+    classes = [(name, node) for name in (*SETTINGS, *VALUES) for node in _only(tree, name)]
+    return [f"{name}.{inner}" for name, node in classes for inner in _required(node)]
 
 
 def _only(tree: Tree, name: str) -> list[ast.ClassDef]:

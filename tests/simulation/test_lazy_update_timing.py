@@ -18,7 +18,7 @@ from polyrhythm.roles.world import FORWARD_SHARE, DrawnPace
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -39,7 +39,7 @@ def steady_step_s(spec, shape, bandwidth):
         network = cluster.communicator(rank)
         plan = OptimizerPlan("SGD", (), 0.0)
         setting = WorkerSetting(network, network, RoleAssignment((0, 1)), flat, plan)
-        part = build("strategy", spec, *FAMILIES).worker(setting)
+        part = WorkerCalls(build("strategy", spec, *FAMILIES).worker(setting))
         pace = DrawnPace(time, lambda: STEP_S)
         part.start(0)
         for number in range(STEPS):

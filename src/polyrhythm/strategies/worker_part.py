@@ -77,7 +77,7 @@ class WorkerPart:
 
     The training loop calls it in this order, with the calls of what it takes on besides in brackets:
 
-        start ─▶ ( begin ─▶ [before_use(b)…] forward ─▶ [bucket_ready(b)…] backward ─▶ gradients_ready )…
+        start ─▶ ( [begin] ─▶ [before_use(b)…] forward ─▶ [bucket_ready(b)…] backward ─▶ gradients_ready )…
               ─▶ settle ─▶ [present] ─▶ [catch_up] ─▶ ( … )… ─▶ settle ─▶ end ─▶ [let_go] ─▶ [close]
 
     Attributes:
@@ -101,16 +101,13 @@ class WorkerPart:
         """
         raise NotImplementedError
 
-    def begin(self, step: Step) -> None:
-        """Begin a step, before anything of it is computed."""
-
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Exchange the gradients, which are final now, and update the parameters.
 
         Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
 
         Args:
-            step: as it was given to `begin`; may weigh less if no bucket has been announced.
+            step: the one; may weigh less than `begin` was told if no bucket has been announced.
             learning_rate: the one to update with.
 
         Returns:
@@ -136,7 +133,15 @@ class WorkerPart:
         """Restore what `state` returned; called before `start`."""
 
 
-class OverlapsBackward:
+class BeginsEarly:
+    """Taken on by a part that does something before a step is computed, such as sending parameters."""
+
+    def begin(self, step: Step) -> None:
+        """Begin a step, before anything of it is computed."""
+        raise NotImplementedError
+
+
+class OverlapsBackward(BeginsEarly):
     """Taken on by a part that sends gradients while the backward pass goes on."""
 
     def bucket_ready(self, bucket: int) -> None:
@@ -400,7 +405,8 @@ class WorkerCalls:
     def __init__(self, part: WorkerPart) -> None:
         self.inner = part
         self.replicated = part.replicated
-        self.start, self.begin, self.gradients_ready = part.start, part.begin, part.gradients_ready
+        self.start, self.gradients_ready = part.start, part.gradients_ready
+        self.begin = part.begin if isinstance(part, BeginsEarly) else _ignore_step
         self.settle, self.end, self.state, self.load_state = (
             part.settle,
             part.end,
@@ -454,6 +460,10 @@ def _nothing() -> None:
 
 
 def _ignore(bucket: int) -> None:
+    pass
+
+
+def _ignore_step(step: Step) -> None:
     pass
 
 

@@ -41,6 +41,7 @@ from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy
 from polyrhythm.strategies.worker_part import (
+    BeginsEarly,
     HoldsModel,
     Presents,
     Regroups,
@@ -182,7 +183,7 @@ class SlowMomentum:
 _OUTER = "outer."
 
 
-class RoundsOverBase(Regroups, Presents, HoldsModel):
+class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
     """Makes the base's steps, and ends a round as all other averaging strategies do.
 
     Args:

@@ -39,6 +39,7 @@ from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import (
     Background,
+    BeginsEarly,
     CatchesUp,
     Step,
     UsesServers,
@@ -100,7 +101,7 @@ class ADPSGD(Strategy, Remarks):
         return ADPSGDWorker(setting, self.topology)
 
 
-class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background):
+class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
     """Notifies its keeper when a step begins and when there is a gradient."""
 
     def __init__(self, setting: WorkerSetting, topology: Topology) -> None:

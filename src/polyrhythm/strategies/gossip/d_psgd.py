@@ -33,7 +33,7 @@ from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import BeginsEarly, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -82,7 +82,7 @@ class DPSGD(InTurns):
         return DPSGDWorker(setting, self)
 
 
-class DPSGDWorker(TurnsWorker):
+class DPSGDWorker(TurnsWorker, BeginsEarly):
     """Sends its parameters when a step begins, and mixes in those of its neighbours before the update."""
 
     def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:

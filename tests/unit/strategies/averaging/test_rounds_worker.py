@@ -27,7 +27,7 @@ from polyrhythm.simulation.run import Surroundings
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.role_assignment import cast_in_order
-from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from simulation.trying import trial
@@ -50,7 +50,7 @@ def together(spec, play, workers=WORKERS):
         flat = FlatParameters(model)
         plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=RATE), flat)
         setting = WorkerSetting(network, network, cast_in_order(workers, 0), flat, plan)
-        play(strategy(spec).worker(setting), flat, rank)
+        play(WorkerCalls(strategy(spec).worker(setting)), flat, rank)
         vectors[rank] = flat.vector.clone()
 
     for rank in range(workers):

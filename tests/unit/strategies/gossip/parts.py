@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -33,7 +33,7 @@ class Played:
 
     vectors: list[list[Tensor]]
     ends: list[Tensor]
-    parts: list[WorkerPart] = field(default_factory=list)
+    parts: list[WorkerCalls] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -75,7 +75,9 @@ def play(
         flat = FlatParameters(weights)
         plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
         everyone = network.subgroup("workers", range(workers))
-        part = strategy.worker(WorkerSetting(network, everyone, cast_in_order(workers, 0), flat, plan))
+        part = WorkerCalls(
+            strategy.worker(WorkerSetting(network, everyone, cast_in_order(workers, 0), flat, plan))
+        )
         tensors, facts = part.state()
         own = next(iter(tensors))  # its parameters come first, whatever it calls them
         part.load_state((tensors | {own: starts[rank].clone()}, facts))
@@ -93,7 +95,7 @@ def play(
         part.end()
         played.ends[rank] = flat.vector.clone()
         if rank == 0:
-            WorkerCalls(part).let_go()
+            part.let_go()
 
     for rank in range(workers):
         time.spawn(f"worker {rank}", lambda rank=rank: work(rank))  # type: ignore[misc]

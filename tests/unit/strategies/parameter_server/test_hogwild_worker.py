@@ -49,7 +49,6 @@ def train(gradient, pace_s, workers=WORKERS, size=6, stop=lambda worker, step: F
         vectors[worker], parts[worker] = flat.vector, part
         for number in range(part.start(0), STEPS):
             step = Step(number, stop=stop(worker, number))
-            part.begin(step)
             flat.gradients.copy_(gradient(worker, number, flat.vector))
             time.sleep(pace_s(worker, number))
             stopped = part.gradients_ready(step, 1.0)

@@ -65,6 +65,7 @@ from polyrhythm.strategies.state import (
 )
 from polyrhythm.strategies.strategy import Paper, Remarks, Traits
 from polyrhythm.strategies.worker_part import (
+    BeginsEarly,
     CatchesUp,
     Presents,
     Step,
@@ -192,7 +193,7 @@ class ElasticAveraging(WithServers, Remarks):
         return centre_session(workers, self.rule(len(workers)))
 
 
-class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers):
+class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
     """Steps on its own, and exchanges every `tau` steps.
 
     Args:
