@@ -101,7 +101,8 @@ def with_baggage(random: Random) -> Hostile:
 def out_of_turn(random: Random) -> Hostile:
     if random.random() < 0.2:
         return LEADER, Message(Kind.STATE, torch.ones(NUMBERS)), "order"
-    return random.choice([LEADER, WORKER]), random.choice([CONFIGURE, PARAMETERS]), "order"
+    source, message = random.choice([LEADER, WORKER]), random.choice([CONFIGURE, PARAMETERS])
+    return source, message, "sender" if (source, message) == (WORKER, PARAMETERS) else "order"
 
 
 def not_theirs_to_ask(random: Random) -> Hostile:

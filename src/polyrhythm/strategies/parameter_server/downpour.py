@@ -410,6 +410,8 @@ class SumGate(Gate):
         warm_start_steps: of worker 0.
     """
 
+    fetches = True
+
     def __init__(self, warm_start_steps: int) -> None:
         self._warm_start_steps = warm_start_steps
         self._steps = 0

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
-from polyrhythm.communication.message import Reason, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 from polyrhythm.strategies.parameter_server.serving.membership import Rounds
@@ -49,9 +48,11 @@ class Gate:
 
     Attributes:
         rounds: that pushers take together, on all servers the same ones; None where there are no such rounds.
+        fetches: whether pushers may ask for the parameters while they go on (`fetch`).
     """
 
     rounds: Rounds | None = None
+    fetches: ClassVar[bool] = False
 
     def ask(self, pusher: int, step: int) -> Decision:
         """Decide when a pusher that would go on with `step` gets the parameters: by default at once."""
@@ -71,8 +72,8 @@ class Gate:
         return None if rounds is not None and rounds.is_next(pusher, step) else self.ask(pusher, due)
 
     def fetch(self, pusher: int) -> Decision:
-        """Decide when a pusher gets the parameters that goes on meanwhile."""
-        raise RefusedMessage(Reason.KIND, "nobody fetches here")
+        """Decide when a pusher gets the parameters that goes on meanwhile, where the gate `fetches`."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """Take note that a pusher was asked to stop."""

@@ -290,7 +290,7 @@ class ServerSession:
         self.dropped = facts.get("dropped", 0)
 
     def _begin(self, pusher: int, source: int, message: Message) -> list[Reply]:
-        if message.kind is Kind.FETCH:
+        if message.kind is Kind.FETCH and self._gate.fetches:
             return self._fetch(pusher, message)
         if message.kind is Kind.CONFIGURE:
             self._rule.configure(message)
