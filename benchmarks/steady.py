@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.run import piece_of
@@ -78,15 +78,15 @@ def steps_per_s(times: Sequence[Sequence[float]], windows: int = WINDOWS) -> flo
     return float(statistics.median(np.diff(done) / np.diff(edges)))
 
 
-def simulated_times(layout: Layout, rehearsal: Rehearsal, seconds: float) -> list[list[float]]:
-    """Rehearses on a simulated cluster; gives the beginnings of each worker's steps.
+def simulated_times(layout: Layout, dry_run: DryRun, seconds: float) -> list[list[float]]:
+    """Run dry on a simulated cluster; return the beginnings of each worker's steps.
 
     Args:
         layout: of the cluster.
-        rehearsal: of endless steps.
+        dry_run: of endless steps.
         seconds: virtual ones, after which worker 0 wishes to stop.
     """
-    stage = modelled_stage(layout, piece_of(rehearsal), lambda event: None, seed=rehearsal.seed)
+    stage = modelled_stage(layout, piece_of(dry_run), lambda event: None, seed=dry_run.seed)
     plain, marks = stage.draws, {}
 
     def marked(rank: int) -> Draw:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.models.create import create_model
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster, Link, open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.step_times.log_normal import LogNormal
@@ -80,7 +80,7 @@ class Simulation:
         return statistics.mean(self._once(cluster, setup, seed) for seed in range(self.seeds))
 
     def _once(self, cluster: Cluster, setup: Setup, seed: int) -> float:
-        rehearsal = Rehearsal(
+        dry_run = DryRun(
             strategy=strategy_from(setup.strategy),
             workers=setup.workers,
             sizes=ModelSizes((parameters(),), (1.0,)),
@@ -88,14 +88,14 @@ class Simulation:
             batch_size=BATCH,
             seed=seed,
         )
-        strategy = rehearsal.strategy
+        strategy = dry_run.strategy
         layout = lay_out(
             cluster,
             setup.workers,
             strategy.traits(setup.workers).servers,
             strategy.traits(setup.workers).placement,
         )
-        return BATCH * steps_per_s(simulated_times(layout, rehearsal, self.seconds), windows=1)
+        return BATCH * steps_per_s(simulated_times(layout, dry_run, self.seconds), windows=1)
 
 
 _counted: list[int] = []

@@ -22,7 +22,7 @@ import torch
 
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
@@ -84,14 +84,14 @@ def trial_of(strategy: Strategy) -> Trial:
     sizes = ModelSizes((100_000,), (1.0,))
     if strategy.faults(WORKERS).may_repeat:  # what may be half made has layers
         sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
-    rehearsal = Rehearsal(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
-    return Trial(layout=layout, rehearsal=rehearsal)
+    dry_run = DryRun(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
+    return Trial(layout=layout, dry_run=dry_run)
 
 
 def declared(strategy: Strategy) -> list[str]:
     """Names what a strategy declares to hold."""
     trial = trial_of(strategy)
-    numbers = trial.rehearsal.stand_in.numbers
+    numbers = trial.dry_run.stand_in.numbers
     gradient = torch.zeros(numbers)
     conditions = Conditions(
         cast=trial.layout.cast, numbers=numbers, gradient=lambda worker, step: gradient, steps=STEPS
@@ -106,7 +106,7 @@ def _name(entry: Invariant) -> str:
 
 def try_seed(trial: Trial, seed: int, row: Row) -> None:
     """Plays one seed, and notes what became of it."""
-    cast, strategy = trial.layout.cast, trial.rehearsal.strategy
+    cast, strategy = trial.layout.cast, trial.dry_run.strategy
     faults = faults_of(trial, seed)
     fatal = seed % ONE_IN == 0
     if fatal:

@@ -15,7 +15,7 @@ from namespaces import Host
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.planning.link import MeasuredLink
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import DrawnPace, StopRequest, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.layout import Layout, lay_out
@@ -75,10 +75,10 @@ class Cell:
     seed: int = 0
 
     @cached_property
-    def rehearsal(self) -> Rehearsal:
+    def dry_run(self) -> DryRun:
         """What all ranks play, with every number of the model."""
         part = self.model_bytes // 4 // BUCKETS
-        return Rehearsal(
+        return DryRun(
             strategy=self._strategy,
             workers=self.hosts * self.workers_per_host,
             sizes=ModelSizes((part,) * BUCKETS, (1 / BUCKETS,) * BUCKETS),
@@ -104,13 +104,13 @@ class Cell:
             name="namespace", count=self.hosts, cores=4, workers=self.workers_per_host, server_takes=0.0
         )
         cluster = Cluster(name="namespaces", hosts=(host,), nic=between, inside=inside, step_time=step_time)
-        rehearsal = self.rehearsal
-        strategy = rehearsal.strategy
+        dry_run = self.dry_run
+        strategy = dry_run.strategy
         return lay_out(
             cluster,
-            rehearsal.workers,
-            strategy.traits(rehearsal.workers).servers,
-            strategy.traits(rehearsal.workers).placement,
+            dry_run.workers,
+            strategy.traits(dry_run.workers).servers,
+            strategy.traits(dry_run.workers).placement,
         )
 
     def simulated(self, calibration: Calibration) -> float:
@@ -128,8 +128,8 @@ class Cell:
         return [replace(self, seed=self.seed + number) for number in range(seeds)]
 
     def _simulated_once(self, calibration: Calibration) -> float:
-        rehearsal = replace(self.rehearsal, exact=False)
-        return steps_per_s(simulated_times(self.layout(calibration), rehearsal, self.seconds))
+        dry_run = replace(self.dry_run, exact=False)
+        return steps_per_s(simulated_times(self.layout(calibration), dry_run, self.seconds))
 
     def times(self, hosts: Sequence[Host]) -> list[list[float]]:
         """Plays on real ranks; gives when each worker's steps began, in seconds of the machine's clock."""
@@ -145,7 +145,7 @@ class Cell:
         marks, stop = Marks(lambda: COMPUTE.draw(generator), time.monotonic), StopRequest()
         if network.rank == 0:
             marks.end_after(self.seconds, stop)
-        perform(self.rehearsal, World(network, layout.cast, DrawnPace(network.clock, marks), stop))
+        perform(self.dry_run, World(network, layout.cast, DrawnPace(network.clock, marks), stop))
         return marks.times
 
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import rehearse_on
+from polyrhythm.simulation.run import simulate_dry_on
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
@@ -65,8 +65,8 @@ def simulate_row(options: argparse.Namespace) -> dict[str, Any]:
     cluster = cluster_of(workers, servers, options.per_host, options.per_rack)
     layout = lay_out(cluster, workers, servers, strategy.traits(workers).placement)
     sizes = ModelSizes((PARAMETERS,), (1.0,))
-    rehearsal = Rehearsal(strategy=strategy, workers=workers, sizes=sizes, steps=options.steps)
-    rehearse_on(layout, rehearsal, events.append)
+    dry_run = DryRun(strategy=strategy, workers=workers, sizes=sizes, steps=options.steps)
+    simulate_dry_on(layout, dry_run, events.append)
     seconds = time.process_time() - before
     result = events[-1].result  # type: ignore[attr-defined]
     messages = 2 * workers * servers * options.steps

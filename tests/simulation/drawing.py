@@ -12,7 +12,7 @@ from conformance.jobs import blobs, make_job, strategy
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster
@@ -152,13 +152,13 @@ class Drawn:
     def _wishing(self, stop: StopRequest) -> tuple[Fault, ...]:
         return self.faults if self.stop_s is None else (*self.faults, wish(self.stop_s, stop))
 
-    def rehearse(self, emit: Callable[[Event], None]) -> None:
+    def work_dry(self, emit: Callable[[Event], None]) -> None:
         """Plays it with exact gradients, watched by what its strategy declares to hold."""
         stop = StopRequest()
-        rehearsal = Rehearsal(
+        dry_run = DryRun(
             strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=_sizes(self.strategy)
         )
-        trial = Trial(layout=self.layout, rehearsal=rehearsal, faults=self._wishing(stop))
+        trial = Trial(layout=self.layout, dry_run=dry_run, faults=self._wishing(stop))
         play(trial, self.seed, emit, stop=stop)
 
     def train(self, emit: Callable[[Event], None], folder: Path | None = None, **keeping: Any) -> None:
@@ -177,7 +177,7 @@ class Drawn:
 
 
 def _sizes(chosen: Strategy) -> ModelSizes:
-    """Gives those of the model that is rehearsed: a small one where pieces are small, of which it had 1,600 else."""
+    """Gives those of the model that is run dry: a small one where pieces are small, of which it had 1,600 else."""
     scale = 1 if getattr(chosen, "piece_bytes", 0) else 100
     return ModelSizes((300 * scale, 300 * scale, 400 * scale), (0.3, 0.3, 0.4))
 
@@ -211,8 +211,8 @@ def _run(seed: int, spec: str, workers: int, random: Random) -> Drawn:
     chosen, steps = strategy(spec), random.randint(4, 9)
     where = _cluster(chosen, workers, random)
     layout = lay_out(where, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
-    rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
-    faults = faults_of(Trial(layout=layout, rehearsal=rehearsal), seed) if random.random() < 0.8 else ()
+    dry_run = DryRun(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
+    faults = faults_of(Trial(layout=layout, dry_run=dry_run), seed) if random.random() < 0.8 else ()
     policy = chosen.faults(workers)
     needed = [rank for rank in range(layout.cast.size) if not policy.survives(rank, layout.cast)]
     fatal = bool(needed) and random.random() < 0.1

@@ -17,7 +17,7 @@ from polyrhythm.strategies.role_assignment import cast_in_order
 from simulation.drawing import OPTIONS, Drawn, drawn
 
 ROUNDS = 5
-"""Each strategy is drawn so many times, by turns rehearsed and trained."""
+"""Each strategy is drawn so many times, by turns run dry and trained."""
 SEEDS = range(ROUNDS * len(OPTIONS))
 
 
@@ -45,7 +45,7 @@ def check_end(run: Drawn, events: list[Event], error: str) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_drawn_run_ends_keeps_what_is_declared_and_is_the_same_when_it_is_played_again(seed: int) -> None:
     run = drawn(seed)
-    play = run.rehearse if seed % 2 else run.train
+    play = run.work_dry if seed % 2 else run.train
     events, error = told(play)
     check_end(run, events, error)
     again, same_error = told(play)
@@ -120,7 +120,7 @@ def test_nobody_waits_for_a_late_worker_0_that_was_told_to_stop(servers: str) ->
 def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
     run = drawn(11514)
     assert run.spec == "backup_workers(servers=3)"
-    check_end(run, *told(run.rehearse))
+    check_end(run, *told(run.work_dry))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import rehearse_on
+from polyrhythm.simulation.run import simulate_dry_on
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.training.model_sizes import ModelSizes
 
@@ -46,13 +46,11 @@ def _counted(steps: int) -> _Counted:
     )
     strategy = ParameterServer(servers=1, placement="dedicated")
     layout = lay_out(cluster, WORKERS, 1, strategy.traits(WORKERS).placement)
-    rehearsal = Rehearsal(
-        strategy=strategy, workers=WORKERS, sizes=ModelSizes((1_000_000,), (1.0,)), steps=steps
-    )
+    dry_run = DryRun(strategy=strategy, workers=WORKERS, sizes=ModelSizes((1_000_000,), (1.0,)), steps=steps)
     counted = _Counted()
     sys.setprofile(counted)
     try:
-        rehearse_on(layout, rehearsal, lambda event: None)
+        simulate_dry_on(layout, dry_run, lambda event: None)
     finally:
         sys.setprofile(None)
     return counted

@@ -12,8 +12,8 @@ from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.events import Event, WorkerTimings
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.timings import StepParts
-from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.simulation.run import rehearsed, simulate
+from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.simulation.run import dry_events, simulate
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.training.model_sizes import ModelSizes
 
@@ -22,8 +22,8 @@ STEPS = 6
 SERVED_IN_STEP = "parameter_server(consistency=synchronous)"
 
 
-def rehearsal(spec: str, workers: int) -> Rehearsal:
-    return Rehearsal(
+def dry_run(spec: str, workers: int) -> DryRun:
+    return DryRun(
         strategy=strategy(spec), workers=workers, steps=STEPS, sizes=SIZES, batch_size=4, timings=True
     )
 
@@ -38,7 +38,7 @@ def test_compute_is_the_models_and_all_else_communication(spec: str) -> None:
     around = Surroundings(
         step_s=lambda worker: 0.3 + 0.03 * worker, latency_s=0.005, bandwidth_bytes_per_s=1e6
     )
-    events = rehearsed(rehearsal(spec, 4), around)
+    events = dry_events(dry_run(spec, 4), around)
     over_s = {event.worker: event.time_s for event in events if isinstance(event, WorkerTimings)}
     found = parts_of(events)
     assert [parts.worker for parts in found] == [0, 1, 2, 3]
@@ -57,7 +57,7 @@ def test_a_slower_worker_is_waited_for_and_waits_for_nobody() -> None:
     around = Surroundings(
         step_s=lambda worker: (0.3, 0.9)[worker], latency_s=0.01, bandwidth_bytes_per_s=float("inf")
     )
-    fast, slow = parts_of(rehearsed(rehearsal(SERVED_IN_STEP, 2), around))
+    fast, slow = parts_of(dry_events(dry_run(SERVED_IN_STEP, 2), around))
     assert (fast.steps, slow.steps) == (STEPS, STEPS)
     assert slow.seconds["waiting"] == pytest.approx(0, abs=1e-9)
     assert fast.seconds["waiting"] == pytest.approx(STEPS * 0.6)
@@ -75,7 +75,7 @@ def test_who_is_slow_in_turn_waits_in_turn() -> None:
         return 0.5 if turns[worker] % 2 else 0.2
 
     around = Surroundings(step_s=step_s, latency_s=0.01, bandwidth_bytes_per_s=float("inf"))
-    for parts in parts_of(rehearsed(rehearsal(SERVED_IN_STEP, 2), around)):
+    for parts in parts_of(dry_events(dry_run(SERVED_IN_STEP, 2), around)):
         assert parts.seconds["waiting"] == pytest.approx(STEPS / 2 * 0.3)
         assert parts.seconds["communication"] == pytest.approx(STEPS * 0.02)
 
@@ -83,7 +83,7 @@ def test_who_is_slow_in_turn_waits_in_turn() -> None:
 def test_a_free_running_worker_alone_pays_for_both_ways() -> None:
     """A push leaves and arrives, an answer comes: both of the model's size, over a link of 1 MB/s and 5 ms."""
     around = Surroundings(step_s=lambda worker: 0.3, latency_s=0.005, bandwidth_bytes_per_s=1e6)
-    events = rehearsed(rehearsal("parameter_server(consistency=asynchronous)", 1), around)
+    events = dry_events(dry_run("parameter_server(consistency=asynchronous)", 1), around)
     (parts,) = parts_of(events)
     one_way_s = (HEADER_BYTES + 4 * 10_000) / 1e6 + 0.005
     assert parts.seconds["communication"] == pytest.approx(STEPS * 2 * one_way_s, rel=1e-3)
@@ -110,8 +110,8 @@ def test_a_run_that_is_not_asked_is_not_wrapped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(TimedCommunicator, "__init__", refuse)
     job = make_job("synchronous", 2, epochs=1)
     result_of(simulate(job, Surroundings()))
-    rehearsed(replace(rehearsal("synchronous", 2), timings=False), Surroundings())
+    dry_events(replace(dry_run("synchronous", 2), timings=False), Surroundings())
     with pytest.raises(AssertionError, match="wrapped"):
         simulate(replace(job, timings=True), Surroundings())
     with pytest.raises(AssertionError, match="wrapped"):
-        rehearsed(rehearsal("synchronous", 2), Surroundings())
+        dry_events(dry_run("synchronous", 2), Surroundings())

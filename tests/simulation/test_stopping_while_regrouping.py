@@ -105,14 +105,14 @@ def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_ove
 
 
 def stopped(spec: str, seed: int, faults: str, stop_at_s: float) -> str:
-    """Rehearses 5 steps of 6 workers with faults, and a wish to stop; gives the outcome."""
+    """Run 5 steps of 6 workers dry, with faults and a request to stop; return the outcome."""
     tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopRequest()
-    rehearsal = replace(tried.rehearsal, seed=seed)
+    dry_run = replace(tried.dry_run, seed=seed)
     stage = modelled_stage(
-        tried.layout, piece_of(rehearsal, faultless=False), events.append, seed=seed, stop=stop
+        tried.layout, piece_of(dry_run, faultless=False), events.append, seed=seed, stop=stop
     )
     stage.time.at(stop_at_s, stop.request)
-    Scene(stage, rehearsal.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of).play()
+    Scene(stage, dry_run.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of).play()
     assert isinstance(events[-1], RunEnded)
     return events[-1].outcome
 

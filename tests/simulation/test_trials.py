@@ -61,7 +61,7 @@ def _events(seed: int, **options: Any) -> list[Event]:
     return events
 
 
-def test_a_rehearsal_says_who_is_lost_and_who_has_come() -> None:
+def test_a_dry_run_says_who_is_lost_and_who_has_come() -> None:
     events = _events(
         0, steps=20, faults="kill(rank=2, after_step=5, restart_after_s=0.02); kill(rank=3, after_step=7)"
     )
@@ -93,9 +93,9 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_to_be_watched_changes_no_time() -> None:
     faults = "kill(rank=2, at_s=0.1, restart_after_s=0.02)"
     plain = trial("parameter_server(servers=2)", faults=faults, check=False)
-    rehearsal = replace(plain.rehearsal, optimizer=SGD(lr=1, momentum=0))  # its text travels, too
+    dry_run = replace(plain.dry_run, optimizer=SGD(lr=1, momentum=0))  # its text travels, too
     alone: list[Event] = []
-    play(replace(plain, rehearsal=rehearsal), 1, alone.append)
+    play(replace(plain, dry_run=dry_run), 1, alone.append)
     assert list(map(str, alone)) == list(map(str, _events(1, faults=faults)))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.jobs import strategy as strategy_of
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.trials import Trial
@@ -28,14 +28,14 @@ def trial(strategy: str | Strategy, *, workers: int = 4, steps: int = 20, **opti
     where = cluster(hosts, nic=nic, step_time=step_time)
     layout = lay_out(where, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
     sizes = ModelSizes((100_000,), (1.0,))
-    rehearsal = Rehearsal(strategy=chosen, workers=workers, steps=steps, sizes=sizes)
+    dry_run = DryRun(strategy=chosen, workers=workers, steps=steps, sizes=sizes)
     if isinstance(options.get("faults"), str):
         options["faults"] = parse_faults(options["faults"])
-    return Trial(layout=layout, rehearsal=rehearsal, **options)
+    return Trial(layout=layout, dry_run=dry_run, **options)
 
 
 def layers(spec: str, **options: Any) -> Trial:
     """Makes a trial of a model of three layers, a bucket each."""
     tried = trial(spec, steps=8, **options)
     sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
-    return replace(tried, rehearsal=replace(tried.rehearsal, sizes=sizes))
+    return replace(tried, dry_run=replace(tried.dry_run, sizes=sizes))

@@ -31,7 +31,7 @@ from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgres
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.event_log import Observer
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
@@ -147,7 +147,7 @@ def _dry_run(
 ) -> Run:
     dry_run, images = assemble_dry_run(config, steps)
     layout = laid_out(where, dry_run)
-    trial = Trial(layout=layout, rehearsal=dry_run, faults=(), check=check)
+    trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=check)
     folder = _folder(out, dry_run, config, where)
 
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
@@ -164,7 +164,7 @@ def _dry_run(
     return observed.run()
 
 
-def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
+def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     """Assign every rank to a host.
 
     Raises:
@@ -184,7 +184,7 @@ def laid_out(where: Cluster, what: Job | Rehearsal) -> Layout:
     return layout
 
 
-def _folder(out: str | Path | None, what: Job | Rehearsal, config: RunConfig, where: Cluster) -> Path:
+def _folder(out: str | Path | None, what: Job | DryRun, config: RunConfig, where: Cluster) -> Path:
     model = name_of(config.model).split("(")[0]
     return choose_folder(out, f"{what.strategy.name}-{model}-{where.name}")
 
@@ -329,7 +329,7 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     def command(seed: int, tried: str) -> str:
         return _command(recipe, {**said, "faults": tried or None, "seed": seed})
 
-    trial = Trial(layout=layout, rehearsal=dry_run, faults=given, command=command)
+    trial = Trial(layout=layout, dry_run=dry_run, faults=given, command=command)
     with computing_with(1):
         return try_seeds(trial, range(config.seed, config.seed + seeds), on_failure=on_failure)
 

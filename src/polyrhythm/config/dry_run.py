@@ -19,7 +19,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
@@ -91,7 +91,7 @@ def _check_steps(steps: int) -> None:
         )
 
 
-def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehearsal, int]:
+def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRun, int]:
     """Build the dry run that a configuration describes.
 
     Args: config: checked values; those that only training needs are ignored. steps: full batches that every worker
@@ -119,7 +119,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehea
         )
     epochs = config.epochs or dataset.default_epochs
     # Without `steps`, epoch_images make the last step of every epoch ragged, as in training.
-    rehearsal = Rehearsal(
+    dry_run = DryRun(
         strategy=strategy,
         workers=config.workers,
         sizes=_sizes_of(_shapes_of(config.model, dataset), dataset, strategy, config.workers),
@@ -131,7 +131,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[Rehea
         data=dataset.name,
         model=name_of(config.model),
     )
-    return rehearsal, images
+    return dry_run, images
 
 
 def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy, workers: int) -> ModelSizes:

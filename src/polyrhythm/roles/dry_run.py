@@ -145,8 +145,8 @@ def leave_zeros(worker: int, step: int, gradients: Tensor) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """What is rehearsed.
+class DryRun:
+    """A dry run: what is run, and for how long.
 
     Attributes:
         strategy: how the workers share the work.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from polyrhythm.roles.control_messages import Account
 from polyrhythm.roles.control_plane import ControlPlane
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leading.dry_duties import dry_leader
 from polyrhythm.roles.member import Member
@@ -39,7 +39,7 @@ class DryWorkload:
     """A model that weighs nothing; see `ComputedWorkload`.
 
     Args:
-        rehearsal: what is run dry.
+        dry_run: what is run dry.
         world: where this rank is; its pace must be a drawn one, since nothing is computed.
 
     Attributes:
@@ -52,36 +52,36 @@ class DryWorkload:
 
     rate_ratio = 1.0
 
-    def __init__(self, rehearsal: Rehearsal, world: World) -> None:
+    def __init__(self, dry_run: DryRun, world: World) -> None:
         assert world.pace is not None, (
             "nothing is computed here, so the pace must draw the time that it takes"
         )
-        flat = rehearsal.stand_in.flat(still=rehearsal.still)
+        flat = dry_run.stand_in.flat(still=dry_run.still)
         setting = WorkerSetting(
             world.network,
             world.workers(),
             world.cast,
             flat,
-            rehearsal.plan(flat),
-            rehearsal.steps,
-            rehearsal.sizes.head,
-            rehearsal.batch_size,
+            dry_run.plan(flat),
+            dry_run.steps,
+            dry_run.sizes.head,
+            dry_run.batch_size,
             world.rejoins,
             world.incarnation,
             world.leader_returns,
         )
-        self.replica = FlatReplica(rehearsal.strategy, world, setting, announce=True)
-        self.batch_size = rehearsal.batch_size
-        self.report_steps = rehearsal.steps_per_report
-        self.calendar = DryCalendar(rehearsal)
+        self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)
+        self.batch_size = dry_run.batch_size
+        self.report_steps = dry_run.steps_per_report
+        self.calendar = DryCalendar(dry_run)
         self._worker = self.replica.workers.rank
-        self._rehearsal = rehearsal
+        self._dry_run = dry_run
         # Asked for at every step of thousands of workers.
         self._pace, self._timer = world.pace, world.timer
-        self._gradient = None if rehearsal.still else rehearsal.gradient
-        self._shares = self.replica.pass_shares(rehearsal.sizes.shares)
+        self._gradient = None if dry_run.still else dry_run.gradient
+        self._shares = self.replica.pass_shares(dry_run.sizes.shares)
         self._use, self._announce = self.replica.use, self.replica.announce
-        self._computed = _NO_LOSS, rehearsal.learning_rate, True
+        self._computed = _NO_LOSS, dry_run.learning_rate, True
 
     def share_out(self, place: int, present: int) -> None:
         """Continue with the same batches: the loss of a worker does not make the others' steps longer."""
@@ -91,10 +91,10 @@ class DryWorkload:
 
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
         """Return this worker's batches of an epoch, from step `start` of it on."""
-        rehearsal = self._rehearsal
-        if not rehearsal.epoch_images:
-            return repeat(DryBatch(rehearsal.batch_size))
-        return (DryBatch(rehearsal.images(self._worker, step)) for step in count(start))
+        dry_run = self._dry_run
+        if not dry_run.epoch_images:
+            return repeat(DryBatch(dry_run.batch_size))
+        return (DryBatch(dry_run.images(self._worker, step)) for step in count(start))
 
     def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
         """Let the time of a step pass; its gradients are those of the dry run, mostly zeros."""
@@ -119,17 +119,17 @@ class DryCalendar:
     """The epochs of a dry run, the last one perhaps not whole; see `Calendar`.
 
     Args:
-        rehearsal: what is run dry.
+        dry_run: what is run dry.
 
     Attributes:
         epochs: of the run.
         total_steps: that every worker takes.
     """
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
-        self.epochs = rehearsal.epochs
-        self.total_steps = rehearsal.steps
-        self._length = rehearsal.steps_per_epoch
+    def __init__(self, dry_run: DryRun) -> None:
+        self.epochs = dry_run.epochs
+        self.total_steps = dry_run.steps
+        self._length = dry_run.steps_per_epoch
 
     def start(self, epoch: int) -> int:
         """Return the steps before an epoch; before the one after the last, all."""
@@ -140,23 +140,23 @@ class DryCalendar:
         return self.epochs if step >= self.total_steps else step // self._length
 
 
-def rehearse(rehearsal: Rehearsal, world: World) -> None:
+def work_dry(dry_run: DryRun, world: World) -> None:
     """Take all steps of one worker of a dry run, or fewer if a rank is asked to stop.
 
     Args:
-        rehearsal: what is run dry.
+        dry_run: what is run dry.
         world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
             and figures of the run.
     """
-    if rehearsal.timings:
+    if dry_run.timings:
         world = world.timed()
-    workload = DryWorkload(rehearsal, world)
+    workload = DryWorkload(dry_run, world)
     control: ControlPlane = (
-        dry_leader(rehearsal, world, workload.replica.part)
+        dry_leader(dry_run, world, workload.replica.part)
         if world.leads
-        else Member(world, rehearsal.strategy, dry=True)
+        else Member(world, dry_run.strategy, dry=True)
     )
-    trainer = Trainer(world, rehearsal.strategy, workload, control)
+    trainer = Trainer(world, dry_run.strategy, workload, control)
     if trainer.let_in:
         control.enter()
     start = trainer.open(0)
@@ -165,9 +165,9 @@ def rehearse(rehearsal: Rehearsal, world: World) -> None:
     # All ranks of a dry run that may have successors share one clock, which began with the run.
     elapsed_s = world.clock.now() if world.rejoins else 0.0
     if start:  # a successor says at once that it is there
-        epoch, rate = workload.calendar.epoch_of(start - 1), rehearsal.learning_rate
+        epoch, rate = workload.calendar.epoch_of(start - 1), dry_run.learning_rate
         control.begin(epoch)
         first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
         control.report(replace(first, time_s=elapsed_s))
-    in_step = rehearsal.traits.lockstep
+    in_step = dry_run.traits.lockstep
     TrainingRun(trainer, workload, control, world, in_step=in_step).run(start, elapsed_s)

@@ -12,8 +12,8 @@ from functools import partial
 from torch import nn
 
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal, as_it_was_sent
-from polyrhythm.roles.dry_run_worker import rehearse
+from polyrhythm.roles.dry_run import DryRun, as_it_was_sent
+from polyrhythm.roles.dry_run_worker import work_dry
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
@@ -100,7 +100,7 @@ class _SharesOnce:
         return self._shares
 
 
-def rehearsed(rehearsal: Rehearsal, surroundings: Surroundings | None = None) -> list[Event]:
+def dry_events(dry_run: DryRun, surroundings: Surroundings | None = None) -> list[Event]:
     """Run a dry run on a cluster of constant links.
 
     Returns:
@@ -110,14 +110,14 @@ def rehearsed(rehearsal: Rehearsal, surroundings: Surroundings | None = None) ->
         Deadlock: no rank can go on.
     """
     events: list[Event] = []
-    cast = cast_in_order(rehearsal.workers, rehearsal.traits.servers)
-    plain_stage(cast, piece_of(rehearsal), events.append, surroundings or Surroundings()).play()
+    cast = cast_in_order(dry_run.workers, dry_run.traits.servers)
+    plain_stage(cast, piece_of(dry_run), events.append, surroundings or Surroundings()).play()
     return events
 
 
-def rehearse_on(
+def simulate_dry_on(
     layout: Layout,
-    rehearsal: Rehearsal,
+    dry_run: DryRun,
     emit: Callable[[Event], None],
     *,
     stop: StopRequest | None = None,
@@ -127,7 +127,7 @@ def rehearse_on(
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        rehearsal: the dry run.
+        dry_run: the dry run.
         emit: takes the run's events, in order, with virtual seconds.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
@@ -136,29 +136,29 @@ def rehearse_on(
         RequestError: the cluster slows a rank that is no worker.
         Deadlock: no rank can go on.
     """
-    seed, faults = rehearsal.seed, layout.cluster.faults
-    piece = piece_of(rehearsal, faultless=not faults)
+    seed, faults = dry_run.seed, layout.cluster.faults
+    piece = piece_of(dry_run, faultless=not faults)
     stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
-    Scene(stage, rehearsal.strategy, faults, seed=seed, host_of=layout.host_of).play()
+    Scene(stage, dry_run.strategy, faults, seed=seed, host_of=layout.host_of).play()
 
 
-def piece_of(rehearsal: Rehearsal, *, faultless: bool = True) -> Piece:
+def piece_of(dry_run: DryRun, *, faultless: bool = True) -> Piece:
     """Return what a dry run's ranks do; messages count as many bytes as the model's.
 
     Args:
-        rehearsal: the dry run.
+        dry_run: the dry run.
         faultless: whether nothing changes messages on their way.
     """
     # No `partial`: a call through C deepens the stack that is put aside whenever a rank waits.
-    if not (faultless and rehearsal.computes_nothing):
-        return Piece(lambda world: perform(rehearsal, world), rehearsal.stand_in.nbytes)
-    still = replace(rehearsal, still=True)
+    if not (faultless and dry_run.computes_nothing):
+        return Piece(lambda world: perform(dry_run, world), dry_run.stand_in.nbytes)
+    still = replace(dry_run, still=True)
     return Piece(lambda world: perform(still, world), still.stand_in.nbytes, as_it_was_sent)
 
 
-def perform(rehearsal: Rehearsal, world: World) -> None:
+def perform(dry_run: DryRun, world: World) -> None:
     """Run one rank of a dry run, worker or server."""
     if world.is_worker:
-        rehearse(rehearsal, world)
+        work_dry(dry_run, world)
     else:
-        serve(rehearsal.strategy, world, finite=rehearsal.still)
+        serve(dry_run.strategy, world, finite=dry_run.still)

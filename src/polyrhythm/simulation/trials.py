@@ -22,7 +22,7 @@ from torch import Tensor
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import LEADER, StopRequest
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faults.cut import Cut
@@ -94,14 +94,14 @@ class Trial:
 
     Attributes:
         layout: the cluster, and which rank is on which of its hosts.
-        rehearsal: the dry run; its batches are taken to be full, and its gradients to be exact.
+        dry_run: the dry run; its batches are taken to be full, and its gradients to be exact.
         faults: what goes wrong beside the faults of the cluster; None draws some from each seed.
         check: whether invariants are checked.
         command: returns the command that repeats a seed, from it and its faults as text.
     """
 
     layout: Layout
-    rehearsal: Rehearsal
+    dry_run: DryRun
     faults: tuple[Fault, ...] | None = None
     check: bool = True
     command: Callable[[int, str], str] = lambda seed, faults: f"--seed {seed} --faults {faults!r}"
@@ -116,15 +116,15 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     """Return the faults of a seed beside the cluster's own."""
     if trial.faults is not None:
         return trial.faults
-    rehearsal = trial.rehearsal
-    faults = rehearsal.faults
+    dry_run = trial.dry_run
+    faults = dry_run.faults
     spares = faults.spares
-    length_s = rehearsal.steps * _step_s(trial.layout)
-    settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, rehearsal.sizes.nbytes)
+    length_s = dry_run.steps * _step_s(trial.layout)
+    settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, dry_run.sizes.nbytes)
     drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares, settle_s=settle_s)
-    if faults.leader and leaves_some(drawn, spares, to_hand_on=spares < rehearsal.workers):
-        drawn += drawn_change_of_lead(seed, rehearsal.steps, length_s)
-    if rehearsal.traits.servers and faults.keeps_shards((0,)):
+    if faults.leader and leaves_some(drawn, spares, to_hand_on=spares < dry_run.workers):
+        drawn += drawn_change_of_lead(seed, dry_run.steps, length_s)
+    if dry_run.traits.servers and faults.keeps_shards((0,)):
         drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s, settle_s)
     return drawn
 
@@ -207,42 +207,40 @@ def prepare(
     Raises:
         RequestError: a fault names a rank or host that is not there.
     """
-    layout, rehearsal = trial.layout, replace(trial.rehearsal, seed=seed)
+    layout, dry_run = trial.layout, replace(trial.dry_run, seed=seed)
     faults = (*layout.cluster.faults, *faults_of(trial, seed))
     conditions: Conditions | None = None
     if trial.check:
-        rehearsal, conditions = _watchable(trial, rehearsal, faults)
-    piece = piece_of(rehearsal, faultless=not faults)
+        dry_run, conditions = _watchable(trial, dry_run, faults)
+    piece = piece_of(dry_run, faultless=not faults)
     stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
-    scene = Scene(stage, rehearsal.strategy, faults, seed=seed, host_of=layout.host_of)
+    scene = Scene(stage, dry_run.strategy, faults, seed=seed, host_of=layout.host_of)
     watch: Watch | None = None
     if conditions is not None:
-        invariants = invariants_for(rehearsal.strategy, conditions)
+        invariants = invariants_for(dry_run.strategy, conditions)
         watch = Watch(invariants, layout.cast, stage.time.now, lambda: stage.cluster.ranks)
         stage.observer, scene.links.on_arrival = watch, watch.delivered
-    return PreparedSeed(scene, watch, rehearsal.steps, stage.stop)
+    return PreparedSeed(scene, watch, dry_run.steps, stage.stop)
 
 
-def _watchable(trial: Trial, rehearsal: Rehearsal, faults: tuple[Fault, ...]) -> tuple[Rehearsal, Conditions]:
+def _watchable(trial: Trial, dry_run: DryRun, faults: tuple[Fault, ...]) -> tuple[DryRun, Conditions]:
     """Return the dry run with exact gradients, where there are such, and what invariants may know of it."""
-    workers, numbers = rehearsal.workers, rehearsal.stand_in.numbers
+    workers, numbers = dry_run.workers, dry_run.stand_in.numbers
     gradients = None
-    if ExactGradients.possible(workers, rehearsal.steps):
+    if ExactGradients.possible(workers, dry_run.steps):
         gradients = ExactGradients(numbers, workers)
-        rehearsal = replace(
-            rehearsal, optimizer=SGD(lr=1, momentum=0), gradient=gradients.fill, epoch_images=0
-        )
+        dry_run = replace(dry_run, optimizer=SGD(lr=1, momentum=0), gradient=gradients.fill, epoch_images=0)
     step_s = _step_s(trial.layout)
-    quick_s = step_s + _passage_s(trial.layout, rehearsal.sizes.nbytes)
+    quick_s = step_s + _passage_s(trial.layout, dry_run.sizes.nbytes)
     patience_s = _STEPS_OF_PATIENCE * quick_s + sum(fault.holds_up_s(step_s) for fault in faults)
     conditions = Conditions(
         cast=trial.layout.cast,
         numbers=numbers,
         gradient=gradients,
         patience_s=patience_s,
-        steps=rehearsal.steps,
+        steps=dry_run.steps,
     )
-    return rehearsal, conditions
+    return dry_run, conditions
 
 
 def try_seeds(

@@ -128,7 +128,7 @@ def bucket_bytes_for(
 
     Args:
         asked: by the user.
-        workers: who adds up; None before a rehearsal.
+        workers: who adds up; None before a dry run.
         collective: how.
         like: a tensor of the gradients' dtype and device.
 
@@ -138,9 +138,7 @@ def bucket_bytes_for(
     if asked != "tuned":
         return None if asked == DEFAULT_BUCKET_BYTES else asked
     if workers is None:
-        raise RequestError(
-            "bucket_bytes=tuned needs links to measure, which a rehearsal lacks: give a number"
-        )
+        raise RequestError("bucket_bytes=tuned needs links to measure, which a dry run lacks: give a number")
     if workers.size == 1:
         return None
     sums = AllReduce(collective, workers, "bucket size")

@@ -52,8 +52,8 @@ class WorkerSetting:
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
-        head: in a rehearsal of a strategy that cuts the network, `ModelSizes.head`.
-        batch_size: of a step of weight 1, in a rehearsal.
+        head: in a dry run of a strategy that cuts the network, `ModelSizes.head`.
+        batch_size: of a step of weight 1, in a dry run.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
         incarnation: how many have had this worker's rank before it.
         leader_returns: whether worker 0 gets a successor when it is lost.

@@ -61,7 +61,7 @@ class FlatParameters:
             device.
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
-        stands_for: how many numbers each of these stands for; more than 1 in rehearsals only.
+        stands_for: how many numbers each of these stands for; more than 1 in dry runs only.
 
     Attributes:
         size: how many numbers there are, tail excluded.

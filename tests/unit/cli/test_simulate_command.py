@@ -135,7 +135,7 @@ step_time: constant(seconds=0.5)
 """
 
 
-def test_a_rehearsal_has_the_same_figures_but_for_what_is_learned(
+def test_a_dry_run_has_the_same_figures_but_for_what_is_learned(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     real = _simulate(tmp_path / "real", capfd, "--cluster", "ut_austin", "--workers", "3")
@@ -155,9 +155,7 @@ def test_a_rehearsal_has_the_same_figures_but_for_what_is_learned(
     assert none["waiting_share"] == pytest.approx(real["waiting_share"], abs=1e-3)
 
 
-def test_a_rehearsal_of_many_leaves_a_bounded_folder(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_many_leaves_a_bounded_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "many.yaml").write_text(MANY)
     folder = tmp_path / "run"
     arguments = ["--cluster", str(tmp_path / "many.yaml"), "--gradients", "none", "--workers", "200"]

@@ -10,7 +10,7 @@ import pytest
 from polyrhythm.cli.main import _status
 
 
-def test_a_rehearsal_prints_the_table_and_its_json_holds_it(
+def test_a_dry_run_prints_the_table_and_its_json_holds_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [

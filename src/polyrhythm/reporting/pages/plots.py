@@ -124,7 +124,7 @@ def _of_all(figures: RunFigures) -> str:
 def _loss(figures: RunFigures) -> Plot | None:
     together = figures.together
     if together is None or all(math.isnan(each.loss) or not each.images for each in together.stretches):
-        return None  # a rehearsal has no loss
+        return None  # a dry run has no loss
     lines = _worker_lines(figures, lambda stretch: stretch.images_seen, lambda stretch: stretch.loss)
     if len(lines) > 1:
         for line in lines:

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted
 from polyrhythm.roles.control_messages import Account
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerLosses
 from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
@@ -20,7 +20,7 @@ class DryDuties(Duties):
     """The leader's duties in a dry run: accounts and figures only.
 
     Args:
-        rehearsal: what is run.
+        dry_run: what is run.
         world: where this rank is.
         part: worker 0's, which lets the servers go.
         ledger: of the run so far.
@@ -28,8 +28,8 @@ class DryDuties(Duties):
 
     dry = True
 
-    def __init__(self, rehearsal: Rehearsal, world: World, part: WorkerCalls, ledger: Ledger) -> None:
-        self._rehearsal = rehearsal
+    def __init__(self, dry_run: DryRun, world: World, part: WorkerCalls, ledger: Ledger) -> None:
+        self._dry_run = dry_run
         self._world = world
         self._part = part
         self._ledger = ledger
@@ -48,24 +48,24 @@ class DryDuties(Duties):
         """Say that the run has started, unless that has been said."""
         if self._ledger.began:
             return
-        rehearsal, world = self._rehearsal, self._world
+        dry_run, world = self._dry_run, self._world
         self._emitter.begin()
         world.emit(
             RunStarted(
                 time_s=0,
-                strategy=str(rehearsal.strategy),
-                data=rehearsal.data,
-                model=rehearsal.model,
+                strategy=str(dry_run.strategy),
+                data=dry_run.data,
+                model=dry_run.model,
                 workers=len(world.cast.workers),
                 servers=len(world.cast.servers),
-                epochs=rehearsal.epochs,
-                steps_per_epoch=rehearsal.steps_per_epoch,
-                parameters=rehearsal.sizes.parameters,
-                free_running=not rehearsal.traits.waits_for_slower,
+                epochs=dry_run.epochs,
+                steps_per_epoch=dry_run.steps_per_epoch,
+                parameters=dry_run.sizes.parameters,
+                free_running=not dry_run.traits.waits_for_slower,
             )
         )
-        strategy = rehearsal.strategy
-        if isinstance(strategy, Remarks) and (remark := strategy.remark(rehearsal.workers)):
+        strategy = dry_run.strategy
+        if isinstance(strategy, Remarks) and (remark := strategy.remark(dry_run.workers)):
             world.emit(Notice(time_s=0, text=remark))
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ class DryDuties(Duties):
             leader.servers.attendance.losses,
         )
         outcome = "interrupted" if any(entry.stopped for entry in found.accounts) else "done"
-        figures = found.figures(self._rehearsal, seconds)
+        figures = found.figures(self._dry_run, seconds)
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=figures))
 
 
@@ -102,23 +102,23 @@ class DryFigures:
     attendance: Attendance
     losses: ServerLosses
 
-    def figures(self, rehearsal: Rehearsal, seconds: float) -> dict[str, Any]:
+    def figures(self, dry_run: DryRun, seconds: float) -> dict[str, Any]:
         """Return the figures of the run, as `train --json` prints them; what only training tells is None.
 
         Args:
-            rehearsal: what was run.
+            dry_run: what was run.
             seconds: that it took.
         """
         accounts, attendance = self.accounts, self.attendance
-        steps, length = accounts[0].step, rehearsal.steps_per_epoch
+        steps, length = accounts[0].step, dry_run.steps_per_epoch
         images = sum(account.session_images for account in accounts) + attendance.images_of_lost
         return {
             "run": None,
-            "strategy": str(rehearsal.strategy),
-            "data": rehearsal.data,
-            "model": rehearsal.model,
-            "workers": rehearsal.workers,
-            "servers": rehearsal.traits.servers,
+            "strategy": str(dry_run.strategy),
+            "data": dry_run.data,
+            "model": dry_run.model,
+            "workers": dry_run.workers,
+            "servers": dry_run.traits.servers,
             "steps": steps,
             "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
             "seconds": seconds,
@@ -138,14 +138,14 @@ class DryFigures:
         }
 
 
-def dry_leader(rehearsal: Rehearsal, world: World, part: WorkerCalls) -> Leader:
+def dry_leader(dry_run: DryRun, world: World, part: WorkerCalls) -> Leader:
     """Return the control plane of worker 0 in a dry run.
 
     Args:
-        rehearsal: what is run.
+        dry_run: what is run.
         world: where this rank is.
         part: worker 0's.
     """
     ledger = world.ledger or Ledger.of(len(world.cast.workers))
-    duties = DryDuties(rehearsal, world, part, ledger)
-    return Leader(world, rehearsal.strategy, duties, ledger)
+    duties = DryDuties(dry_run, world, part, ledger)
+    return Leader(world, dry_run.strategy, duties, ledger)

@@ -108,7 +108,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         self._scheme = scheme
         self._collective = collective
         self._whole = True
-        self._rehearsed: DryRunPass | None = None
+        self._dry_pass: DryRunPass | None = None
         self._pass: HybridPass | None = None
         flat, workers, head = setting.flat, setting.workers, setting.head
         features, *widths = head or (0,)
@@ -117,7 +117,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         if head and setting.batch_size:
             trains = ownership.trunk.stop > 0
             sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
-            self._rehearsed = DryRunPass(sizes, workers, scheme)
+            self._dry_pass = DryRunPass(sizes, workers, scheme)
 
     def take_parts(self, parts: Cut) -> None:
         """Finds out what is whose."""
@@ -138,8 +138,8 @@ class HybridWorker(WorkerPart, CutsNetwork):
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Sum the trunk's gradients, and update it and this worker's neurons."""
-        if self._rehearsed is not None:
-            self._rehearsed.run(round(step.weight * self._setting.batch_size))
+        if self._dry_pass is not None:
+            self._dry_pass.run(round(step.weight * self._setting.batch_size))
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
         if weight > 0:
             self._whole = False

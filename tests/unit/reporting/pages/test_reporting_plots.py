@@ -97,7 +97,7 @@ def test_a_loss_that_is_not_finite_is_a_gap():
     assert line["y"] == [None, None]
 
 
-def test_a_rehearsal_whose_successor_says_hello_has_no_plot_of_losses():
+def test_a_dry_run_whose_successor_says_hello_has_no_plot_of_losses():
     hello = WorkerProgress(
         time_s=3.0, worker=1, epoch=0, step=2, steps=0, images=0, loss=0.0, learning_rate=0.0
     )

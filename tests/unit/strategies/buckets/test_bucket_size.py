@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused(given):
         build("strategy", f"synchronous(bucket_bytes={given})", *FAMILIES)
 
 
-def test_a_rehearsal_has_nothing_to_measure():
+def test_a_dry_run_has_nothing_to_measure():
     strategy = build("strategy", "synchronous(bucket_bytes=tuned)", *FAMILIES)
     with pytest.raises(RequestError, match="give a number"):
         strategy.bucket_bytes_for(None, LIKE)

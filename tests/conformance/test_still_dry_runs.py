@@ -6,8 +6,8 @@ import pytest
 from torch import Tensor
 
 from conformance.jobs import strategies, strategy, uneven
-from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.simulation.run import piece_of, rehearsed
+from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.simulation.run import dry_events, piece_of
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizers.sgd import SGD
@@ -20,19 +20,19 @@ def _zeros(worker: int, step: int, gradients: Tensor) -> None:
 
 
 @pytest.mark.parametrize("spec", strategies())
-def test_events_are_those_of_a_rehearsal_that_computes(spec: str) -> None:
+def test_events_are_those_of_a_dry_run_that_computes(spec: str) -> None:
     around = Surroundings(step_s=uneven, latency_s=1e-4, bandwidth_bytes_per_s=1e8)
-    still = Rehearsal(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5)
-    computing = Rehearsal(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5, gradient=_zeros)
+    still = DryRun(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5)
+    computing = DryRun(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5, gradient=_zeros)
     assert still.computes_nothing
     assert not computing.computes_nothing
-    events, others = rehearsed(still, around), rehearsed(computing, around)
+    events, others = dry_events(still, around), dry_events(computing, around)
     assert list(map(repr, events)) == list(map(repr, others))  # nobody knows a loss: not a number
 
 
 def test_messages_are_handed_on_only_where_nothing_computes_and_nothing_goes_wrong() -> None:
-    still = Rehearsal(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2)
-    updating = Rehearsal(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2, optimizer=SGD(lr=0.1))
+    still = DryRun(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2)
+    updating = DryRun(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2, optimizer=SGD(lr=0.1))
     copying = [piece_of(still, faultless=False).received, piece_of(updating).received]
     assert piece_of(still).received not in copying
     assert copying[0] is copying[1]

@@ -1,4 +1,4 @@
-"""Whole rehearsals in virtual time, by hand."""
+"""Whole dry runs in virtual time, by hand."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import rehearse_on, rehearsed
+from polyrhythm.simulation.run import dry_events, simulate_dry_on
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.training.model_sizes import ModelSizes
@@ -19,15 +19,15 @@ from unit.simulation.clusters import cluster
 STEP_S, BANDWIDTH = 0.3, 1e8
 
 
-def _rehearsal(spec: str, workers: int, steps: int, sizes: ModelSizes) -> Rehearsal:
-    return Rehearsal(strategy=strategy(spec), workers=workers, steps=steps, sizes=sizes, batch_size=1)
+def _dry_run(spec: str, workers: int, steps: int, sizes: ModelSizes) -> DryRun:
+    return DryRun(strategy=strategy(spec), workers=workers, steps=steps, sizes=sizes, batch_size=1)
 
 
 def _seconds(sizes: ModelSizes, steps: int, latency_s: float = 0.0) -> float:
     around = Surroundings(step_s=lambda worker: STEP_S, latency_s=latency_s, bandwidth_bytes_per_s=BANDWIDTH)
-    made = _rehearsal("synchronous", 2, steps, sizes)
+    made = _dry_run("synchronous", 2, steps, sizes)
     one, both = (
-        rehearsed(_rehearsal("synchronous", 2, count, made.sizes), around) for count in (1, steps + 1)
+        dry_events(_dry_run("synchronous", 2, count, made.sizes), around) for count in (1, steps + 1)
     )
     return float((both[-1].time_s - one[-1].time_s) / steps)
 
@@ -63,9 +63,9 @@ def test_buckets_that_meet_on_the_link_take_turns() -> None:
 
 def test_equal_workers_are_n_minus_1_updates_stale() -> None:
     workers, steps = 20, 30
-    made = _rehearsal("parameter_server", workers, steps, ModelSizes((25_000_000,), (1.0,)))
+    made = _dry_run("parameter_server", workers, steps, ModelSizes((25_000_000,), (1.0,)))
     around = Surroundings(step_s=lambda worker: 1.0, bandwidth_bytes_per_s=1e12)
-    staleness = rehearsed(made, around)[-1].to_json()["result"]["staleness"]
+    staleness = dry_events(made, around)[-1].to_json()["result"]["staleness"]
     histogram = {int(key): count for key, count in staleness["histogram"].items()}
     # the first gradient of each is as old as those before it are many
     assert histogram == {**dict.fromkeys(range(workers - 1), 1), workers - 1: workers * (steps - 1) + 1}
@@ -78,10 +78,10 @@ def test_two_servers_halve_what_their_links_must_carry() -> None:
     where = cluster({"count": 22}, nic=link, inside=link, step_time="exponential(mean=0.2)")
 
     def images_per_s(spec: str) -> float:
-        made = _rehearsal(spec, 20, 25, sizes)
+        made = _dry_run(spec, 20, 25, sizes)
         layout = lay_out(where, 20, made.strategy.traits(20).servers, made.strategy.traits(20).placement)
         events: list[Event] = []
-        rehearse_on(layout, made, events.append)
+        simulate_dry_on(layout, made, events.append)
         return float(events[-1].to_json()["result"]["images_per_s"])
 
     one = images_per_s("parameter_server(placement=dedicated)")
@@ -91,7 +91,7 @@ def test_two_servers_halve_what_their_links_must_carry() -> None:
 
 
 def _events(seed: int, timeline: Timeline | None = None) -> list[dict[str, Any]]:
-    made = Rehearsal(
+    made = DryRun(
         strategy=strategy("parameter_server(servers=2)"),
         workers=12,
         steps=6,
@@ -103,7 +103,7 @@ def _events(seed: int, timeline: Timeline | None = None) -> list[dict[str, Any]]
         {"count": 12, "cores": 4}, nic=link, inside=link, step_time="log_normal(median=0.5, sigma=0.5)"
     )
     events: list[Event] = []
-    rehearse_on(
+    simulate_dry_on(
         lay_out(where, 12, 2, made.strategy.traits(12).placement), made, events.append, timeline=timeline
     )
     return [{**event.to_json(), "loss": None} for event in events]
@@ -139,11 +139,11 @@ def test_a_full_timeline_says_when_it_was_full() -> None:
 
 
 def test_the_clusters_own_faults_happen() -> None:
-    made = _rehearsal("parameter_server", 3, 8, ModelSizes((1_000,), (1.0,)))
+    made = _dry_run("parameter_server", 3, 8, ModelSizes((1_000,), (1.0,)))
     where = cluster(
         {"count": 3, "cores": 4}, step_time="constant(seconds=1)", faults="kill(rank=2, at_s=3.5)"
     )
     events: list[Event] = []
-    rehearse_on(lay_out(where, 3, 1, made.strategy.traits(3).placement), made, events.append)
+    simulate_dry_on(lay_out(where, 3, 1, made.strategy.traits(3).placement), made, events.append)
     result = events[-1].to_json()["result"]
     assert (result["workers_lost"], result["workers_joined"], result["steps"]) == (1, 0, 8)

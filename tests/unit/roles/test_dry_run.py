@@ -1,4 +1,4 @@
-"""Rehearsals of small things by hand; whole ones against training are in tests/equivalence."""
+"""Dry runs of small things by hand; whole ones against training are in tests/equivalence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from conformance.jobs import OPTIMIZERS, strategies, strategy
 from polyrhythm.communication.message import Message
 from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
-from polyrhythm.roles.dry_run import Rehearsal
-from polyrhythm.simulation.run import rehearsed
+from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.simulation.run import dry_events
 from polyrhythm.simulation.stage import Surroundings
 from polyrhythm.specs import build
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
@@ -22,13 +22,13 @@ from polyrhythm.training.model_sizes import ModelSizes
 SIZES = ModelSizes((6_000_000, 4_000_000), (0.25, 0.75))
 
 
-def rehearsal(spec: str, workers: int = 3, steps: int = 5, **values: Any) -> Rehearsal:
+def dry_run(spec: str, workers: int = 3, steps: int = 5, **values: Any) -> DryRun:
     chosen = {"sizes": SIZES, "batch_size": 4, **values}
-    return Rehearsal(strategy=strategy(spec), workers=workers, steps=steps, **chosen)
+    return DryRun(strategy=strategy(spec), workers=workers, steps=steps, **chosen)
 
 
 def test_batches_are_as_large_as_in_training() -> None:
-    made = rehearsal("synchronous", epoch_images=53, steps=10)
+    made = dry_run("synchronous", epoch_images=53, steps=10)
     order = epoch_order(53, 0, 0)
     assert made.steps_per_epoch == steps_per_epoch(53, 3, 4) == 5
     for step in range(10):
@@ -37,8 +37,8 @@ def test_batches_are_as_large_as_in_training() -> None:
 
 
 @pytest.mark.parametrize("spec", strategies())
-def test_every_strategy_can_be_rehearsed(spec: str) -> None:
-    events = rehearsed(rehearsal(spec), Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+def test_every_strategy_can_be_run_dry(spec: str) -> None:
+    events = dry_events(dry_run(spec), Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
     assert isinstance(events[0], RunStarted)
     assert events[0].parameters == 10_000_000
     assert isinstance(events[-1], RunEnded)
@@ -56,16 +56,16 @@ def test_every_strategy_can_be_rehearsed(spec: str) -> None:
 def test_a_wish_to_stop_is_heard() -> None:
     around = Surroundings(step_s=lambda worker: 1.0, stop_at_s=2.5)
     for spec in ("synchronous", "parameter_server"):
-        ended = rehearsed(rehearsal(spec, steps=50), around)[-1]
+        ended = dry_events(dry_run(spec, steps=50), around)[-1]
         assert isinstance(ended, RunEnded)
         assert ended.outcome == "interrupted"
         assert 2 <= ended.result["steps"] <= 5
 
 
 def test_many_workers_have_few_events() -> None:
-    assert rehearsal("parameter_server", workers=10_000, steps=100).steps_per_report == 100
-    assert rehearsal("parameter_server", workers=1_000, steps=100).steps_per_report == 25
-    assert rehearsal("parameter_server", workers=2, steps=1000).steps_per_report == 50
+    assert dry_run("parameter_server", workers=10_000, steps=100).steps_per_report == 100
+    assert dry_run("parameter_server", workers=1_000, steps=100).steps_per_report == 25
+    assert dry_run("parameter_server", workers=2, steps=1000).steps_per_report == 50
 
 
 def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +83,13 @@ def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.Monke
         gradients.fill_(worker + 10 * step)
         gradients[worker] += 100
 
-    made = rehearsal(
+    made = dry_run(
         "parameter_server(servers=2)",
         steps=4,
         optimizer=build("optimizer", "sgd(lr=1, momentum=0)", OPTIMIZERS),
         gradient=gradient,
     )
-    rehearsed(made, Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+    dry_events(made, Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
     shards = list(values.values())
     pushed = 4 * (0 + 1 + 2) + 3 * 10 * (0 + 1 + 2 + 3)
     expected = torch.full((made.stand_in.numbers,), -float(pushed))

@@ -1,4 +1,4 @@
-"""A rehearsal sends the messages of real training, at the same virtual times."""
+"""A dry run sends the messages of real training, at the same virtual times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, stra
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.partition.cut import cut
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
@@ -34,7 +34,7 @@ from polyrhythm.training.optimizer import OptimizerConfig
 IMAGES, SHAPE = 53, (1, 4, 4)
 SLOW = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 APART = (Kind.EVENT, Kind.RECORD, Kind.ACCOUNT, Kind.REPORT)
-"""What is said of a run beside the strategy: it weighs nothing here, since a rehearsal has less to say."""
+"""What is said of a run beside the strategy: it weighs nothing here, since a dry run has less to say."""
 Sent = list[tuple[float, str, int, int, int]]
 
 
@@ -102,7 +102,7 @@ def _both(
     epochs: int = 1,
     sizes: ModelSizes | None = None,
 ) -> tuple[Sent, Sent]:
-    """Gives the messages of training and of its rehearsal, 3 workers each."""
+    """Gives the messages of training and of its dry run, 3 workers each."""
     flats = partial(FlatParameters, bucket_bytes=bucket_bytes)
     job = make_job(spec, 3, model=model, epochs=epochs, optimizer="sgd(lr=0.01)", schedule="constant")
     ended: set[int] = set()
@@ -116,7 +116,7 @@ def _both(
         sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE), head=head)
     optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
     assert isinstance(optimizer, OptimizerConfig)
-    rehearsal = Rehearsal(
+    dry_run = DryRun(
         strategy=noted,
         workers=3,
         sizes=sizes,
@@ -129,28 +129,28 @@ def _both(
     with mock.patch("polyrhythm.roles.replica.FlatParameters", flats):
         real = _sent(Piece(partial(_play, job)), 3, servers, ended)
     ended.clear()
-    return real, _sent(piece_of(rehearsal), 3, servers, ended)
+    return real, _sent(piece_of(dry_run), 3, servers, ended)
 
 
-def _assert_same(real: Sent, rehearsed: Sent) -> None:
-    assert [entry[1:] for entry in rehearsed] == [entry[1:] for entry in real]
-    assert [entry[0] for entry in rehearsed] == pytest.approx([entry[0] for entry in real], rel=1e-9)
+def _assert_same(real: Sent, dry: Sent) -> None:
+    assert [entry[1:] for entry in dry] == [entry[1:] for entry in real]
+    assert [entry[0] for entry in dry] == pytest.approx([entry[0] for entry in real], rel=1e-9)
 
 
-def _rehearsable() -> list[str]:
-    """Gives the strategies whose messages do not depend on values, which a rehearsal without gradients lacks."""
+def _possible_specs() -> list[str]:
+    """Gives the strategies whose messages do not depend on values, which a dry run without gradients lacks."""
     return [spec for spec in strategies() if not strategy(spec).traits(1).sends_by_value]
 
 
-@pytest.mark.parametrize("spec", _rehearsable())
-def test_a_small_model_is_rehearsed_to_the_byte_and_the_instant(spec: str) -> None:
-    real, rehearsed = _both(spec, perceptron, bucket_bytes=16)
+@pytest.mark.parametrize("spec", _possible_specs())
+def test_a_small_model_is_run_dry_to_the_byte_and_the_instant(spec: str) -> None:
+    real, dry = _both(spec, perceptron, bucket_bytes=16)
     if not strategy(spec).traits(1).one_host:  # whose workers share memory, and need no message
         assert len(real) > (15 if strategy(spec).traits(3).exchange_every == 1 else 1)
-    _assert_same(real, rehearsed)
+    _assert_same(real, dry)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in out_of_step(3) if spec in _rehearsable()])
+@pytest.mark.parametrize("spec", [spec for spec in out_of_step(3) if spec in _possible_specs()])
 def test_epochs_end_as_in_training(spec: str) -> None:
     _assert_same(*_both(spec, perceptron, bucket_bytes=16, epochs=2))
 
@@ -184,29 +184,29 @@ def test_every_number_of_a_stand_in_weighs_as_many_as_it_stands_for(spec: str) -
     def model() -> nn.Module:
         return of_size(8192)
 
-    stood_for = Rehearsal(
+    stood_for = DryRun(
         strategy=strategy(spec), workers=3, sizes=ModelSizes((8192,), (1.0,)), steps=1
     ).stand_in
     assert (stood_for.numbers, stood_for.scale) == (1024, 8.0)
-    real, rehearsed = _both(spec, model, bucket_bytes=1 << 20)
-    without_plans = [[entry for entry in sent if entry[1] != "CONFIGURE"] for sent in (real, rehearsed)]
+    real, dry = _both(spec, model, bucket_bytes=1 << 20)
+    without_plans = [[entry for entry in sent if entry[1] != "CONFIGURE"] for sent in (real, dry)]
     assert [entry[1:] for entry in without_plans[1]] == [entry[1:] for entry in without_plans[0]]
     # a plan's text is a few bytes shorter, at 1 MB/s
-    assert [entry[0] for entry in rehearsed] == pytest.approx([entry[0] for entry in real], abs=1e-5)
+    assert [entry[0] for entry in dry] == pytest.approx([entry[0] for entry in real], abs=1e-5)
 
 
 def test_slices_of_an_all_reduce_weigh_as_many_as_they_stand_for() -> None:
-    """The model and the two numbers that travel along are 9 times as many as in its rehearsal: 1538 and 13,842."""
+    """The model and the two numbers that travel along are 9 times as many as in its dry run: 1538 and 13,842."""
     sizes = ModelSizes((9 * 1536,), (1.0,))
-    assert Rehearsal(strategy=strategy("synchronous"), workers=3, sizes=sizes, steps=1).stand_in.scale == 9
+    assert DryRun(strategy=strategy("synchronous"), workers=3, sizes=sizes, steps=1).stand_in.scale == 9
 
     def model() -> nn.Module:
         return of_size(9 * 1538 - 2)
 
-    real, rehearsed = _both("synchronous", model, bucket_bytes=1 << 20, sizes=sizes)
+    real, dry = _both("synchronous", model, bucket_bytes=1 << 20, sizes=sizes)
     assert len(real) == 2 + 5 * 12  # a broadcast, and two messages of everyone to everyone a step
-    assert sorted(entry[1:4] for entry in rehearsed) == sorted(entry[1:4] for entry in real)
+    assert sorted(entry[1:4] for entry in dry) == sorted(entry[1:4] for entry in real)
     # slices of 513, 513 and 512 numbers; the model's are 4614 each
-    assert {entry[4] for entry in rehearsed[2:]} == {64 + 4 * 9 * 513, 64 + 4 * 9 * 512}
+    assert {entry[4] for entry in dry[2:]} == {64 + 4 * 9 * 513, 64 + 4 * 9 * 512}
     assert {entry[4] for entry in real[2:]} == {64 + 4 * 4614}
-    assert rehearsed[-1][0] == pytest.approx(real[-1][0], rel=1e-3)
+    assert dry[-1][0] == pytest.approx(real[-1][0], rel=1e-3)

@@ -1,4 +1,4 @@
-"""A rehearsal over real links: the same role, with every number of the model and a pace that really sleeps."""
+"""A dry run over real links: the same role, with every number of the model and a pace that really sleeps."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import pytest
 from conformance.jobs import strategy
 from conformance.rank_processes import RankProcesses, Seat
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import Rehearsal
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import DrawnPace, World
-from polyrhythm.simulation.run import perform, rehearsed
+from polyrhythm.simulation.run import dry_events, perform
 from polyrhythm.strategies.role_assignment import cast_in_order
 from polyrhythm.training.model_sizes import ModelSizes
 
 WORKERS, STEPS, STEP_S = 2, 4, 0.02
 
 
-def _rehearsal(spec: str) -> Rehearsal:
+def _dry_run(spec: str) -> DryRun:
     sizes = ModelSizes((3000, 2000), (0.5, 0.5))
-    return Rehearsal(strategy=strategy(spec), workers=WORKERS, steps=STEPS, sizes=sizes, exact=True)
+    return DryRun(strategy=strategy(spec), workers=WORKERS, steps=STEPS, sizes=sizes, exact=True)
 
 
 def _perform(seat: Seat, spec: str) -> None:
     _home, network = seat.connect()
-    rehearsal = _rehearsal(spec)
+    dry_run = _dry_run(spec)
     events: list[Event] = []
-    cast = cast_in_order(WORKERS, rehearsal.strategy.traits(WORKERS).servers)
+    cast = cast_in_order(WORKERS, dry_run.strategy.traits(WORKERS).servers)
     pace = DrawnPace(network.clock, lambda: STEP_S)
-    perform(rehearsal, World(network, cast, pace, emit=events.append))
+    perform(dry_run, World(network, cast, pace, emit=events.append))
     if seat.rank == 0:
         seat.tell(events[-1].to_json()["result"])
     seat.wait_for_word()  # until nobody has anything more to hear
@@ -41,7 +41,7 @@ def test_the_bytes_and_steps_are_those_of_the_simulation(spec: str) -> None:
         for rank in range(size):
             ranks.say(rank, "go")
         ranks.wait_for_end(list(range(size)))
-    simulated = rehearsed(_rehearsal(spec))[-1].to_json()["result"]
+    simulated = dry_events(_dry_run(spec))[-1].to_json()["result"]
     same = ("strategy", "workers", "servers", "steps", "epochs")
     assert {key: real[key] for key in same} == {key: simulated[key] for key in same}
     assert real["seconds"] >= STEPS * STEP_S
