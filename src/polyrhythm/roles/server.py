@@ -13,7 +13,7 @@ its shards; `Refusals` counts refused messages; `Reporter` reports the server's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ from polyrhythm.roles.control_messages import EventReport, ServerReady, ShardSta
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, HandleLoss, HandleMessage, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.server_part import KeepingPart, ServerPart, ServerSetting
+from polyrhythm.strategies.server_part import CountsLatestStaleness, KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
 
 _OUTSIDE_STEPS = frozenset(
@@ -123,16 +123,7 @@ def _handle_loss(
 
 
 def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
-    words = {
-        "staleness": dict(part.staleness),
-        "version": part.version,
-        "steps": part.steps,
-        "not_finite": getattr(part, "not_finite", 0),  # only some look
-        "ejected": getattr(part, "ejected", 0),
-        "dropped": getattr(part, "dropped", 0),
-        "left_out": getattr(part, "left_out", {}),
-        "absent": getattr(part, "absent", {}),
-    }
+    words = vars(part.stats())
     return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 
 
@@ -337,8 +328,9 @@ class Reporter:
         self._part = part
         self._now = world.clock.now
         self._started_at = self.said_at_s = self._now()
-        # Parts that may have thousands of pushers count themselves what is new, instead of comparing thousands of ages.
-        self._latest_staleness = getattr(part, "latest_staleness", None) or _Difference(part)
+        self._latest_staleness: Callable[[], dict[int, int]] = (
+            part.latest_staleness if isinstance(part, CountsLatestStaleness) else _Difference(part)
+        )
         self._begun = False
         self._wait_s = 0.0
         self._taken = 0
@@ -384,7 +376,7 @@ class Reporter:
             seconds=seconds,
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
             queue=self._taken / max(1, self._waits),
-            dropped=getattr(self._part, "dropped", 0),  # only some drop any
+            dropped=self._part.dropped,
             updating_s=self.updating_s,
         )
         self.said_at_s = now

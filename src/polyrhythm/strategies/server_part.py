@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from polyrhythm.communication.message import Message
@@ -26,14 +26,39 @@ class ServerSetting:
     finite: bool = False
 
 
+@dataclass(frozen=True)
+class ServerStats:
+    """What a server has counted, as it reports it when the run is over.
+
+    Attributes:
+        staleness: gradients applied, by staleness.
+        version: updates applied.
+        steps: gradients that it holds, by rank, those of earlier sessions included.
+        not_finite: gradients left out because they were not finite.
+        ejected: pushers let go, once each time.
+        dropped: gradients that came too late.
+        left_out: by rank, stretches of its steps, `[first, one past the last]`, of which no gradient was applied.
+        absent: by rank, stretches of its group's steps, `[first, one past the last]`, taken without it.
+    """
+
+    staleness: dict[int, int]
+    version: int
+    steps: dict[int, int]
+    not_finite: int = 0
+    ejected: int = 0
+    dropped: int = 0
+    left_out: dict[int, list[list[int]]] = field(default_factory=dict)
+    absent: dict[int, list[list[int]]] = field(default_factory=dict)
+
+
 class ServerPart(Protocol):
     """The server's side: a message comes in, replies go out. Needs no network to be tested.
 
     Attributes:
         staleness: how many gradients were applied at which staleness.
         version: updates applied so far.
+        dropped: gradients that came too late so far.
         done: whether all workers have left.
-        steps: how many gradients of each rank it holds.
     """
 
     @property
@@ -45,31 +70,45 @@ class ServerPart(Protocol):
         """Updates applied so far."""
 
     @property
-    def steps(self) -> dict[int, int]:
-        """How many gradients of each rank it holds, those of earlier sessions included."""
+    def dropped(self) -> int:
+        """Gradients that came too late so far."""
 
     @property
     def done(self) -> bool:
         """Whether all workers have left, and worker 0 has let the servers go."""
 
     def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
-        """Takes a message from a rank and gives the replies, with the ranks that they go to.
+        """Take a message from a rank; return the replies, with the ranks that they go to.
 
         The tensors of replies must not change afterwards: they leave while the server goes on.
         """
 
     def on_loss(self, rank: int) -> list[tuple[int, Message]]:
-        """A worker is gone; gives the replies that this sets free.
+        """Go on without a worker that is gone; return the replies that its loss sets free.
 
         It may come back: a successor under the same rank begins with `PULL`. Called only where the strategy
         `goes_on`.
         """
 
     def state(self) -> State:
-        """Gives all that a resumed server needs, parameters included."""
+        """Return all that a resumed server needs, parameters included."""
 
     def load_state(self, state: State) -> None:
-        """Takes back what `state` gave, before any message."""
+        """Restore what `state` returned, before any message."""
+
+    def stats(self) -> ServerStats:
+        """Return what it has counted, for the run's report."""
+
+
+class CountsLatestStaleness:
+    """A server part that counts itself which stalenesses are new.
+
+    A part may have thousands of pushers, and comparing thousands of ages at every report would take long.
+    """
+
+    def latest_staleness(self) -> dict[int, int]:
+        """Return how many gradients were applied at which staleness since the last call."""
+        raise NotImplementedError
 
 
 @runtime_checkable

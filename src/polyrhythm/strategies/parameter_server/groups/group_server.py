@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
-from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerSetting, ServerStats
 from polyrhythm.strategies.state import State
 
 WORD_TAG = 1
@@ -171,7 +171,7 @@ _PUSH, _PULL, _LEAVE = Kind.PUSH, Kind.PULL, Kind.LEAVE
 _NOBODY = -1
 
 
-class GroupServer:
+class GroupServer(CountsLatestStaleness):
     """One server; see `ServerPart`. A group goes by the rank of the member that is its first at the beginning.
 
     In front of a session whose pushers are the groups: it translates between members and groups, and hears by itself
@@ -237,24 +237,13 @@ class GroupServer:
         return self._session.dropped
 
     @property
-    def not_finite(self) -> int:
-        """How many gradients were left out since they were not finite."""
-        return self._session.not_finite
-
-    @property
-    def ejected(self) -> int:
-        """How many groups were let go, once each time."""
-        return self._session.ejected
-
-    @property
     def done(self) -> bool:
         """Whether all groups have left, and worker 0 has let the servers go."""
         return self._session.done
 
-    @property
-    def left_out(self) -> dict[int, list[list[int]]]:
-        """For each group, stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
-        return self._session.left_out
+    def stats(self) -> ServerStats:
+        """Return what it has counted."""
+        return replace(self._session.stats(), steps=self.steps, absent=self.absent)
 
     def latest_staleness(self) -> dict[int, int]:
         """Return how many gradients were applied at which staleness since the last call."""

@@ -39,6 +39,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
     payload,
 )
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.server_part import ServerStats
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -196,12 +197,14 @@ class LeafServer:
     Attributes:
         version: how many pushed means the roots have answered.
         staleness: empty, since the roots count it.
+        dropped: 0, since the roots count them.
         done: whether worker 0 has let the servers go.
     """
 
     def __init__(self, levels: Levels, index: int) -> None:
         self.version = 0
         self.staleness: Counter[int] = Counter()
+        self.dropped = 0
         self.done = False
         self._group = LeafGroup(levels.groups[index])
         self._roots = levels.roots
@@ -229,10 +232,9 @@ class LeafServer:
         """By worker, the step with which it was last answered; of a lost one, how many steps it has taken."""
         return self._group.steps
 
-    @property
-    def absent(self) -> dict[int, list[list[int]]]:
-        """For each rank, stretches of steps, `[first, one past the last]`, taken without it until a successor came."""
-        return self._group.absent
+    def stats(self) -> ServerStats:
+        """Return what it has counted."""
+        return ServerStats({}, self.version, self.steps, absent=self._group.absent)
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a worker, a root or another leaf, and gives the replies.

@@ -53,7 +53,7 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.strategies.server_part import ServerSetting, ServerStats
 from polyrhythm.strategies.state import State
 
 KEPT, GREETING = 1, 2
@@ -102,28 +102,25 @@ class ReplicatedServer:
         return sum(part.dropped for part in self.parts)
 
     @property
-    def not_finite(self) -> int:
-        """How many gradients were left out since they were not finite."""
-        return sum(part.not_finite for part in self.parts)
-
-    @property
-    def ejected(self) -> int:
-        """How many pushers were let go."""
-        return sum(part.ejected for part in self.parts)
-
-    @property
     def steps(self) -> dict[int, int]:
         """How many gradients of each pusher need not be pushed again."""
         return {rank: min(copy.part.steps[rank] for copy in self._copies) for rank in self._pushers}
 
-    @property
-    def left_out(self) -> dict[int, list[list[int]]]:
-        """For each rank, stretches of its steps of which no gradient was applied, of all shards asked for here."""
-        found: dict[int, list[list[int]]] = {}
+    def stats(self) -> ServerStats:
+        """Return what it has counted, of all shards asked for here; the version is that of its own."""
+        left_out: dict[int, list[list[int]]] = {}
         for part in self.parts:
             for rank, stretches in part.left_out.items():
-                found.setdefault(rank, []).extend(stretches)
-        return found
+                left_out.setdefault(rank, []).extend(stretches)
+        return ServerStats(
+            dict(self.staleness),
+            self.version,
+            self.steps,
+            sum(part.not_finite for part in self.parts),
+            sum(part.ejected for part in self.parts),
+            self.dropped,
+            left_out,
+        )
 
     @property
     def done(self) -> bool:

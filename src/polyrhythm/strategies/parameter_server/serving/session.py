@@ -47,12 +47,13 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
     Rule,
     contribution_of,
 )
+from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerStats
 from polyrhythm.strategies.state import State
 
 _PARAMETERS = Kind.PARAMETERS  # an enum is slow to ask for its members
 
 
-class ServerSession:
+class ServerSession(CountsLatestStaleness):
     """One server; see `ServerPart`.
 
     A *pusher* is a rank that pushes gradients: a worker, or what stands for a group of workers.
@@ -128,6 +129,18 @@ class ServerSession:
         """For each rank, the stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
         pushers = self._registry.pushers
         return {pushers[number]: found for number, found in self._held.left_out.by_pusher.items()}
+
+    def stats(self) -> ServerStats:
+        """Return what it has counted."""
+        return ServerStats(
+            dict(self.staleness),
+            self.version,
+            self.steps,
+            self.not_finite,
+            self.ejected,
+            self.dropped,
+            self.left_out,
+        )
 
     def latest_staleness(self) -> dict[int, int]:
         """Return how many gradients were applied at which staleness since the last call.

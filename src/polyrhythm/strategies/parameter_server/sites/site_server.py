@@ -44,6 +44,7 @@ from polyrhythm.strategies.parameter_server.serving.pusher_state import HeldGrad
 from polyrhythm.strategies.parameter_server.serving.rule import Contribution
 from polyrhythm.strategies.parameter_server.sites.site_copy import SiteCopy
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.server_part import ServerStats
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import shards
 
@@ -239,12 +240,14 @@ class SiteServer:
 
     Attributes:
         done: whether it has been let go.
+        dropped: 0, since the workers of a site go in step.
     """
 
     def __init__(
         self, members: tuple[int, ...], peers: tuple[int, ...], idle: tuple[int, ...], rule: SiteRule
     ) -> None:
         self.done = False
+        self.dropped = 0
         self._presence = PusherRegistry(members)
         self._post = Post(peers)
         self._idle = idle
@@ -274,6 +277,10 @@ class SiteServer:
     def steps(self) -> dict[int, int]:
         """How many gradients of each worker of the site it holds."""
         return dict(zip(self._presence.pushers, self._held.steps, strict=True))
+
+    def stats(self) -> ServerStats:
+        """Return what it has counted."""
+        return ServerStats(dict(self.staleness), self.version, self.steps)
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Takes a message from a worker of the site or from another site, and gives the replies.
