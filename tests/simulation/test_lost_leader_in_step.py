@@ -24,7 +24,7 @@ from polyrhythm.events import (
 )
 from polyrhythm.roles.control_messages import ControlMessage, Welcome
 from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.roles.leading.checkpoint_collector import CheckpointCollector
+from polyrhythm.roles.leading.training_duties import CheckpointCollector
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import try_seeds
 from simulation import lost_leaders

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from polyrhythm.events import Straggler, WorkerProgress, from_json
-from polyrhythm.roles.leading.stragglers import Stragglers
+from polyrhythm.roles.leading.leader import Stragglers
 
 
 class Reports:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from polyrhythm.strategies.parameter_server.sites.site_copy import Significance, add_packet
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteRule
+from polyrhythm.strategies.parameter_server.sites.site_server import Significance, SiteRule, add_packet
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
