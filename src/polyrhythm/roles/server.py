@@ -365,18 +365,18 @@ class Reporter:
 
     def _event(self) -> ServerProgress:
         """Gives what has been done since the last call, and starts anew."""
-        now = self._now()
+        now, stats = self._now(), self._part.stats()
         seconds = now - self.said_at_s
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
         event = ServerProgress(
             time_s=now - self._started_at,
             server=self._index,
-            version=self._part.version,
+            version=stats.version,
             staleness=self._latest_staleness(),
             seconds=seconds,
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
             queue=self._taken / max(1, self._waits),
-            dropped=self._part.dropped,
+            dropped=stats.dropped,
             updating_s=self.updating_s,
         )
         self.said_at_s = now
@@ -389,8 +389,8 @@ class _Difference:
 
     def __init__(self, part: ServerPart) -> None:
         self._part = part
-        self._said = Counter(part.staleness)
+        self._said = Counter(part.stats().staleness)
 
     def __call__(self) -> dict[int, int]:
-        said, self._said = self._said, Counter(self._part.staleness)
+        said, self._said = self._said, Counter(self._part.stats().staleness)
         return dict(self._said - said)

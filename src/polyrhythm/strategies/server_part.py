@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -28,7 +27,7 @@ class ServerSetting:
 
 @dataclass(frozen=True)
 class ServerStats:
-    """What a server has counted, as it reports it when the run is over.
+    """What a server has counted; all of it is reported when the run is over.
 
     Attributes:
         staleness: gradients applied, by staleness.
@@ -55,23 +54,8 @@ class ServerPart(Protocol):
     """The server's side: a message comes in, replies go out. Needs no network to be tested.
 
     Attributes:
-        staleness: how many gradients were applied at which staleness.
-        version: updates applied so far.
-        dropped: gradients that came too late so far.
-        done: whether all workers have left.
+        done: whether all workers have left, and worker 0 has let the servers go.
     """
-
-    @property
-    def staleness(self) -> Counter[int]:
-        """How many gradients were applied at which staleness."""
-
-    @property
-    def version(self) -> int:
-        """Updates applied so far."""
-
-    @property
-    def dropped(self) -> int:
-        """Gradients that came too late so far."""
 
     @property
     def done(self) -> bool:
@@ -97,7 +81,7 @@ class ServerPart(Protocol):
         """Restore what `state` returned, before any message."""
 
     def stats(self) -> ServerStats:
-        """Return what it has counted, for the run's report."""
+        """Return what it has counted so far."""
 
 
 class CountsLatestStaleness:

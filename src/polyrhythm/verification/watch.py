@@ -111,12 +111,12 @@ class Watch:
             return part.on_message, part.on_loss
 
         def handle(source: int, message: Message | None) -> list[tuple[int, Message]]:
-            version, staleness = part.version, Counter(part.staleness)
+            before = part.stats()
             replies = part.on_loss(source) if message is None else part.on_message(source, message)
-            applied = part.staleness - staleness
-            self._handled(
-                Handled(self._now(), rank, source, message, replies, version, part.version, applied)
-            )
+            after = part.stats()
+            applied = Counter(after.staleness) - Counter(before.staleness)
+            versions = before.version, after.version
+            self._handled(Handled(self._now(), rank, source, message, replies, *versions, applied))
             return replies
 
         return handle, lambda lost: handle(lost, None)

@@ -197,14 +197,12 @@ class LeafServer:
     Attributes:
         version: how many pushed means the roots have answered.
         staleness: empty, since the roots count it.
-        dropped: 0, since the roots count them.
         done: whether worker 0 has let the servers go.
     """
 
     def __init__(self, levels: Levels, index: int) -> None:
         self.version = 0
         self.staleness: Counter[int] = Counter()
-        self.dropped = 0
         self.done = False
         self._group = LeafGroup(levels.groups[index])
         self._roots = levels.roots

@@ -252,14 +252,12 @@ class SiteServer:
 
     Attributes:
         done: whether it has been let go.
-        dropped: 0, since the workers of a site go in step.
     """
 
     def __init__(
         self, members: tuple[int, ...], peers: tuple[int, ...], idle: tuple[int, ...], rule: SiteRule
     ) -> None:
         self.done = False
-        self.dropped = 0
         self._presence = PusherRegistry(members)
         self._post = Post(peers)
         self._idle = idle
