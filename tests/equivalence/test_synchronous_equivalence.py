@@ -1,5 +1,7 @@
 """Synchronous strategies are one large batch, and are each other."""
 
+from math import inf
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from conformance.jobs import agreeing, blobs, make_job, plain_alone, plain_loop,
 from polyrhythm.simulation.run import Surroundings
 
 UNEVEN = Surroundings(step_s=uneven)
+UNBOUNDED = Surroundings(step_s=uneven, bandwidth_bytes_per_s=inf)
 RAGGED = {  # workers: images of which the last step of an epoch takes less than it could
     2: 53,  # 5 in the last step of 8: 3 and 2
     3: 53,  # 5 in the last step of 12: 2, 2, 1
@@ -63,11 +66,14 @@ def test_mixed_with_one_group_has_the_bits_of_all_reduce(workers, consistency, b
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_mixed_with_one_replica_has_the_trace_of_the_asynchronous_server(servers):
-    alone = simulated(make_job(f"parameter_server(servers={servers})", 3), UNEVEN)
-    grouped = simulated(make_job(f"mixed(replicas=1, servers={servers})", 3), UNEVEN)
+    specs = (f"parameter_server(servers={servers})", f"mixed(replicas=1, servers={servers})")
+    jobs = [make_job(spec, 3) for spec in specs]
+    alone, grouped = (simulated(job, UNEVEN) for job in jobs)
     for figure in ("parameters_sha256", "staleness", "test_loss", "bytes_sent_per_step"):
         assert grouped.result[figure] == alone.result[figure], figure
-    # Who hears of buckets sleeps for each, the other for all at once: sums of the same times, in another order. Reports
-    # hold them as text, which their last digits make a few bytes longer or shorter on its way: nanoseconds.
-    assert grouped.result["seconds"] == pytest.approx(alone.result["seconds"], abs=1e-8)
     assert alone.result["staleness"]["max"] > 0
+    # Who hears of buckets sleeps for each, the other for all at once: sums of the same times, in another order. Reports
+    # hold them as text, a few bytes longer or shorter by their last digits: nanoseconds, and none on unbounded links.
+    assert grouped.result["seconds"] == pytest.approx(alone.result["seconds"], abs=1e-8)
+    alone_s, grouped_s = (simulated(job, UNBOUNDED).result["seconds"] for job in jobs)
+    assert grouped_s == pytest.approx(alone_s, rel=1e-12)
