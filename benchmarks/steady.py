@@ -18,8 +18,8 @@ import numpy as np
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.run import piece_of
-from polyrhythm.simulation.stage import modelled_stage
+from polyrhythm.simulation.run import program_of
+from polyrhythm.simulation.simulated_run import modelled_run
 
 WINDOWS = 5
 IN_PHASE = 0.25
@@ -86,7 +86,7 @@ def simulated_times(layout: Layout, dry_run: DryRun, seconds: float) -> list[lis
         dry_run: of endless steps.
         seconds: virtual ones, after which worker 0 wishes to stop.
     """
-    stage = modelled_stage(layout, piece_of(dry_run), lambda event: None, seed=dry_run.seed)
+    stage = modelled_run(layout, program_of(dry_run), lambda event: None, seed=dry_run.seed)
     plain, marks = stage.draws, {}
 
     def marked(rank: int) -> Draw:
@@ -97,4 +97,4 @@ def simulated_times(layout: Layout, dry_run: DryRun, seconds: float) -> list[lis
 
     stage.draws = marked
     stage.play()
-    return [marks[rank].times for rank in layout.cast.workers]
+    return [marks[rank].times for rank in layout.roles.workers]

@@ -22,8 +22,7 @@ from polyrhythm.api.strategies import strategies
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS
-from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES
+from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, MERGE_RULES
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES
 
 ROOT = Path(__file__).parent.parent

@@ -26,7 +26,7 @@ def theirs() -> Callable[[torch.Tensor], torch.Tensor]:
     define_missing_operators()
     from torchvision.transforms import v2
 
-    cast = v2.Lambda(
+    roles = v2.Lambda(
         lambda image: (
             (
                 image.to(torch.int16)
@@ -39,7 +39,7 @@ def theirs() -> Callable[[torch.Tensor], torch.Tensor]:
     bilinear = v2.InterpolationMode.BILINEAR
     return v2.Compose(
         [
-            cast,
+            roles,
             v2.RandomRotation(15, interpolation=bilinear),
             v2.RandomAffine(0, scale=(1 / 1.2, 1.2), interpolation=bilinear),
             v2.RandomHorizontalFlip(),

@@ -94,7 +94,7 @@ def declared(strategy: Strategy) -> list[str]:
     numbers = trial.dry_run.stand_in.numbers
     gradient = torch.zeros(numbers)
     conditions = Conditions(
-        cast=trial.layout.cast, numbers=numbers, gradient=lambda worker, step: gradient, steps=STEPS
+        roles=trial.layout.roles, numbers=numbers, gradient=lambda worker, step: gradient, steps=STEPS
     )
     return sorted({_name(entry) for entry in invariants_for(strategy, conditions)})
 
@@ -106,11 +106,11 @@ def _name(entry: Invariant) -> str:
 
 def try_seed(trial: Trial, seed: int, row: Row) -> None:
     """Plays one seed, and notes what became of it."""
-    cast, strategy = trial.layout.cast, trial.dry_run.strategy
+    roles, strategy = trial.layout.roles, trial.dry_run.strategy
     faults = faults_of(trial, seed)
     fatal = seed % ONE_IN == 0
     if fatal:
-        needed = [rank for rank in range(cast.size) if not strategy.faults(WORKERS).survives(rank, cast)]
+        needed = [rank for rank in range(roles.size) if not strategy.faults(WORKERS).survives(rank, roles)]
         faults = (*faults, drawn_death(needed, seed, STEPS * STEP_S))
     seen: Counter[type[Event]] = Counter()
 

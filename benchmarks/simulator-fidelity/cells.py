@@ -137,7 +137,7 @@ class Cell:
         times = on_hosts(
             [hosts[host] for host in layout.host_of], lambda network: self._play(layout, network)
         )
-        return [times[worker] for worker in layout.cast.workers]
+        return [times[worker] for worker in layout.roles.workers]
 
     def _play(self, layout: Layout, network: Communicator) -> list[float]:
         """Plays one real rank; gives when its steps began, on the machine's clock."""
@@ -145,7 +145,7 @@ class Cell:
         marks, stop = Marks(lambda: COMPUTE.draw(generator), time.monotonic), StopRequest()
         if network.rank == 0:
             marks.end_after(self.seconds, stop)
-        perform(self.dry_run, World(network, layout.cast, DrawnPace(network.clock, marks), stop))
+        perform(self.dry_run, World(network, layout.roles, DrawnPace(network.clock, marks), stop))
         return marks.times
 
 

@@ -27,7 +27,7 @@ from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from ranks import on_hosts
 
 HOSTS = 4
@@ -49,8 +49,8 @@ def measured(job: Job, hosts: Sequence[Host], straggler: bool, target: float) ->
     def play(network: Communicator) -> tuple[float | None, float]:
         watch = Watch(target)
         pace = DrawnPace(network.clock, lambda: STEP_S * slowness(network.rank, straggler))
-        cast = cast_in_order(HOSTS, 0)
-        work(job, World(network, cast, pace, watch.stop, watch.on_event))
+        roles = roles_in_order(HOSTS, 0)
+        work(job, World(network, roles, pace, watch.stop, watch.on_event))
         return watch.seconds, watch.best
 
     return on_hosts(hosts, play)[0]  # type: ignore[no-any-return]

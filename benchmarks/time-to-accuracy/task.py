@@ -97,7 +97,7 @@ def job_of(data: Dataset, spec: str, workers: int, seed: int) -> Job:
             batch_size=BATCH,
             seed=seed,
         ),
-        keeping=CheckpointConfig(checkpoints=0),
+        checkpointing=CheckpointConfig(checkpoints=0),
     )
 
 

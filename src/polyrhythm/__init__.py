@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polyrhythm.api.augment import augment
     from polyrhythm.api.average import average
+    from polyrhythm.api.compare import compare
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.export import export
     from polyrhythm.api.join import Group, join
@@ -35,6 +36,7 @@ __all__ = [
     "RunError",
     "augment",
     "average",
+    "compare",
     "evaluate",
     "export",
     "join",
@@ -50,6 +52,7 @@ __all__ = [
 _HOMES = {
     "augment": "polyrhythm.api.augment",
     "average": "polyrhythm.api.average",
+    "compare": "polyrhythm.api.compare",
     "evaluate": "polyrhythm.api.evaluate",
     "export": "polyrhythm.api.export",
     "predict": "polyrhythm.api.predict",

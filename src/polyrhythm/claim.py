@@ -7,6 +7,9 @@ removes the staging folders of all earlier ones:
     start 2      removes it ────┐   .start-00000002-41…/
     start 1                     ✗ ── rename: there is no such file; nothing of start 1 arrives any more
 
+A folder that is deleted, renamed or unmounted under a run has nobody else's files where it was: it is made again, and
+the run goes on in it.
+
 So the file system itself decides atomically between a late writer and its successor, and nothing that is left behind
 can block a later start: the staging folder of a killed process is removed like any other.
 """
@@ -95,12 +98,26 @@ class Claim(Unclaimed):
     inside: tuple[str, ...] = ()
 
     def draft(self, path: Path) -> Path:
-        """Return the file to write before publishing it as `path`, in the run folder or in one of `inside`."""
-        return path.parent / self.name / path.name
+        """Return the file to write before publishing it as `path`, in the run folder or in one of `inside`.
+
+        Raises:
+            Superseded: a later start has claimed the folder.
+        """
+        staging = path.parent / self.name
+        if not staging.is_dir():
+            self.check()
+            with suppress(OSError):  # whoever writes there says so
+                staging.mkdir(parents=True, exist_ok=True)
+            self.check()  # of a later start, either this sees the folder or that sees the one just made
+        return staging / path.name
 
     def publish(self, path: Path) -> None:
         """Move a draft to its place."""
-        self._move(self.draft(path), path)
+        try:
+            (path.parent / self.name / path.name).replace(path)
+        except OSError:
+            self.check()
+            raise
 
     def remove(self, path: Path) -> None:
         """Move a file to the staging folder, and remove it there: elsewhere it could already be a later start's."""
@@ -112,9 +129,21 @@ class Claim(Unclaimed):
         self.check()
 
     def check(self) -> None:
-        """Check that the staging folder exists."""
-        if not (self.folder / self.name).is_dir():
+        """Check that the staging folder exists; make it again where nothing is left of the run, nor of another."""
+        if (self.folder / self.name).is_dir():
+            return
+        if not self._has_vanished():
             raise Superseded(f"{self.folder} belongs to a later start of this run by now, so this one ends")
+        with suppress(OSError):
+            (self.folder / self.name).mkdir(parents=True, exist_ok=True)
+
+    def _has_vanished(self) -> bool:
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                empty = path.name in self.inside and not any(path.iterdir())
+                if path.name != self.name and not empty:
+                    return False
+        return True
 
     def release(self) -> None:
         """Remove the staging folders, and folders that nothing was written into."""
@@ -128,13 +157,6 @@ class Claim(Unclaimed):
     def places(self) -> list[Path]:
         """The folders that have a staging folder."""
         return [self.folder, *(self.folder / name for name in self.inside)]
-
-    def _move(self, source: Path, target: Path) -> None:
-        try:
-            source.replace(target)
-        except OSError:
-            self.check()
-            raise
 
 
 def claim(folder: Path, inside: Iterable[str] = ()) -> Claim:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import unicodedata
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+_NO_SUCH_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 _OFFERED, _WORTH_COMPLETING = 3, 3
 _ALIKE, _AS_LIKE = 0.5, 0.82
 """Least similarity, from 0 to 1, of a suggestion to what was given, and relative to the most similar name."""
@@ -41,6 +43,10 @@ class PeerLost(RunError):
         self.losses = losses
 
 
+class OutOfStep(RunError):
+    """Workers that go in lockstep are not at the same place of their programs."""
+
+
 class LetGo(PeerLost):
     """A server continues without this worker.
 
@@ -53,19 +59,36 @@ class LetGo(PeerLost):
         self.args = (f"rank {rank} has let this worker go: {why}",)
 
 
-def fault_of_machine(error: BaseException) -> RunError | None:
-    """Return the error to report if the machine is the cause (out of memory, disk not writable), otherwise None."""
+def printable(text: str) -> str:
+    """Return a text in one line: control characters and line separators as escapes, so that no terminal obeys them."""
+    return "".join(
+        letter.encode("unicode_escape").decode()
+        if unicodedata.category(letter) in ("Cc", "Zl", "Zp")
+        else letter
+        for letter in text
+    )
+
+
+def fault_of_machine(error: BaseException) -> RunError | RequestError | None:
+    """Return the error to report if machine or path is the cause (memory, a full disk), otherwise None."""
+    if isinstance(error, OSError) and error.errno in _NO_SUCH_PATH and error.filename is not None:
+        return RequestError(f"{error.strerror}: {error.filename!r:.100}: give another path")
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         return RunError(": ".join(str(part) for part in (error.strerror, error.filename) if part is not None))
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"  # of torch, which must not be imported for this
-        or "can't allocate memory" in str(error)
-    ):
+    if is_out_of_memory(error):
         return RunError(
             "memory is not enough: take a smaller --batch-size or --image-size, a smaller model, or fewer --workers"
         )
     return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory was not enough, of the machine or of a GPU."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # of torch, which must not be imported for this
+        or "can't allocate memory" in str(error)
+    )
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:

@@ -44,6 +44,7 @@ class RunStarted(Event):
         parameters: number of trained parameters of the model.
         free_running: whether no worker ever waits for a slower one.
         begun: what other numbers of workers did in unfinished epochs; empty if there are none.
+        deal: what had been drawn before, where workers draw their batches, as `Dealer` writes it; else empty.
     """
 
     strategy: str
@@ -60,6 +61,7 @@ class RunStarted(Event):
     earlier_s: float = 0.0
     free_running: bool = False
     begun: dict[str, Any] = field(default_factory=dict)
+    deal: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +185,31 @@ class CacheUsed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchesDrawn(Event):
+    """A worker, or a group of workers, has drawn its next batches; see `data.dealer.Grant`.
+
+    Attributes:
+        unit: index of the worker, or of the group.
+        step: its steps before them; where there are none, what it had drawn from this step on is given back.
+        epoch: whose order they are taken from.
+        start: their first place in that order.
+        stop: the place after their last.
+        batches: how many they are.
+        reached: images of the run that all workers will have done before the first of them.
+        until: the same, after the last.
+    """
+
+    unit: int
+    step: int
+    epoch: int
+    start: int
+    stop: int
+    batches: int
+    reached: int = 0
+    until: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerProgress(Event):
     """Progress of one server since its last such event.
 
@@ -253,6 +280,19 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchesBalanced(Event):
+    """Workers that go in step have other parts of a global batch from here on.
+
+    Attributes:
+        step: steps done.
+        sizes: images of each worker in a full global batch, by its index; 0: it is absent.
+    """
+
+    step: int
+    sizes: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Straggler(Notice):
     """A worker has become a straggler, or is no longer one, according to the text.
 
@@ -305,6 +345,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerProgress,
         WorkerTimings,
         CacheUsed,
+        BatchesDrawn,
         ServerProgress,
         Evaluated,
         CheckpointSaved,
@@ -315,6 +356,7 @@ _KINDS: dict[str, type[Event]] = {
         ServerLost,
         ServerJoined,
         Restarted,
+        BatchesBalanced,
         RunEnded,
     )
 }

@@ -224,7 +224,7 @@ def _check_number(what: str, annotation: Any, value: Any) -> None:
     elif int in kinds:
         digits = isinstance(value, str) and value.strip().lstrip("+-").isdecimal()
         if isinstance(value, bool | float) or (isinstance(value, str) and not digits):
-            raise RequestError(f"{what} should be a whole number (given {value!r})")
+            raise RequestError(f"{what} should be a whole number (given {value!r:.200})")
 
 
 def chosen(what: str, *packages: str) -> BeforeValidator:

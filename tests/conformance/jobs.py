@@ -18,7 +18,7 @@ from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.dealing import batch_indices, epoch_order
 from polyrhythm.events import CheckpointSaved, Event
 from polyrhythm.roles.job import CheckpointConfig, Job, Learning
-from polyrhythm.simulation.run import Surroundings, simulate
+from polyrhythm.simulation.run import ConstantCluster, simulate
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
@@ -152,13 +152,13 @@ def make_job(
         make_model=lambda: model().to(dtype),
         model_name=model.__name__,
         learning=Learning(**chosen),
-        keeping=CheckpointConfig(folder=folder, checkpoints=checkpoints),
+        checkpointing=CheckpointConfig(folder=folder, checkpoints=checkpoints),
     )
 
 
 def resumed(job: Job) -> Job:
     """Gives the job that goes on from the newest checkpoint."""
-    return replace(job, keeping=replace(job.keeping, resume=True))
+    return replace(job, checkpointing=replace(job.checkpointing, resume=True))
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def result_of(events: list[Event]) -> dict[str, Any]:
     return result
 
 
-def simulated(job: Job, surroundings: Surroundings | None = None) -> Trained:
+def simulated(job: Job, surroundings: ConstantCluster | None = None) -> Trained:
     """Runs a job in virtual time and keeps its replicas."""
     models: list[nn.Module] = []
 
@@ -275,6 +275,6 @@ def plain_loop(
     return model
 
 
-def stop_at(seconds: float, step_s: Callable[[int], float] = uneven) -> Surroundings:
+def stop_at(seconds: float, step_s: Callable[[int], float] = uneven) -> ConstantCluster:
     """Gives surroundings in which everyone is asked to stop at a virtual time."""
-    return Surroundings(step_s=step_s, stop_at_s=seconds)
+    return ConstantCluster(step_s=step_s, stop_at_s=seconds)

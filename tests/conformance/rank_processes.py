@@ -39,7 +39,7 @@ class Seat:
         size: how many there are.
         port: of the store.
         pipe: to the test.
-        incarnation: how many processes have had this rank before.
+        generation: how many processes have had this rank before.
         shared_memory: whether messages may travel through it.
     """
 
@@ -47,12 +47,12 @@ class Seat:
     size: int
     port: int
     pipe: Connection
-    incarnation: int = 0
+    generation: int = 0
     shared_memory: bool = True
 
     def rendezvous(self) -> Rendezvous:
         """Meets the other ranks."""
-        return local(self.rank, self.size, self.port, self.incarnation)
+        return local(self.rank, self.size, self.port, self.generation)
 
     def connect(self) -> tuple[Rank, TorchDistributedCommunicator]:
         """Joins the other ranks."""
@@ -79,7 +79,7 @@ class RankProcesses:
         started = [self._start(rank, size, 0) for rank in range(size)]
         self._pipes: list[Connection] = [pipe for pipe, _ in started]
         self._processes = [process for _, process in started]
-        self._incarnations = [0] * size
+        self._generations = [0] * size
 
     def __enter__(self) -> RankProcesses:
         return self
@@ -96,14 +96,14 @@ class RankProcesses:
     def succeed(self, rank: int) -> None:
         """Starts a successor of a rank that is dead; what is said and heard then, it hears and says."""
         self._processes[rank].join(PATIENCE_S)
-        self._incarnations[rank] += 1
+        self._generations[rank] += 1
         self._pipes[rank], self._processes[rank] = self._start(
-            rank, len(self._pipes), self._incarnations[rank]
+            rank, len(self._pipes), self._generations[rank]
         )
 
-    def _start(self, rank: int, size: int, incarnation: int) -> tuple[Connection, Any]:
+    def _start(self, rank: int, size: int, generation: int) -> tuple[Connection, Any]:
         ours, theirs = CONTEXT.Pipe()
-        seat = Seat(rank, size, self.store.port, theirs, incarnation, self._shared_memory)
+        seat = Seat(rank, size, self.store.port, theirs, generation, self._shared_memory)
         process = CONTEXT.Process(target=_run, args=(self._main, seat, self._arguments), daemon=True)
         process.start()
         theirs.close()

@@ -11,7 +11,7 @@ import torch
 
 from conformance.jobs import PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
 from polyrhythm.data.dealing import batch_images
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.training.flat_parameters import TAIL, FlatParameters
@@ -212,7 +212,7 @@ def test_every_strategy_declares_its_bytes():
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("spec", strategies())
 def test_counted_bytes_are_the_declared_ones(spec, workers, dtype):
-    result = simulated(make_job(spec, workers, dtype=dtype), Surroundings(step_s=uneven)).result
+    result = simulated(make_job(spec, workers, dtype=dtype), ConstantCluster(step_s=uneven)).result
     declared = declared_per_step(spec, workers, dtype.itemsize, 1, result["steps"])
     assert_bytes(spec, workers, result["bytes_sent_per_step"], declared)
 
@@ -220,7 +220,7 @@ def test_counted_bytes_are_the_declared_ones(spec, workers, dtype):
 @pytest.mark.parametrize("spec", strategies())
 def test_bytes_sent_in_the_background_of_the_backward_pass_count(spec, monkeypatch):
     monkeypatch.setattr("polyrhythm.roles.replica.FlatParameters", partial(FlatParameters, bucket_bytes=16))
-    result = simulated(make_job(spec, 3), Surroundings(bandwidth_bytes_per_s=1e5)).result
+    result = simulated(make_job(spec, 3), ConstantCluster(bandwidth_bytes_per_s=1e5)).result
     declared = declared_per_step(spec, 3, 4, 4, result["steps"])
     assert_bytes(spec, 3, result["bytes_sent_per_step"], declared)
 

@@ -31,11 +31,11 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Notice, RunStarted
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.checkpoint import latest_checkpoint
 
 WORKERS, IMAGES, EPOCHS = 3, 53, 2
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 class Seen:
@@ -137,7 +137,7 @@ def test_out_of_step_others_go_on_from_a_checkpoint_that_a_killed_run_left(
 ) -> None:
     """Worker 0 was far ahead of the others at the end of its epoch, or far behind them."""
     first = Seen()
-    around = Surroundings(step_s=lambda worker: leader_s if worker == 0 else 0.01 + 0.004 * worker)
+    around = ConstantCluster(step_s=lambda worker: leader_s if worker == 0 else 0.01 + 0.004 * worker)
     simulated(job_of(spec, WORKERS, tmp_path, first), around)
     latest_checkpoint(tmp_path / FOLDER).unlink()  # the one at the end of the run
     second = Seen()

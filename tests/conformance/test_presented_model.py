@@ -15,10 +15,10 @@ from conformance.jobs import (
     vector_of,
     with_batch_norm,
 )
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
 WORKERS = 3
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 def figures_by_hand(job, weights):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from conformance.jobs import strategies, strategy, uneven
 from polyrhythm.roles.dry_run import DryRun
-from polyrhythm.simulation.run import dry_events, piece_of
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.run import dry_events, program_of
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizers.sgd import SGD
 
@@ -21,7 +21,7 @@ def _zeros(worker: int, step: int, gradients: Tensor) -> None:
 
 @pytest.mark.parametrize("spec", strategies())
 def test_events_are_those_of_a_dry_run_that_computes(spec: str) -> None:
-    around = Surroundings(step_s=uneven, latency_s=1e-4, bandwidth_bytes_per_s=1e8)
+    around = ConstantCluster(step_s=uneven, latency_s=1e-4, bandwidth_bytes_per_s=1e8)
     still = DryRun(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5)
     computing = DryRun(strategy=strategy(spec), workers=4, sizes=SIZES, steps=5, gradient=_zeros)
     assert still.computes_nothing
@@ -33,6 +33,6 @@ def test_events_are_those_of_a_dry_run_that_computes(spec: str) -> None:
 def test_messages_are_handed_on_only_where_nothing_computes_and_nothing_goes_wrong() -> None:
     still = DryRun(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2)
     updating = DryRun(strategy=strategy("ssp"), workers=2, sizes=SIZES, steps=2, optimizer=SGD(lr=0.1))
-    copying = [piece_of(still, faultless=False).received, piece_of(updating).received]
-    assert piece_of(still).received not in copying
+    copying = [program_of(still, faultless=False).received, program_of(updating).received]
+    assert program_of(still).received not in copying
     assert copying[0] is copying[1]

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from conformance.jobs import batch, blobs, cosine, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.message import Kind
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
 
@@ -88,7 +88,7 @@ def test_the_asynchronous_server_is_its_arrivals_replayed_by_hand(
     job = make_job(
         f"parameter_server(servers={servers})", workers, dataset=blobs(train=images), optimizer=optimizer
     )
-    trained = simulated(job, Surroundings(step_s=uneven))
+    trained = simulated(job, ConstantCluster(step_s=uneven))
     pushes = [(server, rank) for server, rank, step in arrivals if step is not None]
     assert len(pushes) == workers * servers * job.steps_per_epoch * 2
     assert [rank for server, rank in pushes if server == 0] != [*range(workers)] * job.steps_per_epoch * 2
@@ -100,7 +100,7 @@ def test_the_asynchronous_server_is_its_arrivals_replayed_by_hand(
 
 def test_a_worker_that_was_away_goes_on_with_what_the_others_did_meanwhile(arrivals):
     job = make_job("parameter_server(servers=2)", 3, epochs=3)
-    slow = Surroundings(
+    slow = ConstantCluster(
         step_s=lambda worker: 0.002, bandwidth_bytes_per_s=1e5
     )  # an epoch's report takes 5 ms
     trained = simulated(job, slow)
@@ -114,7 +114,7 @@ def test_a_worker_that_was_away_goes_on_with_what_the_others_did_meanwhile(arriv
 @pytest.mark.parametrize("workers", [3, 4, 5])
 def test_mixed_is_its_arrivals_replayed_by_hand(workers, arrivals):
     job = make_job("mixed(replicas=2, servers=2)", workers, dataset=blobs(train=16 * workers))
-    trained = simulated(job, Surroundings(step_s=uneven))
+    trained = simulated(job, ConstantCluster(step_s=uneven))
     expected, staleness = replay(job, arrivals, servers=2, replicas=2)
     assert torch.equal(vector_of(trained.models[0]), expected)
     assert trained.result["staleness"]["mean"] == pytest.approx(sum(staleness) / len(staleness), rel=1e-12)
@@ -142,14 +142,14 @@ def test_a_slow_worker_makes_stale_gradients_and_holds_nobody_up():
         return 0.1 if worker == 2 else 0.01
 
     job = make_job("parameter_server", 3, dataset=blobs(train=48), epochs=4)
-    asynchronous = simulated(job, Surroundings(step_s=one_slow))
+    asynchronous = simulated(job, ConstantCluster(step_s=one_slow))
     assert asynchronous.result["staleness"]["max"] >= 10
     ends = {
         worker: max(e.time_s for e in asynchronous.events if getattr(e, "worker", None) == worker and e.steps)
         for worker in (0, 1)
     }
     synchronous = simulated(
-        make_job("synchronous", 3, dataset=blobs(train=48), epochs=4), Surroundings(step_s=one_slow)
+        make_job("synchronous", 3, dataset=blobs(train=48), epochs=4), ConstantCluster(step_s=one_slow)
     )
     assert synchronous.result["seconds"] == pytest.approx(16 * 0.1, rel=0.05)
     assert max(ends.values()) < 0.25 * synchronous.result["seconds"]

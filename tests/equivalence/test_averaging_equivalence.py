@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 EVEN_BATCHES = blobs(train=48)
 STEPS = 8  # of 3 workers: 4 an epoch
 

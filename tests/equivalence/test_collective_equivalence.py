@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from conformance.jobs import make_job, plain_loop, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from unit.communication.collectives.groups import SPECS, collective, fractions, reduced, uncontended
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 KINDS = [*SPECS, "library", "auto"]
 
 

@@ -15,9 +15,9 @@ from conformance.jobs import (
     uneven,
     vector_of,
 )
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 PLAIN = "sgd(lr=0.2, momentum=0)"
 STEPS = 11
 
@@ -99,7 +99,7 @@ def test_a_warm_start_by_hand(n_fetch, n_push, local_rate, warm_start_steps, ser
 
 def test_one_worker_that_fetches_and_pushes_always_is_sgd_bit_for_bit():
     job = job_of("downpour", workers=1, dtype=torch.float32, epochs=3)
-    found = simulated(job, Surroundings(latency_s=0.02)).models[0]  # however late what it fetches is
+    found = simulated(job, ConstantCluster(latency_s=0.02)).models[0]  # however late what it fetches is
     assert torch.equal(vector_of(found), vector_of(plain_loop(job)))
 
 

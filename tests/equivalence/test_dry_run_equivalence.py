@@ -21,10 +21,10 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World
-from polyrhythm.simulation.run import piece_of
-from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
+from polyrhythm.simulation.run import program_of
+from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
 from polyrhythm.specs import build
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -32,7 +32,7 @@ from polyrhythm.training.model_sizes import ModelSizes, time_shares
 from polyrhythm.training.optimizer import OptimizerConfig
 
 IMAGES, SHAPE = 53, (1, 4, 4)
-SLOW = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e6)
+SLOW = ConstantCluster(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 APART = (Kind.EVENT, Kind.RECORD, Kind.ACCOUNT, Kind.REPORT)
 """What is said of a run beside the strategy: it weighs nothing here, since a dry run has less to say."""
 Sent = list[tuple[float, str, int, int, int]]
@@ -66,12 +66,12 @@ class _NotedEnds:
         return part
 
 
-def _sent(piece: Piece, workers: int, servers: int, ended: set[int]) -> Sent:
+def _sent(piece: RankProgram, workers: int, servers: int, ended: set[int]) -> Sent:
     """Plays, and gives the strategy's messages while workers take steps: worker 0 ends later in training, where it
     waits for the others first. What servers tell each other may be of any worker, and is given until one ends.
     """
     sent: Sent = []
-    among_servers = set(cast_in_order(workers, servers).servers)
+    among_servers = set(roles_in_order(workers, servers).servers)
     send = SimulatedCommunicator.start_send
 
     def noted(self: SimulatedCommunicator, to: int, message: Message) -> object:
@@ -84,7 +84,7 @@ def _sent(piece: Piece, workers: int, servers: int, ended: set[int]) -> Sent:
 
     weighed = replace(piece, nbytes_of=partial(_free_if_apart, piece.nbytes_of))
     with mock.patch.object(SimulatedCommunicator, "start_send", noted):
-        plain_stage(cast_in_order(workers, servers), weighed, lambda event: None, SLOW).play()
+        constant_run(roles_in_order(workers, servers), weighed, lambda event: None, SLOW).play()
     return sent
 
 
@@ -127,9 +127,9 @@ def _both(
     )
     servers = job.traits.servers
     with mock.patch("polyrhythm.roles.replica.FlatParameters", flats):
-        real = _sent(Piece(partial(_play, job)), 3, servers, ended)
+        real = _sent(RankProgram(partial(_play, job)), 3, servers, ended)
     ended.clear()
-    return real, _sent(piece_of(dry_run), 3, servers, ended)
+    return real, _sent(program_of(dry_run), 3, servers, ended)
 
 
 def _assert_same(real: Sent, dry: Sent) -> None:

@@ -17,9 +17,9 @@ from conformance.jobs import (
     vector_of,
 )
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 STEPS_PER_EPOCH = 6
 PLAIN = "sgd(lr=0.2, momentum=0)"
 

@@ -5,10 +5,10 @@ import torch
 
 from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.message import Kind
-from polyrhythm.simulation.run import Surroundings
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
+from polyrhythm.simulation.run import ConstantCluster
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -58,7 +58,7 @@ def test_a_higher_threshold_sends_less_between_sites():
 @pytest.mark.parametrize("barrier", [0.0, 1.0])
 def test_nobody_reads_between_an_announcement_and_its_packet(barrier, monkeypatch):
     seen = []
-    inner = SiteServer.on_message
+    inner = ServerSession.on_message
 
     def on_message(self, source, message):
         replies = inner(self, source, message)
@@ -66,8 +66,8 @@ def test_nobody_reads_between_an_announcement_and_its_packet(barrier, monkeypatc
         seen.append((id(self), source, message.kind, message.version, answers))
         return replies
 
-    monkeypatch.setattr(SiteServer, "on_message", on_message)
-    around = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=2e4)  # a packet takes 21 ms
+    monkeypatch.setattr(ServerSession, "on_message", on_message)
+    around = ConstantCluster(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=2e4)  # a packet takes 21 ms
     simulated(make_job(f"gaia(threshold=0, barrier={barrier})", 4), around)
     awaited, held = {}, 0
     for server, source, kind, version, answers in seen:

@@ -15,14 +15,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from conformance.jobs import batch, blobs, cosine, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.topology import Topology
 from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint
 
 WORKERS = 4
 LENGTH = 3  # steps of an epoch: 48 images, 16 a step
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 class Apart(Topology):
@@ -126,7 +126,7 @@ def plain_late_push_sum(job: Job, matrix: Callable[[int], Tensor]) -> tuple[Tens
 
 def trained(job: Job, folder: Path) -> tuple[Tensor, Tensor]:
     """Trains in virtual time; gives every worker's own parameters, from the last checkpoint, and the run's model."""
-    kept = replace(job, keeping=CheckpointConfig(folder=folder, checkpoints=1))
+    kept = replace(job, checkpointing=CheckpointConfig(folder=folder, checkpoints=1))
     models = simulated(kept, UNEVEN).models
     tensors, facts = load_checkpoint(latest_checkpoint(folder / FOLDER))
     own = []

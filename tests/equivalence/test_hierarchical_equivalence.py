@@ -5,9 +5,9 @@ import torch
 
 from conformance.jobs import make_job, simulated, uneven, vector_of
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 SERVED = "parameter_server(servers=2, consistency=synchronous)"
 
 
@@ -32,7 +32,7 @@ def test_means_of_uneven_groups_are_weighted_with_their_samples(groups):
 
 def test_asynchronous_between_groups_is_mixed_mode():
     """Steps so uneven that an answer's longer way changes nobody's turn."""
-    pace = Surroundings(step_s=lambda worker: 0.01 if worker < 2 else 0.0137, latency_s=1e-6)
+    pace = ConstantCluster(step_s=lambda worker: 0.01 if worker < 2 else 0.0137, latency_s=1e-6)
     ours, mixed = (
         simulated(make_job(spec, 4, dtype=torch.float64), pace)
         for spec in ("hierarchical(consistency=asynchronous)", "mixed(replicas=2)")

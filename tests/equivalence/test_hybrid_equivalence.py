@@ -11,10 +11,10 @@ from torch import nn
 
 from conformance.jobs import CLASSES, SIDE, blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
 SCHEMES = ["a", "b", "c"]
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 def convolutional() -> nn.Module:
@@ -77,8 +77,8 @@ def test_what_it_cannot_train_is_refused_with_the_reason() -> None:
 def test_it_resumes_with_the_bits_of_a_run_without_a_break(tmp_path: Path) -> None:
     job = make_job("hybrid(scheme=b)", 3, model=convolutional, optimizer="adam")
     whole = simulated(job, UNEVEN)
-    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path))
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
     first = simulated(kept, replace(UNEVEN, stop_at_s=0.06))
     assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
-    second = simulated(replace(kept, keeping=replace(kept.keeping, resume=True)), UNEVEN)
+    second = simulated(replace(kept, checkpointing=replace(kept.checkpointing, resume=True)), UNEVEN)
     assert second.sha256 == whole.sha256

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from conformance.jobs import make_job, simulated, uneven, vector_of, with_batch_norm
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.flat_parameters import FlatParameters
 
-SLOW = Surroundings(step_s=uneven, bandwidth_bytes_per_s=3e4)
+SLOW = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=3e4)
 
 
 CASES = [  # bytes of a bucket, options, workers, optimiser
@@ -52,12 +52,15 @@ def test_averaged_weights_are_those_of_whole_steps():
 
 def test_a_resumed_run_may_wait_in_other_buckets(tmp_path, monkeypatch):
     job = make_job("lazy_synchronous", 2, optimizer="adam(lr=0.01)", folder=tmp_path)
-    whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)), SLOW)
+    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)), SLOW)
     _cut(monkeypatch, 16)
     half = simulated(job, replace(SLOW, stop_at_s=0.1))
     assert half.result["epochs"] < 2
     monkeypatch.undo()
-    assert simulated(replace(job, keeping=replace(job.keeping, resume=True)), SLOW).sha256 == whole.sha256
+    assert (
+        simulated(replace(job, checkpointing=replace(job.checkpointing, resume=True)), SLOW).sha256
+        == whole.sha256
+    )
 
 
 def _cut(monkeypatch, bucket_bytes):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from conformance.jobs import batch, blobs, cosine, make_job, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 def vector(spec, workers, **learning):
@@ -68,7 +68,7 @@ def test_asynchronous_groups_of_local_sgd_by_hand():
         dataset=blobs(train=64),
         optimizer="sgd(lr=0.1, momentum=0)",
     )
-    found = simulated(job, Surroundings(step_s=lambda worker: 0.01 if worker < 2 else 0.0221))
+    found = simulated(job, ConstantCluster(step_s=lambda worker: 0.01 if worker < 2 else 0.0221))
     torch.manual_seed(job.learning.seed)
     centre = vector_of(job.make_model().double())
     rounds = job.steps_per_epoch * job.learning.epochs // steps

@@ -12,9 +12,9 @@ import torch
 from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 FIGURES = ("parameters_sha256", "staleness", "test_loss", "bytes_sent_per_step", "seconds")
 Trace = list[tuple[float, str, int, int, int, int]]
 
@@ -185,7 +185,7 @@ def test_a_late_gradient_leaves_no_trace() -> None:
         return 1.0 if worker == 2 else 0.01
 
     job = make_job("backup_workers(spare=1)", 3, dataset=blobs(train=48), batch_size=4)
-    trained = simulated(job, Surroundings(step_s=one_late))
+    trained = simulated(job, ConstantCluster(step_s=one_late))
     assert sum(trained.result["staleness"]["histogram"].values()) == 8 * 2
     torch.manual_seed(job.learning.seed)
     assert trained.sha256 == _two_of_three(job)

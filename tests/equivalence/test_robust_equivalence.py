@@ -9,7 +9,7 @@ from torch import nn
 
 from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, squared_distances
 
@@ -127,6 +127,6 @@ def test_whole_runs(name, strength, workers):
         w.grad = torch.tensor(rule(gradients, **{key: strength}))
         optimizer.param_groups[0]["lr"] = reference.rate(step)
         optimizer.step()
-    found = vector_of(simulated(job, Surroundings(step_s=uneven)).models[0])
+    found = vector_of(simulated(job, ConstantCluster(step_s=uneven)).models[0])
     torch.testing.assert_close(found, w.detach(), rtol=1e-12, atol=1e-14)
     assert (reference.start - found).abs().max() > 0.02

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional
 
 from conformance.jobs import batch, blobs, cosine, make_job, perceptron, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 WORKERS, STEPS = 2, 26
 PLAIN = "sgd(lr=0.5, momentum=0)"
 

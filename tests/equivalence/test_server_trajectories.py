@@ -11,7 +11,7 @@ from torch import nn
 from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers, note_arrivals
 from polyrhythm.communication.message import Kind
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
 SERVERS = 2
@@ -34,7 +34,7 @@ def one_that_limps(seed=0):
     def step_s(worker):
         return uneven(worker) * float(0.4 + 3 * torch.rand((), generator=generator) ** 3)
 
-    return Surroundings(step_s=step_s)
+    return ConstantCluster(step_s=step_s)
 
 
 class Servers:

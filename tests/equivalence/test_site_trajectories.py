@@ -11,9 +11,9 @@ from torch import nn
 from conformance.jobs import blobs, make_job, simulated, uneven, vector_of
 from equivalence.arrivals import Workers
 from polyrhythm.communication.message import Kind
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.parameter_server.gaia import Gaia
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteServer
+from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 
 SHARDS = 2
 
@@ -22,7 +22,7 @@ SHARDS = 2
 def arrivals(monkeypatch):
     """Fills with (the server's number, the sender, the kind, the step or round, whether the end is meant)."""
     seen = []
-    make, take = Gaia.server, SiteServer.on_message
+    make, take = Gaia.server, ServerSession.on_message
 
     def server(self, setting):
         part = make(self, setting)
@@ -34,7 +34,7 @@ def arrivals(monkeypatch):
         return take(self, source, message)
 
     monkeypatch.setattr(Gaia, "server", server)
-    monkeypatch.setattr(SiteServer, "on_message", on_message)
+    monkeypatch.setattr(ServerSession, "on_message", on_message)
     return seen
 
 
@@ -173,7 +173,7 @@ def one_that_limps(latency_s):
     def step_s(worker):
         return uneven(worker) * float(0.4 + 3 * torch.rand((), generator=generator) ** 3)
 
-    return Surroundings(step_s=step_s, latency_s=latency_s, bandwidth_bytes_per_s=2e5)
+    return ConstantCluster(step_s=step_s, latency_s=latency_s, bandwidth_bytes_per_s=2e5)
 
 
 def replayed(arrivals, optimizer="sgd(lr=0.02, momentum=0.8)", workers=4, sites=2, latency_s=0.003, **rule):

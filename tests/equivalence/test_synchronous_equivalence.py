@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from conformance.jobs import agreeing, blobs, make_job, plain_alone, plain_loop, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
-UNBOUNDED = Surroundings(step_s=uneven, bandwidth_bytes_per_s=inf)
+UNEVEN = ConstantCluster(step_s=uneven)
+UNBOUNDED = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=inf)
 RAGGED = {  # workers: images of which the last step of an epoch takes less than it could
     2: 53,  # 5 in the last step of 8: 3 and 2
     3: 53,  # 5 in the last step of 12: 2, 2, 1

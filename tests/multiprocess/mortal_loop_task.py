@@ -2,9 +2,10 @@
 
     mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD]
 
-The first process of rank VICTIM is killed when step KILLED_AT of epoch 1 has its gradients: a worker at its own, a
-server at worker 0's. With a word, worker 1 ends epoch 1 only when its successor has begun (`begun`), waits to be let in
-(`waiting`), or has come into the loop (`inside`). Each worker notes its batches and saves its final model.
+The first process of rank VICTIM is killed before step KILLED_AT of epoch 1 has its gradients, which are exchanged as
+soon as they are there: a worker at its own, a server at worker 0's. With a word, worker 1 ends epoch 1 only when its
+successor has begun (`begun`), waits to be let in (`waiting`), or has come into the loop (`inside`). Each worker notes
+its batches and saves its final model.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
 
     make_optimizers_quickly()
     process = folder / f"process-{os.environ['RANK']}"
-    rejoins = os.environ["POLYRHYTHM_INCARNATION"] != "0"
+    rejoins = os.environ["POLYRHYTHM_GENERATION"] != "0"
     process.write_text(str(os.getpid()))
     if rejoins and victim >= WORKERS:
         (folder / "begun").touch()
@@ -69,10 +70,11 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
             if rejoins:
                 (folder / "inside").touch()
             for (indices,) in shard:
-                functional.cross_entropy(model(inputs[indices]), labels[indices]).backward()
+                loss = functional.cross_entropy(model(inputs[indices]), labels[indices])
                 killer = victim if victim < WORKERS else 0
                 if (group.rank, epoch, len(seen), rejoins) == (killer, 1, KILLED_AT, False):
                     os.kill(int((folder / f"process-{victim}").read_text()), signal.SIGKILL)
+                loss.backward()
                 optimizer.step()
                 seen.append(indices.tolist())
             scheduler.step()

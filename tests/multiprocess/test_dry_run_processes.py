@@ -10,7 +10,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.simulation.run import dry_events, perform
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.model_sizes import ModelSizes
 
 WORKERS, STEPS, STEP_S = 2, 4, 0.02
@@ -25,9 +25,9 @@ def _perform(seat: Seat, spec: str) -> None:
     _home, network = seat.connect()
     dry_run = _dry_run(spec)
     events: list[Event] = []
-    cast = cast_in_order(WORKERS, dry_run.strategy.traits(WORKERS).servers)
+    roles = roles_in_order(WORKERS, dry_run.strategy.traits(WORKERS).servers)
     pace = DrawnPace(network.clock, lambda: STEP_S)
-    perform(dry_run, World(network, cast, pace, emit=events.append))
+    perform(dry_run, World(network, roles, pace, emit=events.append))
     if seat.rank == 0:
         seat.tell(events[-1].to_json()["result"])
     seat.wait_for_word()  # until nobody has anything more to hear

@@ -26,6 +26,7 @@ from polyrhythm.roles.job import FaultTolerance
 WORKERS, EPOCHS = 4, 8
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "ad_psgd", "--out", "run"),
+    *("--deal", "fixed"),
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", "4", "--workers", str(WORKERS)),
 ]
 
@@ -78,7 +79,7 @@ def test_the_others_go_on_and_a_successor_takes_the_steps_that_are_left(tmp_path
 def test_workers_in_step_go_on_without_a_killed_one_and_with_its_successor(spec: str) -> None:
     """They report steps after its death, and with its successor, until they are asked to stop."""
     job = make_job(spec, 3, dataset=blobs(train=240), epochs=20_000)
-    job = replace(job, losses=FaultTolerance(restarts=1))
+    job = replace(job, fault_tolerance=FaultTolerance(restarts=1))
     events: list[Event] = []
 
     def signal_rank(rank: int) -> None:

@@ -167,7 +167,7 @@ def test_killed_workers_leave_the_same_model_as_if_nobody_had_been(tmp_path: Pat
     """Each step stays the batch that it was; successors get parameters and momentum."""
     brake = Brake(tmp_path / "brake", STEPS_OF_EPOCH)
     job = job_of("synchronous", tmp_path, restarts=2, epochs=EPOCHS, optimizer="sgd(momentum=0.9)")
-    undisturbed = simulated(replace(job, keeping=CheckpointConfig()))
+    undisturbed = simulated(replace(job, checkpointing=CheckpointConfig()))
     result = result_of(
         played(
             replace(job, make_model=lambda: brake.on(perceptron())),

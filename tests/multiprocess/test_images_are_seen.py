@@ -85,7 +85,7 @@ def test_each_image_is_seen_once_an_epoch_or_the_number_is_stated(
     )
     job = replace(
         job,
-        losses=replace(losses, silence_s=LONG_SILENCE_S),
+        fault_tolerance=replace(losses, silence_s=LONG_SILENCE_S),
         make_model=lambda: brake.on(Noting(notes)),
     )
     heard = WorkerJoined if losses.restarts else WorkerLost

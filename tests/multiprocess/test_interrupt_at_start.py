@@ -1,17 +1,22 @@
-"""Ctrl-C in a terminal while a verb is still being loaded."""
+"""Signals while a verb is still being loaded, while it checks data, and while it writes its last files."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pty
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from conformance.clean_process import CONTEXT
 from multiprocess.commands import wait_for
+from polyrhythm.cli import entry
 
 OPTIONS = ["--data", "digits", "--model", "mlp", "--out", "run"]
 HELD = """
@@ -56,3 +61,77 @@ def test_it_leaves_at_once_without_a_traceback(library: str, tmp_path: Path) -> 
     assert said.decode().split() == ["^Cinterrupted"]
     assert not list(tmp_path.iterdir())
     os.close(terminal)
+
+
+@pytest.mark.parametrize(
+    ("number", "options", "word", "status"),
+    [
+        (signal.SIGTERM, [], "interrupted", 130),
+        (signal.SIGTERM, ["--notice-s", "30"], "preempted", 75),
+        (signal.SIGHUP, [], "interrupted", 130),
+    ],
+)
+def test_a_machine_is_heard_as_well(
+    number: signal.Signals, options: list[str], word: str, status: int, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", HELD.format(library="_pydantic_core"), "train", *OPTIONS, *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: has_loaded(process.pid, "_pydantic_core"), "pydantic")
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1].split() == [word]
+    assert process.returncode == status
+    assert not list(tmp_path.iterdir())
+
+
+MOMENTS = {
+    "checking data": "polyrhythm.api.train.assemble",
+    "writing the report": "polyrhythm.api.observed_run.write_report",
+}
+
+
+def held_at(moment: str, arguments: list[str], folder: str, number: int) -> None:
+    """Runs a verb whose process gets a signal at this moment, twice if it is not a person's."""
+    os.chdir(folder)
+    module, _, name = MOMENTS[moment].rpartition(".")
+    home = importlib.import_module(module)
+    act = getattr(home, name)
+
+    def signalled(*given: Any, **options: Any) -> Any:
+        for _ in range(1 if number == signal.SIGINT else 2):
+            signal.raise_signal(number)
+        Path("went on").touch()
+        return act(*given, **options)
+
+    setattr(home, name, signalled)
+    sys.argv = ["polyrhythm", *arguments]
+    os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 2)
+    entry.main()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_data_are_checked_the_program_just_ends(number: int, tmp_path: Path) -> None:
+    process = CONTEXT.Process(
+        target=held_at, args=("checking data", ["train", *OPTIONS], str(tmp_path), number)
+    )
+    process.start()
+    process.join(60)
+    assert process.exitcode == 130
+    assert (tmp_path / "said").read_text().split() == ["interrupted"]
+    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_report_is_written_whole_before_the_program_ends(number: int, tmp_path: Path) -> None:
+    options = [*OPTIONS, "--epochs", "1", "--batch-size", "256", "--workers", "1", "--notice-s", "30"]
+    process = CONTEXT.Process(
+        target=held_at, args=("writing the report", ["train", *options], str(tmp_path), number)
+    )
+    process.start()
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == (75 if number == signal.SIGTERM else 130), said
+    assert said.split()[-1] == ("preempted" if number == signal.SIGTERM else "interrupted")
+    assert (tmp_path / "went on").exists()
+    assert (tmp_path / "run" / "report.html").read_text().rstrip().endswith("</html>")
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert not list((tmp_path / "run").glob(".start-*"))

@@ -32,6 +32,7 @@ TRAIN = [
     ),
     *("--workers", "3", "--vacant", "1", "--restarts", "0", "--epochs", str(EPOCHS), "--out", "run"),
     *("--silence-s", "60"),
+    *("--deal", "fixed"),
 ]
 STEPS = EPOCHS * 60
 

@@ -52,8 +52,8 @@ def compare(seat: Seat, spec: str, announce: bool) -> None:
     torch.set_num_threads(1)
     replica_module.FlatParameters = partial(FlatParameters, bucket_bytes=256)  # type: ignore[misc, assignment]
     home, network = seat.connect()
-    cast = RoleAssignment(tuple(range(seat.size)))
-    worlds = [World(_named(network, place), cast) for place in range(2)]
+    roles = RoleAssignment(tuple(range(seat.size)))
+    worlds = [World(_named(network, place), roles) for place in range(2)]
     found = [train(each, world, announce) for each, world in zip(("synchronous", spec), worlds, strict=True)]
     seat.tell(found[0] == found[1] and len(set(found[0])) == 2)
     home.close()

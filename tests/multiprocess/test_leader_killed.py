@@ -87,7 +87,7 @@ def with_leaders_killed(job: Job, folder: Path, deaths: Sequence[type[Event]]) -
 def test_a_synchronous_run_has_the_bits_of_one_that_lost_nobody(tmp_path: Path) -> None:
     """Its leaders die between two steps, between a test and its checkpoint, and after a checkpoint."""
     job = short_job("synchronous", tmp_path, restarts=3)
-    undisturbed = simulated(replace(job, keeping=CheckpointConfig()))
+    undisturbed = simulated(replace(job, checkpointing=CheckpointConfig()))
     events = with_leaders_killed(job, tmp_path, (CheckpointSaved, Evaluated, WorkerProgress))
     result = result_of(events)
     assert (result["workers_lost"], result["workers_joined"], result["images_not_seen"]) == (3, 3, 0)

@@ -41,7 +41,7 @@ STEPS, SLOW_FROM = EPOCHS * LENGTH, 2 * LENGTH
 TRAIN = [
     *("train", "--data", "digits", "--model", "mlp", "--json", "--strategy", "parameter_server(servers=2)"),
     *("--optimizer", "sgd(lr=0.04)", "--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
-    *("--workers", str(WORKERS)),
+    *("--workers", str(WORKERS), "--deal", "fixed"),
 ]
 
 

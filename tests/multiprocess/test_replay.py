@@ -20,7 +20,11 @@ from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, read_recording
 
 TRAIN = ["train", "--data", "digits", "--epochs", "2", "--json"]
 RUNS = {
-    "asynchronous": ["--strategy", "parameter_server(servers=2)", "--workers", "3", "--model", "mlp"],
+    "asynchronous": [
+        *("--strategy", "parameter_server(servers=2)", "--workers", "3", "--model", "mlp", "--deal", "fixed")
+    ],
+    "drawn": ["--strategy", "parameter_server(servers=2)", "--workers", "3", "--model", "mlp"],
+    "drawn, gossip": ["--strategy", "ad_psgd", "--workers", "3", "--model", "mlp"],
     "mixed": ["--strategy", "mixed(replicas=2)", "--workers", "4", "--model", "mlp", "--batch-size", "32"],
     "in step": [
         "--strategy",
@@ -66,7 +70,7 @@ def _change(run: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "mixed", "in step"])
+@pytest.mark.parametrize("name", ["asynchronous", "drawn", "drawn, gossip", "mixed", "in step"])
 def test_a_real_run_comes_out_the_same_bit_for_bit(runs: Runs, name: str) -> None:
     trained = runs.results[name].figures
     before = sorted(runs.folder.rglob("*"))

@@ -16,7 +16,7 @@ from multiprocess.faults.play import process_of
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.launch.children import run_local
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.checkpoint import checkpoints
 
 WORKERS = 3
@@ -36,10 +36,10 @@ def resumed_at(folder: Path) -> int:
 @pytest.mark.parametrize("spec", ["parameter_server(servers=2, consistency=synchronous)", "d_psgd"])
 def test_the_bits_are_those_of_a_run_that_was_never_killed(spec: str, tmp_path: Path) -> None:
     job = make_job(spec, WORKERS, dataset=blobs(train=120), folder=tmp_path, epochs=10)
-    whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
-    cast = cast_in_order(WORKERS, strategy(spec).traits(WORKERS).servers)
+    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)))
+    roles = roles_in_order(WORKERS, strategy(spec).traits(WORKERS).servers)
     faults = strategy(spec).faults(WORKERS)
-    needed = [rank for rank in reversed(range(cast.size)) if not faults.survives(rank, cast)]
+    needed = [rank for rank in reversed(range(roles.size)) if not faults.survives(rank, roles)]
     steps = []
     for number, rank in zip((1, 6, 11, 9), cycle(needed), strict=False):
         begun = resumed_at(tmp_path)
@@ -52,13 +52,13 @@ def test_the_bits_are_those_of_a_run_that_was_never_killed(spec: str, tmp_path: 
                 os.kill(process_of(rank), signal.SIGKILL)  # noqa: B023
                 brake.release()  # noqa: B023
 
-        keeping = replace(job.keeping, resume=begun > 0)
-        braked = replace(job, keeping=keeping, make_model=lambda: brake.on(perceptron()))  # noqa: B023
+        keeping = replace(job.checkpointing, resume=begun > 0)
+        braked = replace(job, checkpointing=keeping, make_model=lambda: brake.on(perceptron()))  # noqa: B023
         with pytest.raises(RunError, match=rf"\(rank {rank}\) was killed by SIGKILL"):
             run_local(braked, hear, threads=1)
         steps.append(resumed_at(tmp_path))
     assert steps == sorted(steps)
     assert len(set(steps)) > 1  # it got on in between
     events: list[Event] = []
-    run_local(replace(job, keeping=replace(job.keeping, resume=True)), events.append, threads=1)
+    run_local(replace(job, checkpointing=replace(job.checkpointing, resume=True)), events.append, threads=1)
     assert result_of(events)["parameters_sha256"] == whole.sha256

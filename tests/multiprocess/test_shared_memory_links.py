@@ -195,12 +195,14 @@ def _with_little_memory(seat: Seat) -> None:
         if seat.rank == 0:
             network.send(1, Message(Kind.PUSH, torch.arange(size, dtype=torch.float32)))
         else:
-            assert torch.equal(network.receive(0)[1].tensor, torch.arange(size, dtype=torch.float32))
+            received = network.receive(0)[1].tensor
+            seat.tell(torch.equal(received, torch.arange(size, dtype=torch.float32)))
     home.close()
 
 
 def test_too_little_memory_costs_speed_and_nothing_else() -> None:
     with RankProcesses(_with_little_memory, 2) as ranks:
+        assert [ranks.hear(1) for _ in range(3)] == [True] * 3
         ranks.wait_for_end(range(2))
 
 

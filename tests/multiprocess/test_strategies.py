@@ -181,7 +181,7 @@ def test_a_run_that_was_asked_to_stop_resumes_to_the_same_bits(tmp_path):
     assert saved[-1].step > 2 * 50
     assert result_of(events)["steps"] == saved[-1].step
     job = of_epochs(job, saved[-1].step // 50 + 2)
-    whole = simulated(replace(job, keeping=replace(job.keeping, folder=None)))
+    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)))
     assert result_of(run(resumed(job)))["parameters_sha256"] == whole.sha256
 
 

@@ -25,7 +25,7 @@ def _heard(network, source=None):
 def _serve_a_successor(seat: Seat) -> None:
     home, network = seat.connect()
     if seat.rank == 1:
-        network.send(0, Message(Kind.PULL, torch.ones(3), version=10 + seat.incarnation))
+        network.send(0, Message(Kind.PULL, torch.ones(3), version=10 + seat.generation))
         seat.tell(_heard(network, 0))
         seat.wait_for_word()
     else:
@@ -53,7 +53,7 @@ def test_a_successor_is_heard_after_the_loss_and_gets_its_own_answers() -> None:
 def _answer_the_dead(seat: Seat) -> None:
     _home, network = seat.connect()
     if seat.rank == 1:
-        network.send(0, Message(Kind.PULL, version=10 + seat.incarnation))
+        network.send(0, Message(Kind.PULL, version=10 + seat.generation))
         seat.tell("asked")
         seat.tell(_heard(network, 0))
         return

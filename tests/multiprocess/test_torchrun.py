@@ -162,10 +162,13 @@ class TestTwoHosts:
         assert [end.status for end in ends] == [0, 0], ends
         figures = [json.loads(end.out) for end in ends if end.out]
         assert len(figures) == 1, "rank 0 alone prints the figures"
-        assert (figures[0]["workers"], figures[0]["servers"], figures[0]["steps"]) == (2, 2, 24)
-        assert sum(figures[0]["staleness"]["histogram"].values()) == 2 * 2 * 24
+        assert (figures[0]["workers"], figures[0]["servers"]) == (2, 2)
+        # The workers draw from one deal of 1438 images, in batches of 64, twice; each takes what it can.
+        batches = 2 * -(-1438 // 64)
+        assert 0 < figures[0]["steps"] < batches
+        assert sum(figures[0]["staleness"]["histogram"].values()) == 2 * batches
         for host in hosts:  # a worker and a server on each: gradients and parameters crossed the cable
-            assert _received_bytes(host) > 24 * figures[0]["bytes_sent_per_step"] / 4
+            assert _received_bytes(host) > 22 * figures[0]["bytes_sent_per_step"] / 4
 
     def _agent(self, number: int, host: str, folder: Path) -> Started:
         command = [

@@ -22,7 +22,7 @@ from polyrhythm.events import Event, RunEnded
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 
 RANKS, ROUNDS, TEARS = 3, 60, 400
 WORKERS, SERVERS = 2, 2
@@ -91,8 +91,8 @@ def _train(seat: Seat, hosts: list[str]) -> None:
         if seat.rank == 0 and isinstance(event, RunEnded):
             seat.tell((event.outcome, event.result["parameters_sha256"]))
 
-    cast = cast_in_order(WORKERS, SERVERS)
-    run_rank(_job(), cast, from_environment(), 1, Circumstances(StopRequest(), tell))
+    roles = roles_in_order(WORKERS, SERVERS)
+    run_rank(_job(), roles, from_environment(), 1, Circumstances(StopRequest(), tell))
     over.set()
     tearing.join()
 

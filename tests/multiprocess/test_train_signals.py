@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from multiprocess.commands import Started, shell, wait_for
 from multiprocess.runs import ending
 from multiprocess.verb import POLYRHYTHM
-from polyrhythm.events import CheckpointSaved, Event, RunEnded, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
+from polyrhythm.training.checkpoint import checkpoints
 from processes.family import are_gone, is_pending, stop
 
 Starter = Callable[..., tuple[Started, list[int]]]
@@ -87,6 +89,21 @@ def test_sigterm_to_the_launcher_stops_an_asynchronous_run(start: Starter, tmp_p
     assert sum(resumed.figures["staleness"]["histogram"].values()) == 4 * epochs * STEPS_PER_EPOCH
 
 
+def test_a_terminal_that_is_gone_stops_a_run_with_a_checkpoint(start: Starter) -> None:
+    command, ranks = start("--strategy", "parameter_server")
+    os.killpg(command.process.pid, signal.SIGHUP)  # as the kernel does, to all of its processes
+    result = command.result()
+    assert result.status == 130
+    assert result.err.splitlines()[-1] == "interrupted; continue with: polyrhythm train --resume run"
+    assert are_gone(ranks)
+    events = read_events(command.run / "events.jsonl")
+    last = events[-1]
+    assert isinstance(last, RunEnded)
+    assert last.outcome == "interrupted"
+    saved = [event for event in events if isinstance(event, CheckpointSaved)][-1]
+    assert saved.step > STEPS_PER_EPOCH
+
+
 def test_a_second_interrupt_ends_at_once(start: Starter) -> None:
     command, ranks = start("--silence-s", "600")
     stop(ranks[1])  # and so it will never leave by itself
@@ -125,3 +142,28 @@ def test_ranks_do_not_outlive_a_launcher_that_was_killed(start: Starter) -> None
     command.process.kill()
     command.process.wait()
     wait_for(lambda: are_gone(ranks), "the ranks to leave")
+    assert are_gone(ranks)
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "checkpoints deleted"])
+def test_a_folder_that_vanishes_under_a_run_is_made_again(how: str, start: Starter, tmp_path: Path) -> None:
+    command, _ = start()
+    if how == "renamed":
+        command.run.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(command.run / "checkpoints" if "checkpoints" in how else command.run)
+    wait_for(
+        lambda: (command.run / "checkpoints").is_dir() and checkpoints(command.run / "checkpoints"), "one"
+    )
+    if "checkpoints" not in how:
+        command.wait_for(lambda event: isinstance(event, Notice) and "it is made again" in event.text)
+    command.process.terminate()
+    assert command.result().status == 130
+    events = read_events(command.run / "events.jsonl")
+    assert isinstance(events[0], RunStarted)
+    assert isinstance(events[-1], RunEnded)
+    saved = [event for event in events if isinstance(event, CheckpointSaved)][-1]
+    assert (command.run / "report.html").is_file()
+    epochs = saved.step // STEPS_PER_EPOCH + 1
+    (resumed,) = shell(tmp_path, resume_for(epochs))
+    assert resumed.figures["epochs"] == epochs

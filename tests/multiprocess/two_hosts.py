@@ -42,3 +42,41 @@ def two_hosts() -> Iterator[list[str]]:
             for words in (("netns", "delete", name), ("link", "delete", end)):
                 with suppress(subprocess.CalledProcessError):
                     ip(*words)
+
+
+@contextmanager
+def switched_hosts(count: int) -> Iterator[tuple[list[str], str]]:
+    """Makes namespaces, 10.79.0.1, 10.79.0.2, …, joined by a switch; gives their names and that of the switch's.
+
+    The end of each cable at a host is called `cable`, at the switch `port1`, `port2`, …
+    """
+    own = secrets.token_hex(4)
+    switch, names = f"switch-{own}", [f"switched-{own}-{side}" for side in range(1, count + 1)]
+    try:
+        for name in (switch, *names):
+            ip("netns", "add", name)
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for side, name in enumerate(names, start=1):
+            port = f"port{side}"
+            ip("link", "add", "cable", "netns", name, "type", "veth", "peer", "name", port, "netns", switch)
+            ip("-n", name, "address", "add", f"10.79.0.{side}/24", "dev", "cable")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", "cable", "up")
+            ip("-n", switch, "link", "set", port, "up")
+            plug_in(switch, port)
+        yield names, switch
+    finally:
+        for name in (switch, *names):
+            with suppress(subprocess.CalledProcessError):
+                ip("netns", "delete", name)
+
+
+def plug_in(switch: str, port: str) -> None:
+    """Lets packets of a port pass."""
+    ip("-n", switch, "link", "set", port, "master", "bridge")
+
+
+def unplug(switch: str, port: str) -> None:
+    """Lets packets of a port vanish in silence: neither end sees a broken cable, which would be retried at once."""
+    ip("-n", switch, "link", "set", port, "nomaster")

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from conformance.jobs import uneven
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.roles.job import Job
-from polyrhythm.simulation.run import _piece
-from polyrhythm.simulation.stage import Surroundings, plain_stage
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.simulation.run import job_program
+from polyrhythm.simulation.simulated_run import ConstantCluster, constant_run
+from polyrhythm.strategies.role_assignment import roles_in_order
 
 WORKERS, IMAGES, BATCH_SIZE = 3, 53, 4
 LENGTH = 5  # steps of an epoch; 53 images are 4 full steps of 12, and 5 are left for the last one
@@ -18,14 +18,14 @@ WHOLE_S = 0.25  # a little more than a run takes
 Moment = tuple[float, int]
 """A time in seconds, and a rank."""
 
-AROUND = Surroundings(step_s=uneven, latency_s=1e-3)
+AROUND = ConstantCluster(step_s=uneven, latency_s=1e-3)
 
 
 def events_of(job: Job, kills: Iterable[Moment] = (), successors: Iterable[Moment] = ()) -> list[Event]:
     """Runs a job in which ranks are killed, and others come after them, at given times."""
     events: list[Event] = []
-    cast = cast_in_order(job.workers, job.traits.servers)
-    stage = plain_stage(cast, _piece(job), events.append, AROUND)
+    roles = roles_in_order(job.workers, job.traits.servers)
+    stage = constant_run(roles, job_program(job), events.append, AROUND)
 
     def kill(rank: int) -> None:
         if not stage.tasks[rank].ended:

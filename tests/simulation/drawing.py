@@ -173,7 +173,7 @@ class Drawn:
         images = learning.pop("images")
         losses = FaultTolerance(rescale=learning.pop("rescale"), restarts=99)
         job = make_job(self.spec, self.workers, dataset=blobs(images, 8), folder=folder, **learning)
-        return replace(job, losses=losses, keeping=replace(job.keeping, **keeping))
+        return replace(job, fault_tolerance=losses, checkpointing=replace(job.checkpointing, **keeping))
 
 
 def _sizes(chosen: Strategy) -> ModelSizes:
@@ -214,7 +214,7 @@ def _run(seed: int, spec: str, workers: int, random: Random) -> Drawn:
     dry_run = DryRun(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
     faults = faults_of(Trial(layout=layout, dry_run=dry_run), seed) if random.random() < 0.8 else ()
     policy = chosen.faults(workers)
-    needed = [rank for rank in range(layout.cast.size) if not policy.survives(rank, layout.cast)]
+    needed = [rank for rank in range(layout.roles.size) if not policy.survives(rank, layout.roles)]
     fatal = bool(needed) and random.random() < 0.1
     if fatal:
         faults = (*faults, drawn_death(needed, seed, steps * STEP_S))

@@ -12,7 +12,7 @@ from torch.nn import functional
 from conformance.jobs import make_job, simulated, uneven
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.models.create import create_model
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
 WORKERS = 2
 
@@ -37,7 +37,7 @@ def test_the_saved_model_has_the_mean_of_the_workers_statistics(tmp_path: Path) 
         epochs=1,
         batch_size=4,
     )
-    trained = simulated(job, Surroundings(step_s=uneven))
+    trained = simulated(job, ConstantCluster(step_s=uneven))
     saved = load_file(tmp_path / "model.safetensors")
     own = [dict(model.named_buffers()) for model in trained.models]
     means = [name for name in own[0] if name.endswith(("running_mean", "running_var"))]

@@ -84,7 +84,7 @@ def test_the_best_stays_besides_the_newest_and_over_a_resumption(tmp_path):
         "checkpoints": 1,
     }
     job = make_job("synchronous", 2, epochs=6, **options)
-    job = replace(job, keeping=replace(job.keeping, best=True))
+    job = replace(job, checkpointing=replace(job.checkpointing, best=True))
     top1 = accuracies(simulated(job))
     best_epoch = max(top1, key=lambda epoch: top1[epoch])
     assert 1 < best_epoch < 6, "else this tests nothing"
@@ -104,7 +104,7 @@ def test_the_best_stays_besides_the_newest_and_over_a_resumption(tmp_path):
 
 def test_a_better_final_model_is_the_best(tmp_path):
     job = make_job("synchronous", 2, folder=tmp_path, checkpoints=1, epochs=2)
-    job = replace(job, keeping=replace(job.keeping, best=True))
+    job = replace(job, checkpointing=replace(job.checkpointing, best=True))
     top1 = accuracies(simulated(job))
     assert top1[2] > top1[1], "else this tests nothing"
     best = best_checkpoint(tmp_path / FOLDER)

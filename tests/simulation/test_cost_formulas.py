@@ -25,8 +25,8 @@ from polyrhythm.cost.order_statistics import (
 )
 from polyrhythm.cost.parameter_server import mean_staleness, staleness, synchronous_step_s
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import Surroundings, simulate_on
-from polyrhythm.simulation.stage import Wiring
+from polyrhythm.simulation.run import ConstantCluster, simulate_on
+from polyrhythm.simulation.simulated_run import Wiring
 from polyrhythm.simulation.step_time import STEP_TIMES, generator_for_rank
 from polyrhythm.specs import build
 from polyrhythm.strategies.placements.shared import Shared
@@ -113,7 +113,7 @@ def seconds_per_step(run, steps=6):
 def test_a_synchronous_step_is_computing_and_the_collectives_formula(spec, workers):
     def run(data):
         job = make_job(f"synchronous(collective={spec})", workers, dataset=data, epochs=1, model=wide)
-        around = Surroundings(step_s=lambda worker: 0.01, latency_s=ALPHA, bandwidth_bytes_per_s=1 / BETA)
+        around = ConstantCluster(step_s=lambda worker: 0.01, latency_s=ALPHA, bandwidth_bytes_per_s=1 / BETA)
         return simulated(job, around).result
 
     exchange_s = collective(spec).seconds(LINKS, workers, Payload(WIDE + TAIL, 4))

@@ -9,11 +9,11 @@ import pytest
 from conformance.jobs import blobs, make_job
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
-from polyrhythm.simulation.run import Surroundings, _piece
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.simulation.run import ConstantCluster, job_program
+from polyrhythm.simulation.simulated_run import constant_run
+from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.drawing import OPTIONS, Drawn, drawn
 
 ROUNDS = 5
@@ -65,9 +65,11 @@ def test_the_draws_have_all_that_may_happen() -> None:
 def played(spec: str, paces: list[float], faults: str, stop_s: float | None = None) -> list[Event]:
     """Trains two epochs of three steps with steps that take these times; gives the events."""
     job = make_job(spec, len(paces), dataset=blobs(12 * len(paces), 6))
-    cast, events = cast_in_order(len(paces), job.strategy.traits(len(paces)).servers), list[Event]()
-    around = Surroundings(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=stop_s)
-    Scene(plain_stage(cast, _piece(job), events.append, around), job.strategy, parse_faults(faults)).play()
+    roles, events = roles_in_order(len(paces), job.strategy.traits(len(paces)).servers), list[Event]()
+    around = ConstantCluster(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=stop_s)
+    FaultInjector(
+        constant_run(roles, job_program(job), events.append, around), job.strategy, parse_faults(faults)
+    ).play()
     return events
 
 

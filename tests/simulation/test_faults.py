@@ -16,9 +16,9 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import Deadlock, VirtualTime
 from polyrhythm.errors import PeerLost, RequestError, RunError
 from polyrhythm.roles.world import StopRequest, World
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import Piece, Stage
+from polyrhythm.simulation.simulated_run import RankProgram, SimulatedRun
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
@@ -27,7 +27,7 @@ Part = Callable[[World], None]
 Heard = list[tuple[float, Any]]
 
 
-def _scene(faults: str, parts: dict[int, list[Part]], *, seed: int = 0, hosts: Any = None) -> Scene:
+def _scene(faults: str, parts: dict[int, list[Part]], *, seed: int = 0, hosts: Any = None) -> FaultInjector:
     """Makes a scene of workers 0 to 2 and server 3; each rank plays its first part, and a successor the next."""
     time = VirtualTime()
     left = {rank: list(entries) for rank, entries in parts.items()}
@@ -38,16 +38,16 @@ def _scene(faults: str, parts: dict[int, list[Part]], *, seed: int = 0, hosts: A
             entries.pop(0)(world)
 
     network = ConstantNetwork(time, ALPHA_S, BANDWIDTH)
-    stage = Stage(
+    stage = SimulatedRun(
         time,
         network,
         RoleAssignment((0, 1, 2), (3,)),
-        Piece(role),
+        RankProgram(role),
         lambda rank: lambda: 1.0,
         StopRequest(),
         lambda event: None,
     )
-    return Scene(stage, ParameterServer(), parse_faults(faults), seed=seed, host_of=hosts)
+    return FaultInjector(stage, ParameterServer(), parse_faults(faults), seed=seed, host_of=hosts)
 
 
 def _say(*times_s: float, to: int = 3) -> Part:

@@ -10,12 +10,12 @@ from conformance.jobs import blobs, make_job, result_of, simulated
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
 from polyrhythm.simulation.cluster import cluster_text, parse_cluster
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import Surroundings, _piece, simulate_on
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.simulation.run import ConstantCluster, job_program, simulate_on
+from polyrhythm.simulation.simulated_run import constant_run
+from polyrhythm.strategies.role_assignment import roles_in_order
 from unit.simulation.clusters import cluster
 
 
@@ -83,7 +83,7 @@ def test_an_impossible_fault_of_a_cluster_file_is_one_line() -> None:
 def test_a_death_of_worker_0_while_servers_are_let_go_is_named() -> None:
     """Its last words are on their way, and end servers that its successor waits for."""
     job = make_job("parameter_server(servers=2)", 2, epochs=1, dataset=blobs(train=16, test=4))
-    around = Surroundings(latency_s=0.02)
+    around = ConstantCluster(latency_s=0.02)
     ended_s = simulated(job, around).events[-1].time_s
     outcomes = []
     for later_s in (
@@ -93,10 +93,10 @@ def test_a_death_of_worker_0_while_servers_are_let_go_is_named() -> None:
         0.06,
     ):  # before it asks for the last parameters; on their way; there; at the end
         events: list[Event] = []
-        stage = plain_stage(cast_in_order(2, 2), _piece(job), events.append, around)
+        stage = constant_run(roles_in_order(2, 2), job_program(job), events.append, around)
         kill = f"kill(rank=0, at_s={ended_s + later_s:.4f}, restart_after_s=0.001)"
         try:
-            Scene(stage, job.strategy, parse_faults(kill)).play()
+            FaultInjector(stage, job.strategy, parse_faults(kill)).play()
             outcomes.append(events[-1].outcome)
         except RunError as error:
             outcomes.append(str(error).partition("the run needs it: ")[2].partition(" (")[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from conformance.jobs import blobs, make_job, result_of, strategy
@@ -9,7 +11,7 @@ from polyrhythm.events import Event, RunEnded, WorkerProgress
 from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
-from polyrhythm.strategies.parameter_server.groups.mixed_worker import MixedWorker
+from polyrhythm.strategies.parameter_server.mixed import MixedWorker
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from simulation.deaths import events_of
 from simulation.trying import trial
@@ -29,9 +31,9 @@ FREE = [
 ]
 
 
-def job_of(spec: str = "mixed(replicas=2, servers=2)", losses: FaultTolerance | None = None) -> Job:
+def job_of(spec: str = "mixed(replicas=2, servers=2)", fault_tolerance: FaultTolerance | None = None) -> Job:
     job = make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
-    return job if losses is None else Job(**{**vars(job), "losses": losses})
+    return job if fault_tolerance is None else replace(job, fault_tolerance=fault_tolerance)
 
 
 def steps_by(events: list[Event], worker: int) -> list[int]:
@@ -82,7 +84,7 @@ def test_a_group_that_all_are_lost_of_is_as_a_lost_worker(at_s: float) -> None:
 
 
 def test_rescaling_leaves_the_share_of_a_lost_member_out() -> None:
-    events = events_of(job_of(losses=FaultTolerance(rescale=True)), [(0.06, 3)])
+    events = events_of(job_of(fault_tolerance=FaultTolerance(rescale=True)), [(0.06, 3)])
     missing = result_of(events)["images_not_seen"]
     assert 0 < missing < 2 * (4 * BATCH_SIZE + 1)
     assert gradients(events) == 2 * 2 * STEPS

@@ -11,12 +11,12 @@ import pytest
 from conformance.jobs import blobs, make_job, resumed, simulated, stop_at, strategy, uneven
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.keeping.archive import FOLDER
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.parameter_server.groups.mixed_worker import Models
+from polyrhythm.strategies.parameter_server.mixed import Models
 from simulation.trying import trial
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 @pytest.mark.parametrize("steps", [2, 3])
@@ -30,7 +30,7 @@ def test_in_lock_step_a_resumed_run_has_the_same_bits_also_in_the_middle_of_a_ro
     for number, stop_s in enumerate((0.03, 0.06, 0.1, 0.14)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        kept = replace(job, keeping=replace(job.keeping, folder=folder))
+        kept = replace(job, checkpointing=replace(job.checkpointing, folder=folder))
         first = simulated(kept, stop_at(stop_s))
         stopped_at.add(first.checkpoint_steps[-1])
         if first.events[-1].outcome == "done":  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def test_a_checkpoint_in_the_middle_of_a_round_is_gone_on_with(
 ) -> None:
     """4 steps an epoch and rounds of 3: the checkpoint after the first epoch holds models that are apart."""
     job = make_job("mixed(replicas=2, consistency=synchronous, inside=local_sgd(steps=3))", 4)
-    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path, checkpoints=9))
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path, checkpoints=9))
     whole = simulated(kept, UNEVEN)
     first, *later = sorted((tmp_path / FOLDER).iterdir())
     for path in later:
@@ -66,7 +66,7 @@ def test_free_running_groups_lose_and_double_nothing_when_they_are_resumed(
     stop_s: float, tmp_path: Path
 ) -> None:
     job = make_job("mixed(replicas=2, inside=local_sgd(steps=2))", 4, dataset=blobs(train=96), epochs=3)
-    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path))
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
     first = simulated(kept, stop_at(stop_s))
     assert first.events[-1].outcome == "interrupted"  # type: ignore[attr-defined]
     second = simulated(resumed(kept), UNEVEN)

@@ -15,7 +15,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, RunStarted, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.progress import start_line
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.batch_schedules.step import Step
 
 EPOCHS, IMAGES = 4, 53
@@ -49,7 +49,7 @@ def by_hand(job, workers):
 )
 def test_against_plain_torch(spec, workers):
     job = growing(spec, workers, dtype=torch.float64)
-    trained = simulated(job, Surroundings(step_s=uneven))
+    trained = simulated(job, ConstantCluster(step_s=uneven))
     torch.testing.assert_close(vector_of(trained.models[0]), by_hand(job, workers), rtol=1e-10, atol=1e-12)
     steps = sum(-(-IMAGES // (4 * workers * growth)) for growth in GROWTH)
     assert trained.result["steps"] == steps
@@ -63,11 +63,11 @@ def test_against_plain_torch(spec, workers):
 @pytest.mark.parametrize("stop_s", [0.06, 0.16, 0.24])
 def test_a_resumed_run_has_the_same_bits(spec, stop_s, tmp_path):
     job = growing(spec, 3)
-    whole = simulated(job, Surroundings(step_s=uneven))
-    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path))
+    whole = simulated(job, ConstantCluster(step_s=uneven))
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
     first = simulated(kept, stop_at(stop_s))
     assert first.events[-1].outcome == "interrupted"
-    second = simulated(resumed(kept), Surroundings(step_s=uneven))
+    second = simulated(resumed(kept), ConstantCluster(step_s=uneven))
     assert second.sha256 == whole.sha256
     assert second.result["epochs"] == EPOCHS
     started = second.events[0]
@@ -84,14 +84,14 @@ def test_a_run_is_resumed_with_its_own_batch_schedule(tmp_path):
 
 
 def test_a_step_of_larger_batches_takes_longer():
-    events = simulated(growing("synchronous"), Surroundings(step_s=lambda worker: 0.01)).events
+    events = simulated(growing("synchronous"), ConstantCluster(step_s=lambda worker: 0.01)).events
     tested = [event.time_s for event in events if isinstance(event, Evaluated)]
     lengths = [later - sooner for sooner, later in zip([0.0, *tested], tested, strict=False)]
     assert lengths == pytest.approx([0.14, 0.14, 0.14, 0.16], rel=0.01)  # 14, 14, 7 and 4 steps
 
 
 def test_asynchronous_workers_take_them_too():
-    result = simulated(growing("parameter_server", 3), Surroundings(step_s=uneven)).result
+    result = simulated(growing("parameter_server", 3), ConstantCluster(step_s=uneven)).result
     assert result["steps"] == 5 + 5 + 3 + 2
     assert sum(result["staleness"]["histogram"].values()) == 3 * 15
 

@@ -45,8 +45,8 @@ def test_a_resumed_run_sees_what_it_would_have_seen(tmp_path: Path) -> None:
     whole = simulated(job)
     # the first half alone, with the sizes of the whole
     half = Progressive(sizes=(2, 3), until=(0.5, 0.999))
-    keeping = replace(job.keeping, folder=tmp_path)
-    first = replace(job, keeping=keeping, learning=replace(job.learning, epochs=2, size_schedule=half))
+    keeping = replace(job.checkpointing, folder=tmp_path)
+    first = replace(job, checkpointing=keeping, learning=replace(job.learning, epochs=2, size_schedule=half))
     simulated(first)
-    again = simulated(resumed(replace(job, keeping=keeping)))
+    again = simulated(resumed(replace(job, checkpointing=keeping)))
     assert again.sha256 == whole.sha256

@@ -10,7 +10,7 @@ from conformance.jobs import batch, blobs, make_job, result_of, simulated
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.result import images_of_broken_rounds
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import Surroundings, simulate_on
+from polyrhythm.simulation.run import ConstantCluster, simulate_on
 from polyrhythm.strategies.parameter_server.serving.rule import Applied
 from polyrhythm.strategies.parameter_server.serving.shard import ShardRule
 from unit.simulation.clusters import cluster
@@ -64,7 +64,7 @@ def one_is_slow(worker: int) -> float:
 )
 def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, applied: Gradients) -> None:
     job = make_job(spec, 6, epochs=3, batch_size=2)
-    result = simulated(job, Surroundings(step_s=one_is_slow)).result
+    result = simulated(job, ConstantCluster(step_s=one_is_slow)).result
     expected = not_seen(job, applied, replicas)
     assert expected > 0
     assert result["images_not_seen"] == round(expected)
@@ -74,7 +74,7 @@ def test_images_of_dropped_gradients_are_not_seen(spec: str, replicas: int, appl
 @pytest.mark.parametrize("spec", ["softsync(n=2)", "ssp", "backup_workers(spare=0)"])
 def test_who_drops_nothing_has_seen_everything(spec: str, applied: Gradients) -> None:
     job = make_job(spec, 4, epochs=2)
-    result = simulated(job, Surroundings(step_s=one_is_slow)).result
+    result = simulated(job, ConstantCluster(step_s=one_is_slow)).result
     assert not_seen(job, applied) == 0
     assert (result["images_not_seen"], result["gradients_dropped"]) == (0, 0)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from conformance.jobs import blobs, make_job, result_of, strategy
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafGroup, LeafServer, Reply
+from polyrhythm.strategies.parameter_server.hierarchical import LeafGate, LeafRule, LeafSession
+from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Reply
 from simulation.deaths import events_of
 from simulation.trying import trial
 
@@ -31,15 +34,15 @@ def test_a_leaf_goes_on_without_a_worker_or_with_its_successor(
     at_s: float, spec: str, pause_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: set[int] = set()
-    on_message = LeafServer.on_message
+    on_message = LeafSession.on_message
 
-    def noted(self: LeafServer, source: int, message: Message) -> list[Reply]:
+    def noted(self: LeafSession, source: int, message: Message) -> list[Reply]:
         replies = on_message(self, source, message)
         if source == LOST and message.kind is Kind.PUSH:
             taken.add(message.step)
         return replies
 
-    monkeypatch.setattr(LeafServer, "on_message", noted)
+    monkeypatch.setattr(LeafSession, "on_message", noted)
     job = make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
     back = [] if pause_s is None else [(at_s + pause_s, LOST)]
     events = events_of(job, [(at_s, LOST)], back)
@@ -69,14 +72,14 @@ def test_what_roots_hold_is_the_sum_of_what_leaves_took_under_many_seeds(spec: s
 
 
 def test_a_mean_without_what_a_lost_worker_had_pushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_held = LeafGroup.take_held
+    apply = LeafRule.apply
 
-    def without(self: LeafGroup) -> tuple[list[Message], list[int]]:
-        if self.there:
-            self._held = {member: entry for member, entry in self._held.items() if member in self.there}
-        return take_held(self)
+    def without(self: LeafRule, batch: Sequence[Contribution], version: int) -> Applied:
+        assert isinstance(self.gate, LeafGate)
+        there = [entry for entry in batch if entry.pusher in self.gate.there]
+        return apply(self, there or batch, version)
 
-    monkeypatch.setattr(LeafGroup, "take_held", without)
+    monkeypatch.setattr(LeafRule, "apply", without)
     assert try_seeds(trial("hierarchical", workers=6, steps=6), range(12)).failures
 
 

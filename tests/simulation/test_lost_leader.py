@@ -211,7 +211,7 @@ def test_the_average_of_the_weights_goes_on_from_the_checkpoint(tmp_path: Path) 
 def test_a_lock_step_run_whose_workers_are_apart_is_resumed(lost: int, spec: str, tmp_path: Path) -> None:
     """Whoever leads waits for none of those who are behind it, and so for an update that needs its own gradient."""
     job = job_of(spec, tmp_path)
-    job = replace(job, keeping=replace(job.keeping, checkpoints=EPOCHS))
+    job = replace(job, checkpointing=replace(job.checkpointing, checkpoints=EPOCHS))
     events_of(job, f"kill(rank={lost}, at_s=1.5, restart_after_s=1.2)")
     _, *later = sorted(tmp_path.rglob("step-*"))
     for path in later[1:]:

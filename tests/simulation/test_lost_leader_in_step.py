@@ -93,7 +93,7 @@ def test_worker_0_its_successors_and_others_die(undisturbed: list[Event], tmp_pa
 def test_what_a_worker_missed_stays_known_when_the_leader_is_lost() -> None:
     """With rescaled steps the four images a step of worker 2 are not seen, whoever leads."""
     job = job_of("synchronous")
-    job = replace(job, losses=replace(job.losses, rescale=True))
+    job = replace(job, fault_tolerance=replace(job.fault_tolerance, rescale=True))
     events = events_of(job, "kill(rank=2, at_s=2.5)", "kill(rank=0, at_s=5.5, restart_after_s=0.2)")
     assert result_of(events)["images_not_seen"] == 4 * (STEPS - 2)
 
@@ -132,7 +132,7 @@ def test_worker_0_dies_while_it_tests(spec: str, tmp_path: Path) -> None:
         events_of(job, "kill(rank=0, at_s=4.3, restart_after_s=0.1)", *ends, heard=events)
     assert [event.epoch for event in of(Evaluated, events)] == [1]
     assert [event.epoch for event in of(CheckpointSaved, events)] == [1]
-    again = events_of(replace(job, keeping=replace(job.keeping, resume=True)))
+    again = events_of(replace(job, checkpointing=replace(job.checkpointing, resume=True)))
     assert [event.start_step for event in of(RunStarted, again)] == [LENGTH]
     assert [event.epoch for event in of(Evaluated, again)] == [2, 3]
     assert result_of(again)["steps"] == STEPS

@@ -29,9 +29,9 @@ from polyrhythm.events import (
 )
 from polyrhythm.roles import member
 from polyrhythm.roles.job import FaultTolerance
-from polyrhythm.simulation.run import _piece, simulate
-from polyrhythm.simulation.stage import plain_stage
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.simulation.run import job_program, simulate
+from polyrhythm.simulation.simulated_run import constant_run
+from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, LENGTH, STEPS, WHOLE_S, WORKERS, events_of
 
 SERVERS = 2
@@ -189,7 +189,7 @@ def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_pat
     with pytest.raises(
         RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
     ):
-        _collect(replace(job, losses=FaultTolerance(min_workers=3)), events, successors=successors)
+        _collect(replace(job, fault_tolerance=FaultTolerance(min_workers=3)), events, successors=successors)
     assert sum(isinstance(event, WorkerJoined) for event in events) == successors
     saved = [event for event in events if not isinstance(event, ServerProgress)][-1]
     assert isinstance(saved, CheckpointSaved)
@@ -197,8 +197,8 @@ def test_with_too_few_workers_the_run_ends_with_a_checkpoint(successors, tmp_pat
 
 
 def _collect(job, events, *, successors=False):
-    cast = cast_in_order(job.workers, job.traits.servers)
-    stage = plain_stage(cast, _piece(job), events.append, AROUND)
+    roles = roles_in_order(job.workers, job.traits.servers)
+    stage = constant_run(roles, job_program(job), events.append, AROUND)
     stage.time.at(0.03, lambda: stage.cluster.kill(1))
     if successors:
         stage.time.at(0.03, lambda: stage.cluster.replace(1))

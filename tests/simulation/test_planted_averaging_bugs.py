@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.communication.message import Message
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.parameter_server.downpour import SumRule, SumWorker
 from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreRule
+from polyrhythm.strategies.parameter_server.gaia import Post, SiteGate, SiteRound
 from polyrhythm.strategies.parameter_server.hogwild import HogwildWorker
-from polyrhythm.strategies.parameter_server.sites.site_server import Post, SiteServer
 from polyrhythm.verification.invariant import Violation
 from simulation.trying import trial
 
@@ -29,8 +28,10 @@ def centre_moves_twice(before: Method) -> Method:
 
 
 def worker_keeps_its_place(before: Method) -> Method:
-    def planted(self: CentreLink, vector: Any) -> bool:
-        stop: bool = before(self, vector.clone())
+    def planted(self: CentreLink) -> bool:
+        kept = self._vector.clone()
+        stop: bool = before(self)
+        self._vector.copy_(kept)
         return stop
 
     return planted
@@ -55,15 +56,15 @@ def sum_is_forgotten(before: Method) -> Method:
 
 
 def packet_is_lost(before: Method) -> Method:
-    def planted(self: Post, peer: int, message: Message) -> Any:
-        found = before(self, peer, message)
-        return None if message.version == 2 else found
+    def planted(self: Post, peer: int, told: SiteRound) -> Any:
+        found = before(self, peer, told)
+        return None if told.number == 2 else found
 
     return planted
 
 
 def nobody_waits(before: Method) -> Method:
-    def planted(self: SiteServer) -> Any:
+    def planted(self: SiteGate) -> Any:
         self._post._gone.update(self._post.peers)
         return before(self)
 
@@ -93,7 +94,7 @@ PLANTS: list[tuple[str, type, str, Callable[[Method], Method], str]] = [
     ("downpour", SumRule, "apply", sum_is_applied_twice, "parameters for rank"),
     ("downpour(n_push=3)", SumWorker, "_push", sum_is_forgotten, "the sum of rank|parameters for rank"),
     ("gaia(threshold=0)", Post, "hear", packet_is_lost, "the final parameters"),
-    ("gaia(lag=0)", SiteServer, "_let_on", nobody_waits, "rounds of site"),
+    ("gaia(lag=0)", SiteGate, "applied", nobody_waits, "rounds of site"),
     ("hogwild", HogwildWorker, "gradients_ready", update_is_lost, "the shared vector after step"),
 ]
 

@@ -61,7 +61,7 @@ class Planted(ParameterServer):
     bug: type[ShardRule | ServerSession] = ServerSession
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        workers = setting.cast.workers
+        workers = setting.roles.workers
         planted = self.bug if issubclass(self.bug, ShardRule) else ShardRule
         session = self.bug if issubclass(self.bug, ServerSession) else ServerSession
         return session(workers, planted(self.consistency, Handling(), len(workers), (), 0))

@@ -14,7 +14,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.strategies.parameter_server.serving.resharding import recut
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
@@ -37,7 +37,7 @@ def test_lock_step_goes_on_to_the_same_bits(before: int, after: int, optimizer: 
     spec = "parameter_server(servers={}, consistency=synchronous)"
     whole = simulated(job_of(spec.format(before), optimizer=optimizer)).result["parameters_sha256"]
     job = job_of(spec.format(before), optimizer=optimizer, folder=tmp_path)
-    assert 0 < simulated(job, Surroundings(stop_at_s=0.035)).result["steps"] < STEPS
+    assert 0 < simulated(job, ConstantCluster(stop_at_s=0.035)).result["steps"] < STEPS
     found = simulated(going_on(job, spec.format(after)))
     assert found.result["parameters_sha256"] == whole
     assert found.result["steps"] == STEPS
@@ -60,7 +60,7 @@ def test_whoever_does_not_go_in_step_takes_all_steps_that_are_left(
     spec: str, others: str, tmp_path: Path
 ) -> None:
     job = job_of(spec, folder=tmp_path)
-    simulated(job, Surroundings(stop_at_s=0.035))
+    simulated(job, ConstantCluster(stop_at_s=0.035))
     result = simulated(going_on(job, others)).result
     servers = strategy(others).traits(WORKERS).servers
     assert sum(result["staleness"]["histogram"].values()) == servers * WORKERS * STEPS
@@ -68,7 +68,7 @@ def test_whoever_does_not_go_in_step_takes_all_steps_that_are_left(
 
 def test_another_rule_is_refused(tmp_path: Path) -> None:
     job = job_of("parameter_server(servers=2)", folder=tmp_path)
-    simulated(job, Surroundings(stop_at_s=0.035))
+    simulated(job, ConstantCluster(stop_at_s=0.035))
     with pytest.raises(RequestError, match=r"was trained with strategy parameter_server\(servers=2\), not "):
         Archive(going_on(job, "parameter_server(servers=2, consistency=synchronous)")).load()
 

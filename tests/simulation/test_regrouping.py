@@ -25,7 +25,7 @@ WHOLE_S = 0.196  # what a run takes
 MOMENTS = [round(WHOLE_S * number / 18, 5) for number in range(18)]
 
 
-def trained(kills, successors=(), spec="synchronous", model=perceptron, losses=None, folder=None):
+def trained(kills, successors=(), spec="synchronous", model=perceptron, fault_tolerance=None, folder=None):
     """Runs a job; gives its events and its final parameters."""
     job = make_job(spec, WORKERS, model=model, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, folder=folder)
     models = []
@@ -34,7 +34,11 @@ def trained(kills, successors=(), spec="synchronous", model=perceptron, losses=N
         models.append(job.make_model())
         return models[-1]
 
-    events = events_of(replace(job, make_model=make, losses=losses or job.losses), kills, successors)
+    events = events_of(
+        replace(job, make_model=make, fault_tolerance=fault_tolerance or job.fault_tolerance),
+        kills,
+        successors,
+    )
     return events, torch.cat([value.detach().flatten() for value in models[0].parameters()])
 
 
@@ -78,7 +82,7 @@ def test_a_successor_has_batch_norm_statistics_and_momentum():
 
 def test_rescaling_leaves_the_share_out_and_lowers_the_rate():
     """Worker 1 of 3 is lost before the first step: plain SGD on what the two others see, at two thirds of the rate."""
-    events, vector = trained([(0.0, 1)], losses=FaultTolerance(rescale=True))
+    events, vector = trained([(0.0, 1)], fault_tolerance=FaultTolerance(rescale=True))
     job = make_job("synchronous", WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE)
     learning, data = job.learning, job.dataset.train
     torch.manual_seed(learning.seed)
@@ -103,7 +107,7 @@ def test_with_too_few_workers_a_run_in_step_ends_with_a_checkpoint(tmp_path):
     with pytest.raises(
         RunError, match=r"^2 of 3 workers are left, and min_workers is 3; continue with --resume"
     ):
-        trained([(0.05, 1)], losses=FaultTolerance(min_workers=3), folder=tmp_path)
+        trained([(0.05, 1)], fault_tolerance=FaultTolerance(min_workers=3), folder=tmp_path)
     assert list((tmp_path / "checkpoints").glob("step-*.safetensors"))
 
 

@@ -13,12 +13,12 @@ from conformance.jobs import blobs, make_job, result_of, resumed, simulated
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice, RunEnded, WorkerProgress
 from polyrhythm.simulation.injection.faults.kill import Kill
-from polyrhythm.simulation.run import _piece
-from polyrhythm.simulation.stage import plain_stage
+from polyrhythm.simulation.run import job_program
+from polyrhythm.simulation.simulated_run import constant_run
 from polyrhythm.simulation.trials import Tried, faults_of, try_seeds
 from polyrhythm.strategies.parameter_server.replication.replicated_server import ShardCopy
-from polyrhythm.strategies.parameter_server.serving.pusher_state import Readings
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.parameter_server.serving.session import Readings
+from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, STEPS, WHOLE_S, WORKERS, events_of
 from simulation.trying import trial
 
@@ -41,7 +41,7 @@ def job_of(spec: str, **options: Any) -> Any:
 def deaths_of(spec: str, seed: int) -> int:
     """Gives how many servers die with a seed; with a second one, the first has had a successor for long."""
     about = trial(spec, steps=8)
-    servers = about.layout.cast.servers
+    servers = about.layout.roles.servers
     return sum(isinstance(fault, Kill) and fault.rank in servers for fault in faults_of(about, seed))
 
 
@@ -49,7 +49,7 @@ def tried(spec: str, seed: int, **options: Any) -> Tried:
     """Tries a seed with its faults, the death of a server among them."""
     about = trial(spec, steps=8, **options)
     deaths = [fault for fault in faults_of(about, seed) if isinstance(fault, Kill)]
-    assert any(death.rank in about.layout.cast.servers for death in deaths)
+    assert any(death.rank in about.layout.roles.servers for death in deaths)
     return try_seeds(about, [seed])
 
 
@@ -128,7 +128,9 @@ def test_a_checkpoint_holds_the_shard_of_a_lost_server(tmp_path: Any) -> None:
     """Stopped after the loss, and resumed with all servers: the steps go on where they were, on every shard."""
     job = job_of("parameter_server(servers=2, replicas=2)", folder=tmp_path)
     events: list[Event] = []
-    stage = plain_stage(cast_in_order(WORKERS, 2), _piece(job), events.append, replace(AROUND, stop_at_s=0.1))
+    stage = constant_run(
+        roles_in_order(WORKERS, 2), job_program(job), events.append, replace(AROUND, stop_at_s=0.1)
+    )
     stage.time.at(0.05, lambda: stage.cluster.kill(WORKERS))
     stage.play()
     stopped = result_of(events)

@@ -18,7 +18,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunStarted, WorkerProgress
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import Surroundings, simulate, simulate_on
+from polyrhythm.simulation.run import ConstantCluster, simulate, simulate_on
 from unit.simulation.clusters import cluster
 
 IMAGES, BATCH_SIZE = 53, 4
@@ -115,7 +115,9 @@ def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chai
     parts = []
     for number, (workers, stop_s) in enumerate(chain):
         job = job_of(workers, tmp_path, **options)
-        events, vector = run(resumed(job) if number else job, Surroundings(step_s=uneven, stop_at_s=stop_s))
+        events, vector = run(
+            resumed(job) if number else job, ConstantCluster(step_s=uneven, stop_at_s=stop_s)
+        )
         assert events[-1].outcome == ("done" if stop_s is None else "interrupted")
         if number:
             notice = notices(events)[-1]
@@ -141,10 +143,10 @@ def test_in_the_middle_of_an_epoch_what_is_left_is_dealt_out_anew(tmp_path, chai
 def test_in_the_middle_of_an_epoch_a_run_is_resumed_bit_for_bit_by_as_many(tmp_path):
     """What other workers did of the epoch is known to those who resume it once more as well."""
     options = {"schedule": "cosine", "optimizer": "sgd(momentum=0.9)"}
-    simulate(job_of(3, tmp_path / "a", **options), Surroundings(step_s=uneven, stop_at_s=0.02))
+    simulate(job_of(3, tmp_path / "a", **options), ConstantCluster(step_s=uneven, stop_at_s=0.02))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     _, whole = run(resumed(job_of(2, tmp_path / "a", **options)))
-    events, _ = run(resumed(job_of(2, tmp_path / "b", **options)), Surroundings(stop_at_s=0.015))
+    events, _ = run(resumed(job_of(2, tmp_path / "b", **options)), ConstantCluster(stop_at_s=0.015))
     assert events[-1].outcome == "interrupted"
     events, vector = run(resumed(job_of(2, tmp_path / "b", **options)))
     assert torch.equal(vector, whole)
@@ -154,7 +156,7 @@ def test_in_the_middle_of_an_epoch_a_run_is_resumed_bit_for_bit_by_as_many(tmp_p
 def test_local_steps_go_on_from_the_mean_of_all_models(tmp_path):
     """Against plain torch: 3 workers train apart for an epoch and a step, then all becomes one, and 2 go on apart."""
     options = {"schedule": "constant", "optimizer": "sgd(lr=0.1, momentum=0.9)", "spec": "parallel_sgd"}
-    hears = Surroundings(step_s=uneven, stop_at_s=0.02)  # after the first epoch
+    hears = ConstantCluster(step_s=uneven, stop_at_s=0.02)  # after the first epoch
     simulate(job_of(3, tmp_path, **options), hears)
     job = job_of(2, tmp_path, **options)
     assert Archive(job).load().begun.epochs == {1: ((1, 1, 1),)}
@@ -197,10 +199,10 @@ def local_steps(job, vector, momentum, batches):
 @pytest.mark.parametrize("schedule", ["cosine(warmup_epochs=1.5)", "step(at=[0.5])"])
 def test_schedules_follow_the_images_that_were_seen(tmp_path, schedule):
     """Warm-up of half the run, and a rate that falls after an epoch, hold wherever the number of workers changes."""
-    events = simulate(job_of(3, tmp_path, schedule=schedule), Surroundings(step_s=uneven, stop_at_s=0.03))
+    events = simulate(job_of(3, tmp_path, schedule=schedule), ConstantCluster(step_s=uneven, stop_at_s=0.03))
     done = result_of(events)["steps"]
     job = job_of(2, tmp_path, schedule=schedule)
-    events = simulate(resumed(job), Surroundings(step_s=uneven))
+    events = simulate(resumed(job), ConstantCluster(step_s=uneven))
     usual = job.length
     rates = {
         event.step: event.learning_rate
@@ -236,8 +238,8 @@ def test_sites_without_workers_would_owe_the_others_for_ever(tmp_path):
 )
 def test_workers_and_servers_change_together(tmp_path, spec, others):
     options = {"optimizer": "sgd(momentum=0.9)"}
-    simulate(job_of(3, tmp_path, spec, **options), Surroundings(step_s=uneven, stop_at_s=0.035))
-    events = simulate(resumed(job_of(4, tmp_path, others, **options)), Surroundings(step_s=uneven))
+    simulate(job_of(3, tmp_path, spec, **options), ConstantCluster(step_s=uneven, stop_at_s=0.035))
+    events = simulate(resumed(job_of(4, tmp_path, others, **options)), ConstantCluster(step_s=uneven))
     result = result_of(events)
     assert (result["workers"], result["images_not_seen"]) == (4, 0)
     assert sum(said.startswith("resumed with ") for said in notices(events)) == 2
@@ -260,7 +262,7 @@ def test_servers_apply_each_image_once_or_say_how_many_they_left_out(tmp_path, s
     for workers, until_s in [(3, stop_s), (5, 0.05), (4, None)]:
         job = replace(job_of(workers, tmp_path, spec), learning=learning_of(job_of(workers, tmp_path, spec)))
         events = simulate(
-            resumed(job) if workers != 3 else job, Surroundings(step_s=uneven, stop_at_s=until_s)
+            resumed(job) if workers != 3 else job, ConstantCluster(step_s=uneven, stop_at_s=until_s)
         )
     result = result_of(events)
     applied = sum(result["staleness"]["histogram"].values()) / job.traits.shards
@@ -283,7 +285,7 @@ def learning_of(job):
 )
 def test_successors_know_what_others_did_of_an_epoch(tmp_path, spec, lost):
     """Worker 0's successor has it from what the run has said, and another's from the leader."""
-    simulate(job_of(3, tmp_path, spec), Surroundings(step_s=uneven, stop_at_s=0.03))
+    simulate(job_of(3, tmp_path, spec), ConstantCluster(step_s=uneven, stop_at_s=0.03))
     seen = Counter()
 
     def noted(images, keys):

@@ -17,7 +17,7 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerLost
 from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.world import DrawnPace
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup, BackupGate
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import (
@@ -84,7 +84,7 @@ def run_with(times: list[list[float]], spec: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ServerSession, "on_message", on_message)
     job = make_job(spec, workers, dataset=blobs(train=workers * 4 * len(times[0])), epochs=1)
-    simulated(job, Surroundings(step_s=draws, **FREE))
+    simulated(job, ConstantCluster(step_s=draws, **FREE))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -138,7 +138,7 @@ def test_softsync_is_about_n_updates_stale(n: int, workers: int) -> None:
 @pytest.mark.parametrize("s", [1, 2, 4])
 def test_cached_reads_of_equal_workers_cost_one_in_s_and_1(s: int) -> None:
     job = make_job(f"ssp(s={s})", 3, dataset=blobs(train=12 * 60), epochs=1)
-    result = simulated(job, Surroundings(latency_s=0.0, bandwidth_bytes_per_s=1e30)).result
+    result = simulated(job, ConstantCluster(latency_s=0.0, bandwidth_bytes_per_s=1e30)).result
     model, headers = PARAMETERS * 4, 2 * 64
     down = result["bytes_sent_per_step"] - headers - model
     assert model / (s + 1) <= down <= model / s
@@ -152,7 +152,7 @@ def test_ssp_waits_for_the_slowest_and_asynchronous_does_not(spec: str) -> None:
     def waited(spec: str) -> dict[int, float]:
         job = make_job(spec, 3, dataset=blobs(train=48), epochs=4)
         found: defaultdict[int, float] = defaultdict(float)
-        for event in simulated(job, Surroundings(step_s=one_slow)).events:
+        for event in simulated(job, ConstantCluster(step_s=one_slow)).events:
             if hasattr(event, "wait_s"):
                 found[event.worker] += event.wait_s
         return found
@@ -266,7 +266,7 @@ def test_a_late_worker_leaves_out_steps(monkeypatch: pytest.MonkeyPatch) -> None
         return 0.095 if worker == 1 else 0.01
 
     job = make_job("backup_workers", 3, dataset=blobs(train=240), epochs=1)
-    result = simulated(job, Surroundings(step_s=one_slow)).result
+    result = simulated(job, ConstantCluster(step_s=one_slow)).result
     assert pushed[0] == pushed[2] == list(range(20))
     assert pushed[1] == [0, 9, 18]
     assert result["seconds"] < 0.3

@@ -14,7 +14,7 @@ from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.timings import StepParts
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events, simulate
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.training.model_sizes import ModelSizes
 
 SIZES = ModelSizes((6_000, 4_000), (0.25, 0.75))
@@ -35,7 +35,7 @@ def parts_of(events: list[Event]) -> list[StepParts]:
 @pytest.mark.parametrize("spec", strategies())
 def test_compute_is_the_models_and_all_else_communication(spec: str) -> None:
     """Nothing but computing and the network takes virtual time, and steps follow each other without a gap."""
-    around = Surroundings(
+    around = ConstantCluster(
         step_s=lambda worker: 0.3 + 0.03 * worker, latency_s=0.005, bandwidth_bytes_per_s=1e6
     )
     events = dry_events(dry_run(spec, 4), around)
@@ -54,7 +54,7 @@ def test_compute_is_the_models_and_all_else_communication(spec: str) -> None:
 
 def test_a_slower_worker_is_waited_for_and_waits_for_nobody() -> None:
     """Links have latency only: a push and an answer a step. The fast worker computes 0.6 s less."""
-    around = Surroundings(
+    around = ConstantCluster(
         step_s=lambda worker: (0.3, 0.9)[worker], latency_s=0.01, bandwidth_bytes_per_s=float("inf")
     )
     fast, slow = parts_of(dry_events(dry_run(SERVED_IN_STEP, 2), around))
@@ -74,7 +74,7 @@ def test_who_is_slow_in_turn_waits_in_turn() -> None:
         turns[worker] += 1
         return 0.5 if turns[worker] % 2 else 0.2
 
-    around = Surroundings(step_s=step_s, latency_s=0.01, bandwidth_bytes_per_s=float("inf"))
+    around = ConstantCluster(step_s=step_s, latency_s=0.01, bandwidth_bytes_per_s=float("inf"))
     for parts in parts_of(dry_events(dry_run(SERVED_IN_STEP, 2), around)):
         assert parts.seconds["waiting"] == pytest.approx(STEPS / 2 * 0.3)
         assert parts.seconds["communication"] == pytest.approx(STEPS * 0.02)
@@ -82,7 +82,7 @@ def test_who_is_slow_in_turn_waits_in_turn() -> None:
 
 def test_a_free_running_worker_alone_pays_for_both_ways() -> None:
     """A push leaves and arrives, an answer comes: both of the model's size, over a link of 1 MB/s and 5 ms."""
-    around = Surroundings(step_s=lambda worker: 0.3, latency_s=0.005, bandwidth_bytes_per_s=1e6)
+    around = ConstantCluster(step_s=lambda worker: 0.3, latency_s=0.005, bandwidth_bytes_per_s=1e6)
     events = dry_events(dry_run("parameter_server(consistency=asynchronous)", 1), around)
     (parts,) = parts_of(events)
     one_way_s = (HEADER_BYTES + 4 * 10_000) / 1e6 + 0.005
@@ -91,7 +91,7 @@ def test_a_free_running_worker_alone_pays_for_both_ways() -> None:
 
 def test_training_tells_the_same_and_learns_the_same() -> None:
     job = make_job("synchronous", 2, epochs=1)
-    around = Surroundings(step_s=lambda worker: (0.3, 0.9)[worker])
+    around = ConstantCluster(step_s=lambda worker: (0.3, 0.9)[worker])
     plain, told = simulate(job, around), simulate(replace(job, timings=True), around)
     assert result_of(told)["parameters_sha256"] == result_of(plain)["parameters_sha256"]
     assert not any(isinstance(event, WorkerTimings) for event in plain)
@@ -109,9 +109,9 @@ def test_a_run_that_is_not_asked_is_not_wrapped(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(TimedCommunicator, "__init__", refuse)
     job = make_job("synchronous", 2, epochs=1)
-    result_of(simulate(job, Surroundings()))
-    dry_events(replace(dry_run("synchronous", 2), timings=False), Surroundings())
+    result_of(simulate(job, ConstantCluster()))
+    dry_events(replace(dry_run("synchronous", 2), timings=False), ConstantCluster())
     with pytest.raises(AssertionError, match="wrapped"):
-        simulate(replace(job, timings=True), Surroundings())
+        simulate(replace(job, timings=True), ConstantCluster())
     with pytest.raises(AssertionError, match="wrapped"):
-        dry_events(dry_run("synchronous", 2), Surroundings())
+        dry_events(dry_run("synchronous", 2), ConstantCluster())

@@ -11,12 +11,12 @@ import pytest
 from conformance.jobs import blobs, make_job, resumed, simulated, uneven
 from polyrhythm.events import Event, RunEnded, WorkerJoined, WorkerLost, WorkerProgress
 from polyrhythm.roles.world import StopRequest
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
-from polyrhythm.simulation.run import Surroundings, _piece, piece_of
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import modelled_stage, plain_stage
+from polyrhythm.simulation.run import ConstantCluster, job_program, program_of
+from polyrhythm.simulation.simulated_run import constant_run, modelled_run
 from polyrhythm.simulation.trials import play
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.trying import trial
 
 FAULTS = "kill(rank=2, at_s=0.04, restart_after_s=0.01); kill(rank=1, at_s=0.05, restart_after_s=0.01)"
@@ -46,7 +46,7 @@ def test_a_wish_to_stop_is_heard_by_those_who_are_left_and_by_those_who_come(spe
 @pytest.mark.parametrize("spec", ["ad_psgd", "hogwild", "easgd", "downpour", "parameter_server"])
 def test_who_has_taken_all_steps_holds_up_nobody_who_is_stopped(spec: str, tmp_path: Path) -> None:
     """Worker 0 is in its first epoch when the others have taken all steps; it stops, and the run can be resumed."""
-    around = Surroundings(step_s=lambda worker: 0.001 if worker else 0.05, stop_at_s=0.06)
+    around = ConstantCluster(step_s=lambda worker: 0.001 if worker else 0.05, stop_at_s=0.06)
     job = make_job(spec, 3, folder=tmp_path)
     assert simulated(job, around).events[-1].outcome == "interrupted"
     ended = simulated(resumed(job))
@@ -59,9 +59,9 @@ def test_a_successor_that_comes_after_the_last_step_waits_for_no_turn(spec: str,
     """Worker 0, alone, is asked to stop in its third step, at whose end it finds the successor at the door."""
     job = make_job(spec, 2, epochs=3, dataset=blobs(25), folder=tmp_path)
     events: list[Event] = []
-    around = Surroundings(step_s=lambda worker: 0.01 if worker else 0.05, stop_at_s=0.125)
-    stage = plain_stage(cast_in_order(2, 0), _piece(job), events.append, around)
-    Scene(stage, job.strategy, parse_faults("kill(rank=1, at_s=0.035, restart_after_s=0.15)")).play()
+    around = ConstantCluster(step_s=lambda worker: 0.01 if worker else 0.05, stop_at_s=0.125)
+    stage = constant_run(roles_in_order(2, 0), job_program(job), events.append, around)
+    FaultInjector(stage, job.strategy, parse_faults("kill(rank=1, at_s=0.035, restart_after_s=0.15)")).play()
     assert events[-1].outcome == "interrupted"
     assert [type(event) for event in events if isinstance(event, WorkerLost | WorkerJoined)] == [
         WorkerLost,
@@ -73,9 +73,11 @@ def test_who_missed_the_mean_after_which_others_have_stopped_stops_there_too(tmp
     """The mean in which a wish is heard breaks for some, since a successor comes: nobody takes a step more."""
     job = make_job("hierarchical_averaging", 6, dataset=blobs(49, test=5), batch_size=1, folder=tmp_path)
     events: list[Event] = []
-    around = Surroundings(step_s=uneven, bandwidth_bytes_per_s=1e5, stop_at_s=0.4916)
-    stage = plain_stage(cast_in_order(6, 0), _piece(job), events.append, around)
-    Scene(stage, job.strategy, parse_faults("kill(rank=2, at_s=0.38029, restart_after_s=0.20621)")).play()
+    around = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=1e5, stop_at_s=0.4916)
+    stage = constant_run(roles_in_order(6, 0), job_program(job), events.append, around)
+    FaultInjector(
+        stage, job.strategy, parse_faults("kill(rank=2, at_s=0.38029, restart_after_s=0.20621)")
+    ).play()
     assert events[-1].outcome == "interrupted"
     assert (
         max(event.step for event in events if isinstance(event, WorkerProgress)) == 16
@@ -97,9 +99,11 @@ def test_a_successor_that_worker_0_lets_in_after_its_last_step_finds_the_run_ove
     job = make_job(spec, 4, dataset=blobs(53, test=3), batch_size=2, folder=tmp_path)
     events: list[Event] = []
     paces = [0.05, 0.011, 0.012, 0.013]
-    around = Surroundings(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=0.0783)
-    stage = plain_stage(cast_in_order(4, 0), _piece(job), events.append, around)
-    Scene(stage, job.strategy, parse_faults("kill(rank=2, at_s=0.071, restart_after_s=0.0339)")).play()
+    around = ConstantCluster(step_s=paces.__getitem__, latency_s=1e-3, stop_at_s=0.0783)
+    stage = constant_run(roles_in_order(4, 0), job_program(job), events.append, around)
+    FaultInjector(
+        stage, job.strategy, parse_faults("kill(rank=2, at_s=0.071, restart_after_s=0.0339)")
+    ).play()
     assert events[-1].outcome == "interrupted"
     assert any(isinstance(event, WorkerJoined) for event in events)
 
@@ -108,11 +112,13 @@ def stopped(spec: str, seed: int, faults: str, stop_at_s: float) -> str:
     """Run 5 steps of 6 workers dry, with faults and a request to stop; return the outcome."""
     tried, events, stop = trial(spec, workers=6, steps=5), list[Event](), StopRequest()
     dry_run = replace(tried.dry_run, seed=seed)
-    stage = modelled_stage(
-        tried.layout, piece_of(dry_run, faultless=False), events.append, seed=seed, stop=stop
+    stage = modelled_run(
+        tried.layout, program_of(dry_run, faultless=False), events.append, seed=seed, stop=stop
     )
     stage.time.at(stop_at_s, stop.request)
-    Scene(stage, dry_run.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of).play()
+    FaultInjector(
+        stage, dry_run.strategy, parse_faults(faults), seed=seed, host_of=tried.layout.host_of
+    ).play()
     assert isinstance(events[-1], RunEnded)
     return events[-1].outcome
 

@@ -20,7 +20,7 @@ from polyrhythm.simulation.cluster import Link
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import ExactGradients, Trial, drawn_faults, faults_of, play, try_seeds
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.verification.invariant import Violation
 from simulation.traces import default_strategies
@@ -132,7 +132,7 @@ def test_a_corrupt_gradient_is_found_where_it_is_applied() -> None:
 
 def test_a_server_dies_after_another_only_when_that_ones_successor_has_had_time_to_get_its_shards() -> None:
     tried = on_slow_links(trial("parameter_server(servers=3, replicas=2)", steps=4))
-    servers = tried.layout.cast.servers
+    servers = tried.layout.roles.servers
     drawn = [[fault for fault in faults_of(tried, seed) if _rank(fault) in servers] for seed in range(40)]
     pairs = [deaths for deaths in drawn if len(deaths) == 2]
     assert len(pairs) > 10
@@ -174,14 +174,14 @@ def test_failures_are_collected_or_end_the_trials() -> None:
 
 
 def test_drawn_faults_depend_on_the_seed_alone_and_spare_whom_they_must() -> None:
-    cast = cast_in_order(4, 2)
-    assert drawn_faults(cast, 7, 1.0, spares=3) == drawn_faults(cast, 7, 1.0, spares=3)
-    names = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=3)}
+    roles = roles_in_order(4, 2)
+    assert drawn_faults(roles, 7, 1.0, spares=3) == drawn_faults(roles, 7, 1.0, spares=3)
+    names = {fault.name for seed in range(200) for fault in drawn_faults(roles, seed, 1.0, spares=3)}
     assert names == {"kill", "slow", "delay", "cut"}
-    spared = {fault.name for seed in range(200) for fault in drawn_faults(cast, seed, 1.0, spares=0)}
+    spared = {fault.name for seed in range(200) for fault in drawn_faults(roles, seed, 1.0, spares=0)}
     assert spared == {"slow", "delay", "cut"}
     kills = [
-        sum(fault.name == "kill" for fault in drawn_faults(cast, seed, 1.0, spares=1)) for seed in range(200)
+        sum(fault.name == "kill" for fault in drawn_faults(roles, seed, 1.0, spares=1)) for seed in range(200)
     ]
     assert set(kills) == {0, 1}
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from conformance.jobs import CLASSES, SIDE, make_job, simulated, uneven
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
 
 GOLDEN = Path(__file__).parent / "golden"
 MESSAGES = 40
 WORKERS = 3
-SLOW = Surroundings(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e8)
+SLOW = ConstantCluster(step_s=uneven, latency_s=1e-3, bandwidth_bytes_per_s=1e8)
 
 
 def wide() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -178,3 +179,59 @@ def test_without_a_claim_files_are_made_beside(tmp_path: Path) -> None:
     UNCLAIMED.remove(path)
     UNCLAIMED.remove(path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", ["deleted", "renamed", "emptied"])
+def test_a_folder_that_vanishes_is_made_again(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    own = claim(folder, ["checkpoints"])
+    if how == "renamed":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+    if how == "emptied":  # as where a disk is unmounted
+        (folder / "checkpoints").mkdir(parents=True)
+    assert own.holds()
+    save_checkpoint(checkpoint_path(folder / "checkpoints", 7), OURS, {}, own)
+    assert torch.equal(load_checkpoint(checkpoint_path(folder / "checkpoints", 7))[0]["w"], OURS["w"])
+    own.release()
+    assert sorted(contents(folder)) == ["checkpoints/step-00000007.safetensors"]
+
+
+def test_checkpoints_alone_are_made_again(tmp_path: Path) -> None:
+    own = claim(tmp_path / "run", ["checkpoints"])
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    save_checkpoint(checkpoint_path(tmp_path / "run" / "checkpoints", 7), OURS, {}, own)
+    assert checkpoint_path(tmp_path / "run" / "checkpoints", 7).is_file()
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_who_comes_after_a_deletion_has_the_folder(over: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    own = claim(folder, ["checkpoints"])
+    shutil.rmtree(folder)
+    later = claim(folder, ["checkpoints"])
+    (folder / "config.yaml").touch()
+    if over:
+        later.release()
+    assert not own.holds()
+    with pytest.raises(Superseded):
+        own.draft(checkpoint_path(folder / "checkpoints", 7))
+    with pytest.raises(Superseded):
+        save_checkpoint(checkpoint_path(folder / "checkpoints", 7), OURS, {}, own)
+    assert sorted(contents(folder)) == ["config.yaml"]
+
+
+def test_a_log_is_written_again_where_it_was(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    own = claim(folder)
+    log = EventLog(folder / "events.jsonl", own)
+    log.on_event(Notice(time_s=1.0, text="first"))
+    assert log.in_place
+    folder.rename(tmp_path / "elsewhere")
+    assert not log.in_place
+    log.write_again()
+    log.on_event(Notice(time_s=2.0, text="second"))
+    log.close()
+    assert [event.time_s for event in read_events(folder / "events.jsonl")] == [1.0, 2.0]
+    assert [event.time_s for event in read_events(tmp_path / "elsewhere" / "events.jsonl")] == [1.0]

@@ -19,6 +19,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import scaled
 from polyrhythm.data.seeding import generator_for, sample_keys
 from polyrhythm.errors import RequestError
+from polyrhythm.user_files import check_output
 
 _MOST = 100
 """Largest number of pictures, and of variants of each, on one sheet."""
@@ -50,13 +51,12 @@ def augment(
         RequestError: the request is invalid; nothing has been written.
     """
     path = Path(preview)
+    check_output(path)
     if path.suffix.lower() not in Image.registered_extensions():
         raise RequestError(f"{path} has no ending of a picture format: name it {path.stem or 'preview'}.png")
     for what, number in (("pictures", pictures), ("variants", variants)):
         if not 1 <= number <= _MOST:
             raise RequestError(f"{what} must be from 1 to {_MOST}, as one sheet can show (given {number})")
-    if not path.parent.is_dir():
-        raise RequestError(f"there is no folder {path.parent}: make it first")
     made = build_chain(chain)
     if made is None:
         raise RequestError("nothing to preview: name an augmentation, such as rotation; flip")

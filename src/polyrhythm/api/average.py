@@ -20,6 +20,7 @@ from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.training.checkpoint import load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.weight_averaging import mean_weights, recompute_batch_norms
+from polyrhythm.user_files import check_output
 
 BATCH_NORM_IMAGES = 10_000
 _BATCH = 100
@@ -51,6 +52,7 @@ def average(
     if path.exists() or not path.parent.is_dir():
         what = "is there already" if path.exists() else "lies in no folder"
         raise RequestError(f"{path} {what}: name a new file with --out")
+    check_output(path)
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
     trained = load_trained(paths[0], device=device, **options)
     states = _states(paths, trained, options)

@@ -47,8 +47,8 @@ def evaluate(
 
     Returns:
         `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
-        (fractions) and `per_class`; `views` and `dense` unless the only view is the picture itself; `members`
-        and `selected` of an ensemble.
+        (fractions), `test_top1_interval` (95 %), `per_class` and `confused`; `views` and
+        `dense` unless the only view is the picture itself; `members` and `selected` of an ensemble.
 
     Raises:
         RequestError: the request is invalid.
@@ -97,9 +97,11 @@ class _Tested:
             "images": found.images,
             "test_loss": found.loss,
             "test_top1": found.top1,
+            "test_top1_interval": list(found.top1_interval),
             "test_top5": found.top5,
             "test_balanced_accuracy": found.balanced_accuracy,
             "per_class": [asdict(entry) for entry in found.per_class],
+            "confused": found.confused(),
         }
 
 

@@ -9,6 +9,7 @@ from polyrhythm.api.served import load_served
 from polyrhythm.config.run_config import NetworkOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.models.exporting import export as export_network
+from polyrhythm.user_files import check_output
 
 
 def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOptions]) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOption
     if path.exists() or not path.parent.is_dir():
         what = "is there already" if path.exists() else "lies in no folder"
         raise RequestError(f"{path} {what}: name a new file with --out")
+    check_output(path)
     served = load_served(weights, device="cpu", **options)
     shape = served.preprocessing.image_shape
     facts = {"classes": list(served.classes), "image_shape": list(shape), "model": served.model_name}

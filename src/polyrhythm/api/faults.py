@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from polyrhythm.roles.world import LEADER
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
 
 REPRESENTATIVES = ("synchronous", "local_sgd", "ad_psgd", "parameter_server")
@@ -65,19 +65,19 @@ def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
         workers: number of workers.
     """
     traits, faults = strategy.traits(workers), strategy.faults(workers)
-    cast = cast_in_order(workers, traits.servers)
+    roles = roles_in_order(workers, traits.servers)
 
     def without(rank: int) -> Outcome:
-        if not faults.survives(rank, cast, leader_returns=True):
+        if not faults.survives(rank, roles, leader_returns=True):
             return Outcome.STOPS
         return Outcome.REGROUPS if faults.regroups else Outcome.GOES_ON
 
     return {
-        Fault.WORKER_KILLED: without(cast.workers[-1]),
+        Fault.WORKER_KILLED: without(roles.workers[-1]),
         Fault.LEADER_KILLED: without(LEADER),
-        Fault.SERVER_KILLED: without(cast.servers[0]) if cast.servers else Outcome.NONE,
+        Fault.SERVER_KILLED: without(roles.servers[0]) if roles.servers else Outcome.NONE,
         Fault.STOPPED: Outcome.NAMED,
-        Fault.CUT_OFF: Outcome.NONE if traits.one_host else without(cast.workers[-1]),
+        Fault.CUT_OFF: Outcome.NONE if traits.one_host else without(roles.workers[-1]),
         Fault.NOT_FINITE: Outcome.LEFT_OUT if faults.skips_not_finite else Outcome.ENDS,
         Fault.DISK_FULL: Outcome.KEEPS,
         Fault.DAMAGED: Outcome.OLDER,

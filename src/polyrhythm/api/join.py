@@ -7,7 +7,8 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 
 from polyrhythm.api.loop.coordination import Coordination
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
+from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.shard import Shard, StepWeight, batches_of
-from polyrhythm.api.loop.store_board import Posted
+from polyrhythm.api.loop.store_board import Posted, where_all_are
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of
@@ -64,16 +66,16 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
         raise RequestError(f"threads must be at least 1 (given {threads})")
     chosen = strategy if isinstance(strategy, Strategy) else strategy_from(strategy)
     ask_names_briefly()
-    rendezvous, cast = meet(chosen)
+    rendezvous, roles = meet(chosen)
     if started_by_torchrun() and not started_by_run():
         # torchrun leaves every rank one thread; `polyrhythm run` has shared the cores out already.
-        shared = threads_beside(rendezvous, range(rendezvous.size), cast, chosen)
+        shared = threads_beside(rendezvous, range(rendezvous.size), roles, chosen)
         threads = threads or shared
     home, network = connect(rendezvous)
     world = World(
         network,
-        cast,
-        incarnation=rendezvous.incarnation,
+        roles,
+        generation=rendezvous.generation,
         activity=home.activity,
         refused=home.refused,
         leader_returns=leader_returns(),
@@ -126,7 +128,7 @@ class Group:
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
-        self.rank = world.cast.workers.index(world.network.rank)
+        self.rank = world.roles.workers.index(world.network.rank)
         self.leads = world.leads
         self.staleness: Counter[int] = Counter()
         self._strategy = strategy
@@ -172,7 +174,8 @@ class Group:
                 f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
                 "polyrhythm.train, or join with synchronous"
             )
-        replica = self._replica = Replica(model, optimizer, self._strategy, self._world, announce=False)
+        replica = Replica(model, optimizer, self._strategy, self._world, announce=False, own_loop=True)
+        self._replica = replica
         coordination = self._coordination
         trainer = coordination.take(replica)
         steps = StepRetry(trainer)
@@ -183,15 +186,80 @@ class Group:
             steps,
             LazyStart(replica, lambda step: coordination.entry.begin(trainer, step)),
             self._weight,
+            self._mean_of(replica),
             str(self._strategy),
             coordination.server_states,
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
+        made.exchange_begins = coordination.step_begins
+        many = len(self._world.roles.workers)
+        made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
         made.register_step_pre_hook(lambda *_: coordination.step_begins())
         made.register_step_post_hook(lambda *_: coordination.step_done())
-        self._optimizer = coordination.course.optimizer = made
+        self._optimizer = coordination.loop_progress.optimizer = made
         return model, made
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Add gradients up without an exchange, as torch's `no_sync`: for all backward passes of a step but the last.
+
+            with group.accumulate():
+                criterion(model(x), y).backward()
+            criterion(model(u), v).backward()      # averages the sum of both
+            optimizer.step()
+
+        Without it the result is the same, with one exchange a pass. Strategies that exchange in `step` ignore it.
+        """
+        return self._optimized().gradients.accumulate()
+
+    def mean_gradients(self) -> bool:
+        """Overwrite the gradients with the workers' mean, if the strategy's workers have the same parameters.
+
+        All workers must call it. Where they hold the mean after each backward pass nothing is left to do.
+
+        Returns:
+            Whether the gradients are the mean now; False where each worker trains with its own.
+        """
+        optimizer = self._optimized()
+        optimizer.mean_gradients()
+        return optimizer.gradients.averaged
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
+        """Clip the norm of the workers' mean gradient, as `torch.nn.utils.clip_grad_norm_` does alone.
+
+        Where each worker trains with its own gradient (`mean_gradients`), that is clipped.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: the p of the norm.
+            **options: of torch's function.
+
+        Returns:
+            The norm before clipping.
+        """
+        self.mean_gradients()
+        return nn.utils.clip_grad_norm_(self._trained(), max_norm, norm_type, **options)
+
+    def clip_grad_value_(self, clip_value: float, **options: Any) -> None:
+        """Clip the numbers of the workers' mean gradient, as `torch.nn.utils.clip_grad_value_` does alone."""
+        self.mean_gradients()
+        nn.utils.clip_grad_value_(self._trained(), clip_value, **options)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [each for group in self._optimized().param_groups for each in group["params"]]
+
+    def _optimized(self) -> DistributedOptimizer:
+        if self._optimizer is None:
+            raise RequestError("there are no gradients yet: call group.distribute before")
+        return self._optimizer
+
+    def _mean_of(self, replica: Replica) -> Mean:
+        if replica.part.holds_mean:
+            return Mean.STEP
+        traits = self._strategy.traits(self.workers)
+        if self._world.rejoins:  # the others go on without means of theirs
+            return Mean.OWN
+        return Mean.ASKED if traits.identical and traits.exchange_every == 1 else Mean.OWN
 
     def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
         """Yield the epochs that this worker takes part in: all of them, unless it is the successor of a lost one.
@@ -215,7 +283,7 @@ class Group:
             raise RequestError(
                 "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
             )
-        self._coordination.course.kept = kept
+        self._coordination.loop_progress.kept = kept
         self._coordination.say_who_may_come()
         for epoch in self._coordination.epochs.through(count, optimizer.start):
             self._coordination.tell_unseen()
@@ -234,11 +302,11 @@ class Group:
 
         After the loss of a worker, N is smaller from the next epoch on, and an epoch has more steps.
         """
-        number = self._coordination.course.next_shard
-        workers = len(self._world.cast.workers)
+        number = self._coordination.loop_progress.next_shard
+        workers = len(self._world.roles.workers)
         posted = Posted(self._coordination.board, f"script/shard/{number}", self.rank, workers)
         made = Shard(batches_of(loader, posted), self._weight, self._coordination, number)
-        self._coordination.course.add(made)
+        self._coordination.loop_progress.add(made)
         return made
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
@@ -254,8 +322,8 @@ class Group:
         """
         if self._optimizer is not None and self._optimizer.over:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
-        course = self._coordination.course
-        number, course.averages = course.averages, course.averages + 1
+        loop_progress = self._coordination.loop_progress
+        number, loop_progress.averages = loop_progress.averages, loop_progress.averages + 1
         return self._coordination.means.mean(number, float(value), float(weight))
 
     def __enter__(self) -> Self:
@@ -270,7 +338,7 @@ class Group:
         own, store = self._home.rendezvous.own, self._home.rendezvous.store
         with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
             if isinstance(error, LetGo):
-                store.set(f"{LET_GO_KEY}/{own.rank}/{own.incarnation}", "")
+                store.set(f"{LET_GO_KEY}/{own.rank}/{own.generation}", "")
             elif not isinstance(error, RunError):
                 # That would be what this worker has noticed of another's end.
                 store.set(FAILED_KEY, str(own.rank))
@@ -284,6 +352,7 @@ class Group:
         with speaking_up(self._who_is_missing):
             self._optimizer.start()
             self._optimizer.settle()
+            self._optimizer.finish()
             self.staleness = self._coordination.leave(self._replica, self._optimizer.steps)
             self._optimizer.over = True
             self._home.close()
@@ -292,7 +361,7 @@ class Group:
         store = self._home.rendezvous.store.clone()  # the other thread may be waiting on the store itself
         missing = [
             str(worker)
-            for worker, rank in enumerate(self._world.cast.workers)
+            for worker, rank in enumerate(self._world.roles.workers)
             if not (store.check([f"script/left/{worker}"]) or self._home.is_lost(rank))
         ]
         return (

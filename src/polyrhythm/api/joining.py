@@ -27,7 +27,7 @@ from polyrhythm.claim import Superseded
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     LOOPBACK,
     Rendezvous,
-    newest_incarnations,
+    newest_generations,
     own_address,
 )
 from polyrhythm.config.assemble import assemble
@@ -51,7 +51,7 @@ from polyrhythm.launch.joining.join_client import Assignment, JoinClient
 from polyrhythm.launch.joining.join_server import Admission, Entrance
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.rank import Circumstances, run_rank
-from polyrhythm.launch.signals import PREEMPTED
+from polyrhythm.launch.signals import ASKING, INTERRUPTED, PREEMPTED
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import Departed, StopRequest
 
@@ -70,20 +70,20 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     Raises:
         RequestError: the address or the token cannot be used.
     """
-    folder = job.keeping.folder
+    folder = job.checkpointing.folder
     if config.listen is None or folder is None:
         yield None
         return
     address, given = parse_address(config.listen), read_token(config.token_file)
     drawn = None
     if given is None:
-        given, drawn = draw_token(folder, job.keeping.claim)
+        given, drawn = draw_token(folder, job.checkpointing.claim)
     entrance = Entrance(address, given)
     entrance.offer = {
         "version": version("polyrhythm"),
         "folder": str(folder),
         "config": read_recipe(folder / CONFIG_FILE)
-        | {"restarts": job.losses.restarts},  # under torchrun none
+        | {"restarts": job.fault_tolerance.restarts},  # under torchrun none
         "data": facts_of(job.dataset),
     }
     file = drawn or config.token_file
@@ -91,7 +91,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     knowing = "" if file else ", with POLYRHYTHM_TOKEN in the environment"
     entrance.how = f"others may join at {entrance.address}: {command}{knowing}"
     told = {"address": str(entrance.address), "token_file": str(file) if file else None, "command": command}
-    claim = job.keeping.claim
+    claim = job.checkpointing.claim
     claim.draft(folder / JOIN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     claim.publish(folder / JOIN_FILE)
     try:
@@ -114,7 +114,7 @@ def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) 
     Raises:
         RequestError: the address or the token cannot be used.
     """
-    folder = job.keeping.folder
+    folder = job.checkpointing.folder
     if config.listen is None or folder is None:
         return None
     given = read_token(config.token_file)
@@ -137,7 +137,6 @@ def facts_of(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-INTERRUPTED = 130
 LEAVING_PATIENCE_S = 5.0
 """A worker that is asked to leave does so after its step, or at once after this time: the others handle both."""
 
@@ -161,8 +160,8 @@ class Guest:
 
     def __init__(self, visit: JoinClient, job: Job, place: Assignment, address: Address, key: bytes) -> None:
         rank = place.peer.rank
-        self.name = f"worker {place.cast.workers.index(rank)} (rank {rank})"
-        self.folder = job.keeping.folder
+        self.name = f"worker {place.roles.workers.index(rank)} (rank {rank})"
+        self.folder = job.checkpointing.folder
         self._visit = visit
         self._job = job
         self._place = place
@@ -184,8 +183,9 @@ class Guest:
         Raises:
             RunError: the run failed, or is gone.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
+        for number in ASKING:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._hear)
         self._visit.listen(self._stop.request, lambda why: self._end_soon(why, say))
 
         def emit(event: Event) -> None:
@@ -194,7 +194,7 @@ class Guest:
 
         try:
             around = Circumstances(self._stop, emit)
-            run_rank(self._job, self._place.cast, self._rendezvous(), threads or available_cores(), around)
+            run_rank(self._job, self._place.roles, self._rendezvous(), threads or available_cores(), around)
         except Departed:
             self._visit.leave("its host asked it to")
             return self._status()
@@ -227,15 +227,15 @@ class Guest:
         except (RuntimeError, dist.DistError) as error:
             raise RunError(f"the run's store cannot be reached: {str(error).splitlines()[0]}") from None
         found = dist.PrefixStore(self._place.prefix, store) if self._place.prefix else store
-        size = self._place.cast.size
+        size = self._place.roles.size
         return Rendezvous(
             found,
             self._place.peer.rank,
             size,
             own_address(*self._address),
-            incarnation=self._place.peer.incarnation,
+            generation=self._place.peer.generation,
             key=self._key,
-            met=newest_incarnations(found, size),
+            met=newest_generations(found, size),
         )
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

@@ -7,13 +7,14 @@ refused before the first event.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -28,15 +29,20 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.launch.signals import Preempted
+from polyrhythm.launch.process import lost_output
+from polyrhythm.launch.signals import Preempted, asked_to_stop
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog, Observer, read_events
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.reporting.quantities import counted
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.user_files import check_is_file, check_new_folder
 
 _CHECK_EVERY_S = 1.0
+_ENVIRONMENT_FILE = "environment.json"
+_WRITTEN_FIRST = (CONFIG_FILE, _ENVIRONMENT_FILE)
 
 
 @dataclass(frozen=True)
@@ -67,12 +73,14 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
         config: written into it.
         observers: receive every event, as the log does.
     """
-    folder = job.keeping.folder
+    folder = job.checkpointing.folder
     assert folder is not None
     begun = (folder / LOG_FILE).exists()
     claim = create_folder(folder, config, job)
-    with observed_run_in(folder, config, observers, claim, resumed=begun or job.keeping.resume) as observed:
-        if begun and not job.keeping.resume:
+    with observed_run_in(
+        folder, config, observers, claim, resumed=begun or job.checkpointing.resume
+    ) as observed:
+        if begun and not job.checkpointing.resume:
             observed.on_event(Notice(time_s=0, text=f"{folder} has no checkpoint yet: the run starts again"))
         yield observed
 
@@ -83,14 +91,15 @@ def observed_run_in(
 ) -> Iterator[ObservedRun]:
     """Like `observed_run` in a folder that exists; the folder of a resumed run is never removed."""
     try:
-        observed = _begun(folder, config, observers, claim)
-        try:
-            with observed:
-                yield observed
-        except (RequestError, KeyboardInterrupt):
-            if not observed.begun and not resumed and claim.holds():
-                discard_folder(folder)
-            raise
+        with asked_to_stop():  # before and after the run they wait: files are written whole
+            observed = _begun(folder, config, observers, claim)
+            try:
+                with observed:
+                    yield observed
+            except (RequestError, KeyboardInterrupt):
+                if not observed.begun and not resumed and claim.holds():
+                    discard_folder(folder)
+                raise
     finally:
         claim.release()
 
@@ -126,8 +135,13 @@ class ObservedRun:
         self.skips_report = False
         self._checked_s = time.monotonic()
         self._last: Event | None = None
+        self._unwritten: dict[str, tuple[int, OSError]] = {}  # by observer: how often, and why at first
         self._figures = RunFigures()
-        self._observers: list[Observer] = [EventLog(folder / LOG_FILE, claim), *observers]
+        self._files = {
+            path: path.read_bytes() for path in map(folder.joinpath, _WRITTEN_FIRST) if path.exists()
+        }
+        self._log = EventLog(folder / LOG_FILE, claim)
+        self._observers: list[Observer] = [self._log, *observers]
         if config.tensorboard:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
 
@@ -135,7 +149,27 @@ class ObservedRun:
 
     def claimed(self, job: Job) -> Job:
         """Return the job with this start's claim to the folder."""
-        return replace(job, keeping=replace(job.keeping, claim=self.claim))
+        return replace(job, checkpointing=replace(job.checkpointing, claim=self.claim))
+
+    def reserve(self, path: Path, nbytes: int) -> None:
+        """Take so many bytes of the disk for a file that is written at the end: else a log may take the last of them.
+
+        Raises:
+            RequestError: there is no room for it.
+        """
+        draft = self.claim.draft(path)
+        try:
+            with draft.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
+                return
+            with suppress(OSError):
+                draft.unlink()
+            raise RequestError(
+                f"{self._folder} has no room for the model, {nbytes:,} bytes ({error.strerror}): make some, or name "
+                "another folder with --out"
+            ) from None
 
     def add_observer(self, observer: Observer) -> None:
         """Pass events to one more observer from now on."""
@@ -155,11 +189,44 @@ class ObservedRun:
         # Checked once a second at most: it is a system call, and a run may lie on a network file system.
         if isinstance(event, WorkerProgress) and time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._checked_s = time.monotonic()
-            self.claim.check()
+            self._look_after_folder(event.time_s)
+        if isinstance(event, RunEnded):  # which stays the last event
+            self._look_after_folder(event.time_s)
+            for text in self._unwritten_texts():
+                self._log.on_event(Notice(time_s=event.time_s, text=text))
         self._last = event
         self._figures.add(event)
         for observer in self._observers:
-            observer.on_event(event)
+            self._try(observer, lambda observer=observer: observer.on_event(event))  # type: ignore[misc]
+
+    def _look_after_folder(self, time_s: float) -> None:
+        """Make the folder again if it was deleted, renamed or unmounted, with all that this process has of it."""
+        self.claim.check()
+        if self._log.in_place:
+            return
+        if self._try(self._log, self._write_again):
+            text = (
+                f"{self._folder} was deleted, renamed or unmounted: it is made again, and the run goes on; earlier "
+                "checkpoints are not in it"
+            )
+            self.on_event(Notice(time_s=time_s, text=text))
+
+    def _write_again(self) -> None:
+        for path, content in self._files.items():
+            self.claim.draft(path).write_bytes(content)
+            self.claim.publish(path)
+        self._log.write_again()
+
+    def _try(self, observer: Observer, act: Callable[[], None]) -> bool:
+        """Let an observer act; what it cannot write ends no run."""
+        try:
+            act()
+        except OSError as error:
+            name = type(observer).__name__
+            count, first = self._unwritten.get(name, (0, error))
+            self._unwritten[name] = count + 1, first
+            return False
+        return True
 
     def __enter__(self) -> ObservedRun:
         return self
@@ -170,9 +237,20 @@ class ObservedRun:
             self.on_event(RunEnded(time_s=self._last.time_s, outcome="failed", result=result))
         with ExitStack() as stack:  # each is closed, even if another fails
             for observer in self._observers:
-                stack.callback(observer.close)
+                stack.callback(self._try, observer, observer.close)
+        for text in self._unwritten_texts():
+            print(f"polyrhythm: {text}; the run went on", file=sys.stderr, flush=True)
         if self.begun and not self.skips_report and not isinstance(error, Preempted) and self.claim.holds():
             self._write_report()
+
+    def _unwritten_texts(self) -> list[str]:
+        texts = [
+            f"{name} could not write {counted(count, 'time')} ({error.strerror or error})"
+            for name, (count, error) in self._unwritten.items()
+        ]
+        if (lost := lost_output(2)) is not None:
+            texts.append(f"{lost[0]} bytes could not be written to standard error ({lost[1].strerror})")
+        return texts
 
     def _write_report(self) -> None:
         try:
@@ -233,6 +311,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
         )
         return next(folder for folder in candidates if not folder.exists())
     folder = Path(out)
+    check_is_file(folder, "the run folder")
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"{folder} is a file: name a folder with --out")
     if folder.is_dir() and not _is_bare(folder):
@@ -241,6 +320,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
         raise RequestError(
             f"{folder} already holds another run: name another with --out, or continue it with --resume {folder}"
         )
+    check_new_folder(folder)
     return folder
 
 
@@ -275,7 +355,7 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
         Superseded: a later start has claimed it.
     """
     existed, own = folder.exists(), None
-    path, environment = folder / CONFIG_FILE, folder / "environment.json"
+    path, environment = folder / CONFIG_FILE, folder / _ENVIRONMENT_FILE
     try:
         own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
         write_recipe(config, own.draft(path))
@@ -303,6 +383,8 @@ def discard_folder(folder: Path) -> None:
 
 def _settled(config: RunConfig, job: Job) -> RunConfig:
     """Fill in the automatic choices, so that the recipe repeats this run even if defaults change."""
+    if config.fine_tuning in ("head", "staged"):  # which choose for every round
+        return config
     chosen = {"epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
     return config.model_copy(update=chosen)
 

@@ -23,6 +23,7 @@ from polyrhythm.planning.profile import Host, Profile, measure_host
 from polyrhythm.planning.step import StepProfile, profile_step
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import cluster_text
+from polyrhythm.user_files import check_output
 
 PROFILE_FILE = "profile.yaml"
 _LEAST_STEPS = 5
@@ -83,8 +84,7 @@ def _check(steps: int, out: Path) -> None:
         raise RequestError(f"a median of {steps} steps says little: measure at least {_LEAST_STEPS}")
     if out.exists():
         raise RequestError(f"{out} exists: name another file with --out, or remove it")
-    if not out.parent.is_dir():
-        raise RequestError(f"there is no folder {out.parent}: make it first")
+    check_output(out)
 
 
 def _name(job: Job) -> str:

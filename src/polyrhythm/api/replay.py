@@ -12,11 +12,13 @@ import torch
 from polyrhythm.api.observed_run import choose_folder, create_folder
 from polyrhythm.api.simulate import CLUSTER_FILE
 from polyrhythm.config.assemble import assemble
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_run
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.data.balance import Balance, Decided
 from polyrhythm.errors import RequestError
+from polyrhythm.events import BatchesBalanced
 from polyrhythm.launch.devices import computing_with
-from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.event_log import EventLog, read_events
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
@@ -83,7 +85,7 @@ def _check_whole(folder: Path, recording: Recording) -> None:
 
 
 def _config(folder: Path, recording: Recording) -> RunConfig:
-    values = read_recipe(folder / CONFIG_FILE)
+    values = read_run(folder / CONFIG_FILE)
     for key, value in values.items():
         if str(value).startswith("<your own"):
             raise RequestError(f"{folder} was trained with {key} {value}, which only your program has")
@@ -103,7 +105,19 @@ def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
             raise RequestError(
                 f"{folder} was recorded with {key} {recording.job.get(key)}, its {CONFIG_FILE} says {value}"
             )
-    return dataclasses.replace(job, ahead=0)
+    return dataclasses.replace(job, ahead=0, balance=_decided(folder, job), script=recording.deal)
+
+
+def _decided(folder: Path, job: Job) -> Balance:
+    """Return the parts of global batches that the run decided on by what it measured, or its own rule."""
+    if not job.balance.follows:
+        return job.balance
+    events = read_events(folder / "events.jsonl")
+    return Decided(
+        changes=tuple(
+            (event.step, tuple(event.sizes)) for event in events if isinstance(event, BatchesBalanced)
+        )
+    )
 
 
 def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> Replay:
@@ -113,7 +127,7 @@ def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> 
     log = EventLog(out / "events.jsonl", claim)
     try:
         found = play(
-            dataclasses.replace(job, keeping=CheckpointConfig(folder=out, checkpoints=0)),
+            dataclasses.replace(job, checkpointing=CheckpointConfig(folder=out, checkpoints=0)),
             recording,
             log.on_event,
         )
@@ -127,16 +141,16 @@ def _play_into(out: Path, config: RunConfig, job: Job, recording: Recording) -> 
 
 def _described(difference: Difference, found: Replay, recording: Recording) -> dict[str, Any]:
     return {
-        "where": _where(difference, recording.cast),
+        "where": _where(difference, recording.roles),
         **dataclasses.asdict(difference),
         "possible_causes": _causes(found, recording),
     }
 
 
-def _where(difference: Difference, cast: RoleAssignment) -> str:
+def _where(difference: Difference, roles: RoleAssignment) -> str:
     if difference.rank < 0:
         return f"after {difference.message:,} messages"
-    role, ranks = ("server", cast.servers) if difference.rank in cast.servers else ("worker", cast.workers)
+    role, ranks = ("server", roles.servers) if difference.rank in roles.servers else ("worker", roles.workers)
     return (
         f"at {role} {ranks.index(difference.rank)} (rank {difference.rank}), message {difference.message:,}"
     )

@@ -26,6 +26,7 @@ from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
+from polyrhythm.data.balances.off import Off
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import computing_with
@@ -38,7 +39,7 @@ from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.simulation.stage import check_slowness
+from polyrhythm.simulation.simulated_run import check_slowness
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
@@ -50,7 +51,7 @@ TRACE_FILE = "trace.json"
 GRADIENTS = ("real", "none")
 
 
-def simulate(  # noqa: PLR0913 - what a user may say, all by name
+def simulate(
     recipe: str | Path | None = None,
     *,
     cluster: str | Path | Cluster,
@@ -83,7 +84,7 @@ def simulate(  # noqa: PLR0913 - what a user may say, all by name
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
-        The run; its figures include `gradients`, `waiting_share`, `cluster`, `hosts` and `price`.
+        The run; its figures include `gradients`, `waiting_share`, `nothing_left_share`, `cluster`, `hosts` and `price`.
 
     Raises:
         RequestError: the request is invalid; nothing has been written.
@@ -125,7 +126,7 @@ def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers:
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
     layout = laid_out(where, job)
     folder = _folder(out, job, config, where)
-    job = dataclasses.replace(job, keeping=dataclasses.replace(job.keeping, folder=folder))
+    job = dataclasses.replace(job, checkpointing=dataclasses.replace(job.checkpointing, folder=folder))
 
     with computing_with(config.threads or 1), observed_run(job, config, observers) as observed:
         claimed = observed.claimed(job)
@@ -146,6 +147,8 @@ def _dry_run(
     observers: Sequence[Observer],
 ) -> Run:
     dry_run, images = assemble_dry_run(config, steps)
+    if check:
+        dry_run = _in_equal_parts(dry_run)
     layout = laid_out(where, dry_run)
     trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=check)
     folder = _folder(out, dry_run, config, where)
@@ -164,6 +167,19 @@ def _dry_run(
     return observed.run()
 
 
+def _in_equal_parts(dry_run: DryRun) -> DryRun:
+    """Return a dry run whose gradients add up to whole numbers, as invariants count them.
+
+    Raises:
+        RequestError: another balance was asked for.
+    """
+    if not dry_run.balance.optional:
+        raise RequestError(
+            f"invariants are checked on gradients of equal batches: leave --balance {dry_run.balance} out"
+        )
+    return dataclasses.replace(dry_run, balance=Off())
+
+
 def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     """Assign every rank to a host.
 
@@ -172,7 +188,7 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     """
     strategy, traits = what.strategy, what.traits
     layout = lay_out(where, what.workers, traits.servers, traits.placement)
-    hosts = {layout.host_of[rank] for rank in layout.cast.workers}
+    hosts = {layout.host_of[rank] for rank in layout.roles.workers}
     if traits.one_host and len(hosts) > 1:
         raise RequestError(
             f"{strategy.name} needs memory that all workers share, and they are on {len(hosts)} hosts: take a cluster "
@@ -202,9 +218,9 @@ def _played(
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
         play(ClusterFigures(layout, known, timeline, observed.on_event).on_event, stop, timeline)
-    cast = layout.cast
-    names = {rank: f"worker {index}" for index, rank in enumerate(cast.workers)}
-    names |= {rank: f"server {index}" for index, rank in enumerate(cast.servers)}
+    roles = layout.roles
+    names = {rank: f"worker {index}" for index, rank in enumerate(roles.workers)}
+    names |= {rank: f"server {index}" for index, rank in enumerate(roles.servers)}
     machines = layout.cluster.machines
     hosts = {rank: (host, f"host {host} ({machines[host].name})") for rank, host in enumerate(layout.host_of)}
     timeline.write(folder / TRACE_FILE, names, hosts)
@@ -252,9 +268,13 @@ class ClusterFigures:
             self._emit(Notice(time_s=time_s, text=text))
 
     def _figures(self, result: dict[str, Any]) -> dict[str, Any]:
-        worked_s = sum(self._worked_s.values())
+        # Of the run's length, for every worker: who has done its share waits for the others to do theirs.
+        length_s = max(self._worked_s.values(), default=0.0)
+        whole_s = length_s * len(self._worked_s)
+        nothing_left_s = whole_s - sum(self._worked_s.values())
         return {
-            "waiting_share": self._waited_s / worked_s if worked_s > 0 else 0.0,
+            "waiting_share": (self._waited_s + nothing_left_s) / whole_s if whole_s > 0 else 0.0,
+            "nothing_left_share": nothing_left_s / whole_s if whole_s > 0 else 0.0,
             "cluster": self._layout.cluster.name,
             "hosts": len(self._layout.hosts_used),
             "price": result["seconds"] / 3600 * self._layout.price_per_hour,
@@ -264,15 +284,15 @@ class ClusterFigures:
 
 def watched_ranks(layout: Layout) -> frozenset[int] | None:
     """Return the ranks whose timeline is kept: the first of each role; None if that is all of them."""
-    cast = layout.cast
-    if len(cast.workers) <= WATCHED_WORKERS and len(cast.servers) <= WATCHED_SERVERS:
+    roles = layout.roles
+    if len(roles.workers) <= WATCHED_WORKERS and len(roles.servers) <= WATCHED_SERVERS:
         return None
-    return frozenset((*cast.workers[:WATCHED_WORKERS], *cast.servers[:WATCHED_SERVERS]))
+    return frozenset((*roles.workers[:WATCHED_WORKERS], *roles.servers[:WATCHED_SERVERS]))
 
 
 def _watched(layout: Layout, ranks: frozenset[int]) -> str:
-    cast = layout.cast
-    parts = [("workers", cast.workers), ("servers", cast.servers)]
+    roles = layout.roles
+    parts = [("workers", roles.workers), ("servers", roles.servers)]
     counted = [
         f"{sum(rank in ranks for rank in members):,} of {len(members):,} {role}"
         for role, members in parts
@@ -281,7 +301,7 @@ def _watched(layout: Layout, ranks: frozenset[int]) -> str:
     return f"trace.json shows the first {' and '.join(counted)}"
 
 
-def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
+def try_strategy(
     recipe: str | Path | None = None,
     *,
     cluster: str | Path | Cluster,
@@ -315,7 +335,7 @@ def try_strategy(  # noqa: PLR0913 - what a user may say, all by name
     check_dry_run_options(options, steps)
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, ())
-    dry_run, _ = assemble_dry_run(config, steps)
+    dry_run = _in_equal_parts(assemble_dry_run(config, steps)[0])
     layout = laid_out(where, dry_run)
     given = None if faults is None else parse_faults(faults)
     for fault in given or ():

@@ -19,27 +19,31 @@ learning-rate schedule.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import multiprocessing
-import socket
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Unpack
 
 import torch
 
+from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.model import name_of
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig, RunOptions
+from polyrhythm.config.trained import MODEL_FILE
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
 from polyrhythm.launch.children import run_local, run_restarting
+from polyrhythm.launch.process import allow_descriptors, check_loopback
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
@@ -50,6 +54,8 @@ from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
+
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -82,7 +88,7 @@ def train(
         RequestError: the request is invalid; nothing has been written.
         RunError: the run failed.
     """
-    _check_importable()
+    _check_importable(start_method)
     # Under torchrun every rank checks the request; only the leader prints what is wrong with it.
     with leader_speaks():
         again = is_automatic(resume)
@@ -90,16 +96,24 @@ def train(
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
+        config, remark = suited(config, alone=not started_by_torchrun())
         folder = _folder(config, out, resume)
-        keeping = CheckpointConfig(
+        if config.fine_tuning != "none":
+            done = finished_run(folder) if resume is not None else None
+            if done is not None and not again:
+                raise all_done(folder, done.figures["epochs"])
+            return done or FineTuning(train, config, folder, observers, start_method).run(remark)
+        if remark:
+            _log.warning(remark)
+        checkpointing = CheckpointConfig(
             folder=folder,
             checkpoints=config.keep_checkpoints,
             resume=resume is not None and not died_young(folder, config),
             best=config.keep_best,
         )
-        job = assemble(config, keeping)
+        job = assemble(config, checkpointing)
         # who comes late would look while checkpoints come and go
-        run = finished(job) if keeping.resume and not is_silent() else None
+        run = finished(job) if checkpointing.resume and not is_silent() else None
         if run is not None and not again:
             raise all_done(folder, run.figures["epochs"])
     if run is not None:
@@ -111,20 +125,47 @@ def train(
         return staged_finetuning(train, config, job.learning.epochs, folder, **common)
     if started_by_torchrun():
         return _train_under_torchrun(job, config, observers)
-    _check_port(config.port)
+    check_loopback(config.port)
+    allow_descriptors(config.workers + job.traits.servers)
     return _train_here(job, config, observers, start_method)
 
 
-def _check_importable() -> None:
-    """Refuse to train while a spawned worker imports the script that has called `train`; multiprocessing knows."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RequestError('workers import this script again: call train below `if __name__ == "__main__":`')
+def _check_importable(start_method: str) -> None:
+    """Refuse to train from a line that spawned workers, which import the script, would run again.
+
+    Raises:
+        RequestError: the call comes from no `if` that asks for `__name__`.
+    """
+    if start_method != "spawn" or started_by_torchrun():
+        return
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (
+        frame.f_code.co_name != "<module>"
+        or frame.f_globals.get("__name__") not in ("__main__", "__mp_main__")
+    ):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename) if frame is not None else None
+    if (
+        frame is None or path is None or not path.is_file()
+    ):  # typed in, or piped: nothing that could be imported
+        return
+    conditions = [each for each in ast.parse(path.read_bytes()).body if isinstance(each, ast.If)]
+    guarded = any(
+        isinstance(name, ast.Name) and name.id == "__name__" and condition.lineno <= frame.f_lineno
+        for condition in conditions
+        for name in ast.walk(condition.test)
+    )
+    if not guarded:
+        raise RequestError(
+            f"{path.name}, line {frame.f_lineno}: workers import this script again, so call polyrhythm.train below "
+            'an `if __name__ == "__main__":`'
+        )
 
 
 def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:
     layers = []
     if resume is not None:
-        layers.append(read_recipe(_resumed_config(Path(resume))))
+        layers.append(read_run(_resumed_config(Path(resume))))
     if recipe is not None:
         layers.append(read_recipe(Path(recipe)))
     return configure(*layers, options)
@@ -147,18 +188,6 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
     if out is not None:
         raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
     return Path(resume)
-
-
-def _check_port(port: int) -> None:
-    """Check the port before anything is written; the store will listen there a moment later."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise RequestError(
-                f"port {port} cannot be used ({error.strerror}): choose another with --port"
-            ) from None
 
 
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
@@ -187,12 +216,16 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 
 
+_BYTES_A_NUMBER, _HEADER_BYTES = 4, 1 << 14  # of a file of weights
+
+
 @contextmanager
 def _observed_with_trace(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Iterator[ObservedRun]:
-    assert job.keeping.folder is not None
+    assert job.checkpointing.folder is not None
     with observed_run(job, config, observers) as observed:
+        observed.reserve(job.checkpointing.folder / MODEL_FILE, _BYTES_A_NUMBER * job.numbers + _HEADER_BYTES)
         if config.timings:
-            observed.add_observer(StepTrace(job.keeping.folder / TRACE_FILE, observed.claim))
+            observed.add_observer(StepTrace(job.checkpointing.folder / TRACE_FILE, observed.claim))
         yield observed
 
 
@@ -206,8 +239,9 @@ def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
-    losses = dataclasses.replace(job.losses, restarts=0)  # whom to start again is torchrun's business
-    job = dataclasses.replace(job, device=torchrun.device_of(job.device), losses=losses)
+    tolerance = replace(job.fault_tolerance, restarts=0)  # whom to start again is torchrun's business
+    job = dataclasses.replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
+    allow_descriptors(config.workers + job.traits.servers)
     if not leads():
         if torchrun.run_under_torchrun(
             job, _say_notices, config.threads, admission_of(job, config), config.gather_s
@@ -279,11 +313,13 @@ def finished(job: Job) -> Run | None:
     Raises:
         RequestError: there is nothing to resume from, or no record of how it ended.
     """
-    folder = job.keeping.folder
+    folder = job.checkpointing.folder
     assert folder is not None, "a resumed run has a folder"
     run = finished_run(folder)
     if run is not None and not checkpoints(folder / FOLDER) and run.figures["epochs"] >= job.learning.epochs:
         return run  # it kept none, and needs none
+    if run is not None and job.until is not None and run.figures.get("reached"):
+        return run
     snapshot = Archive(job).load()
     if snapshot.epoch < job.learning.epochs:
         return None

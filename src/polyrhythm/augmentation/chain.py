@@ -30,13 +30,9 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """Augmentations that are applied in order.
+    """Augmentations that are applied in order; `tones` are black and white in float images.
 
     Movements that follow each other with the same fill are composed, and the images are sampled once.
-
-    Attributes:
-        transforms: in the order of application.
-        tones: values of black and white in float images.
     """
 
     transforms: tuple[Transform, ...]

@@ -29,7 +29,8 @@ class Draws:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self._stream = _Stream(keys)
+        self._state = [_mixed(keys)]
+        self._fractions: list[Tensor] = []
         self._samples = slice(len(keys))
         self._given = 0
 
@@ -42,7 +43,12 @@ class Draws:
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Return (B,) float64 numbers, uniform in [low, high)."""
-        fraction = self._stream.fraction(self._given)[self._samples]
+        # parts of a batch share both lists, so that a number is computed once for all of them
+        while len(self._fractions) <= self._given:
+            self._state[0] = self._state[0] + _GOLDEN
+            bits = _shifted(_mixed(self._state[0]), 64 - _FRACTION_BITS)
+            self._fractions.append(bits.to(torch.float64) * 2.0**-_FRACTION_BITS)
+        fraction = self._fractions[self._given][self._samples]
         self._given += 1
         return low + (high - low) * fraction
 
@@ -53,22 +59,6 @@ class Draws:
     def chance(self, probability: float) -> Tensor:
         """Return (B,) bool, true with the given probability."""
         return self.uniform() < probability
-
-
-class _Stream:
-    """The numbers of all samples, computed on first use."""
-
-    def __init__(self, keys: Tensor) -> None:
-        self._state = _mixed(keys)
-        self._fractions: list[Tensor] = []
-
-    def fraction(self, number: int) -> Tensor:
-        """Return the numbers at this position, (B,) float64 in [0, 1)."""
-        while len(self._fractions) <= number:
-            self._state = self._state + _GOLDEN
-            bits = _shifted(_mixed(self._state), 64 - _FRACTION_BITS)
-            self._fractions.append(bits.to(torch.float64) * 2.0**-_FRACTION_BITS)
-        return self._fractions[number]
 
 
 def _mixed(numbers: Tensor) -> Tensor:

@@ -74,11 +74,9 @@ class Warp(Movement):
         """Draw the parameters of every sample, (B, k) float; all zeros leave a sample unchanged."""
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Move the pixels of images (B, C, H, W) in a new tensor; see `warp`."""
         return warp(images, [(self, self.drawn(draws))], self.fill)
 
     def drawn(self, draws: Draws) -> Tensor:
-        """Draw whether and how to move each sample; see `Movement.drawn`."""
         moved = draws.chance(self.probability)
         return torch.where(moved[:, None], self.draw(draws), 0.0)
 

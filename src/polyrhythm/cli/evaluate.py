@@ -80,7 +80,6 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 
 def _numbers(option: str, text: str | None) -> list[int]:
-    """Parse integers separated by commas."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -105,8 +104,10 @@ def _say(found: dict[str, Any]) -> None:
     print(f"{found['model']} on {found['images']:,} test images of {found['data']}")
     for method in sorted(set(found.get("dense", ()))):
         print(f"dense by {method}")
+    low, high = found["test_top1_interval"]
     print(
-        f"top-1 {percent(found['test_top1'])}    top-5 {percent(found['test_top5'])}    loss {found['test_loss']:.4f}"
+        f"top-1 {percent(found['test_top1'])} (95 %: {100 * low:.1f} to {100 * high:.1f})"
+        f"    top-5 {percent(found['test_top5'])}    loss {found['test_loss']:.4f}"
         f"    mean of classes {percent(found['test_balanced_accuracy'])}"
     )
     if "members" in found:
@@ -120,16 +121,13 @@ def _say(found: dict[str, Any]) -> None:
         for entry in found["per_class"]
     ]
     print_table("", ["class", "images", "recall", "precision"], rows)
+    pairs = [[pair["class"], pair["taken_for"], f"{pair['images']:,}"] for pair in found["confused"]]
+    if pairs:
+        print_table("", ["most confused", "taken for", "images"], pairs)
 
 
 def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
-    """Test networks on increasingly distorted pictures, and print how their accuracy declines.
-
-    Args:
-        weights: run folders or files of weights.
-        request: arguments of `polyrhythm.api.robustness.robustness`.
-        as_json: print one JSON object instead of tables.
-    """
+    """Test networks on increasingly distorted pictures, and print how their accuracy declines."""
     from polyrhythm.api.robustness import robustness
 
     found = robustness(weights, **request)

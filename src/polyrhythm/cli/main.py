@@ -21,23 +21,37 @@ from typer.core import TyperCommand, TyperGroup
 
 from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
+from polyrhythm.cli.compare import compare
+from polyrhythm.cli.doctor import doctor
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.export import export
 from polyrhythm.cli.join import join
 from polyrhythm.cli.predict import predict
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
+from polyrhythm.cli.report import report
 from polyrhythm.cli.run import CONTEXT, run
 from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
-from polyrhythm.cli.train import INTERRUPTED, train
-from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine
-from polyrhythm.launch.signals import PREEMPTED, Preempted
+from polyrhythm.cli.train import train
+from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
+from polyrhythm.launch.process import lost_output, tolerate_lost_output
+from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
 from polyrhythm.launch.torchrun.report_rank import SaidByLeader, is_silent, linger, started_by_torchrun
+
+
+class Interrupted(Exception):
+    """KeyboardInterrupt, of which newer typers make an exit status without a word."""
 
 
 class Verb(TyperCommand):
     """A verb of the command line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options, `--help` included, with plain metavars instead of Python's types."""
@@ -67,6 +81,7 @@ def _no_type(ctx: Any) -> str:
 
 
 REQUEST_WRONG, RUN_FAILED = 2, 1
+_LONGEST = 1500  # characters of a refusal, which may repeat what was given
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the option parser raises: click's own class, or that of the copy of click inside newer typers."""
 
@@ -80,8 +95,9 @@ app = typer.Typer(
 VERBS = {
     "Train": (train, run, join),
     "Use what was trained": (evaluate, predict, export, average),
+    "Choose": (compare, report),
     "Try without the machines": (simulate, replay, profile),
-    "Look up": (strategies, augment),
+    "Look up": (strategies, augment, doctor),
 }
 """The verbs by panel, as `--help` shows them."""
 for panel, verbs in VERBS.items():
@@ -112,8 +128,11 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
     0 done, 1 the run failed, 2 the request was wrong, 75 preempted (start it again), 130 interrupted.
     """
+    if sys.stdout is sys.__stdout__:
+        tolerate_lost_output()
     _let_all_be_printed()
-    status = _status(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    status = _after_last_words(_status(arguments), arguments)
     if started_by_torchrun():
         # Threads of its links may still be ending, most of all in a rank that leaves in the middle; an interpreter that
         # ends in good order meanwhile is aborted by them, which torchrun takes for a failure.
@@ -121,6 +140,25 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     sys.exit(status)
+
+
+_LEAVE_FILES = ("train", "simulate", "run", "join")
+"""Verbs whose work is done once their files are written, whatever became of what they printed."""
+
+
+def _after_last_words(status: int, arguments: list[str]) -> int:
+    """Say what could not be printed, and return the exit status: a reader that has left is no failure."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    lost = lost_output(1)
+    if lost is None or isinstance(lost[1], BrokenPipeError):
+        return status
+    print(
+        f"polyrhythm: {lost[0]} bytes could not be written to standard output ({lost[1].strerror})",
+        file=sys.stderr,
+    )
+    return status or (0 if arguments[:1] and arguments[0] in _LEAVE_FILES else RUN_FAILED)
 
 
 def _let_all_be_printed() -> None:
@@ -133,13 +171,15 @@ def _let_all_be_printed() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "replace")
 
 
-def _status(arguments: list[str] | None) -> int:
+def _status(arguments: list[str]) -> int:
     try:
         status = app(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
+    except (Interrupted, KeyboardInterrupt, typer.Abort):
+        word, status = interruption(arguments)
+        print(word, file=sys.stderr)
+        return status
     except Exception as error:
         return _said(error)
-    except KeyboardInterrupt:
-        return _interrupted()
     return status if isinstance(status, int) else 0
 
 
@@ -153,8 +193,6 @@ def _said(error: Exception) -> int:
     if isinstance(error, USAGE_ERROR):
         text = " ".join(error.format_message().split()).partition(", unable to parse")[0].removesuffix(".")
         return _fail(f"{text} (see {_verb_of(error)} --help)", REQUEST_WRONG)
-    if isinstance(error, typer.Abort):
-        return _interrupted()
     if isinstance(error, Preempted):
         return _fail(str(error), PREEMPTED)
     if isinstance(error, PolyrhythmError):
@@ -170,11 +208,8 @@ def _verb_of(error: Any) -> str:
     return f"polyrhythm {context.info_name}" if context is not None and context.parent else "polyrhythm"
 
 
-def _interrupted() -> int:
-    print("interrupted", file=sys.stderr)
-    return INTERRUPTED
-
-
 def _fail(text: str, status: int) -> int:
+    if status == REQUEST_WRONG:
+        text = printable(text) if len(text) <= _LONGEST else f"{printable(text[:_LONGEST])} …"
     print(f"error: {text}", file=sys.stderr)
     return status

@@ -13,7 +13,9 @@ import typer
 from polyrhythm.config.run_config import RunConfig
 
 
-def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = ()) -> Callable[..., None]:
+def with_run_options(
+    verb: Callable[..., None], unmentioned: Collection[str] = (), left_out: Collection[str] = ()
+) -> Callable[..., None]:
     """Replace the `**options` of a verb by one option for every field of `RunConfig`.
 
     Options that are not given are not passed on, so that a recipe's values stay.
@@ -21,6 +23,7 @@ def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = (
     Args:
         verb: the function to wrap.
         unmentioned: fields hidden from `--help`, because the verb refuses them with a reason.
+        left_out: fields for which the verb has arguments of its own.
     """
     own = [
         parameter
@@ -38,7 +41,9 @@ def with_run_options(verb: Callable[..., None], unmentioned: Collection[str] = (
     annotated = [
         parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY) for parameter in own
     ]
-    options = [_option(name, hidden=name in unmentioned) for name in RunConfig.model_fields]
+    options = [
+        _option(name, hidden=name in unmentioned) for name in RunConfig.model_fields if name not in left_out
+    ]
     call.__signature__ = inspect.Signature([*annotated, *options])  # type: ignore[attr-defined]
     call.__doc__ = verb.__doc__
     call.__name__ = verb.__name__

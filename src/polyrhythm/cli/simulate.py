@@ -19,12 +19,10 @@ from polyrhythm.cli.output import (
 )
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
+from polyrhythm.launch.signals import INTERRUPTED
 
 if TYPE_CHECKING:
     from polyrhythm.simulation.trials import Failure
-
-
-INTERRUPTED = 130
 
 
 @partial(with_run_options, unmentioned=REAL_ONLY)
@@ -90,9 +88,6 @@ def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     observer = progress_for(sys.stderr)
     try:
         run = simulate_run(**options, observers=[observer])
-    except KeyboardInterrupt:  # before there was anything to save, or for the second time
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
     finally:
         observer.close()
     if run.outcome == "interrupted":
@@ -104,6 +99,9 @@ def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
         _say(run.folder, run.figures)
 
 
+_WORTH_SAYING = 0.01
+
+
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     from polyrhythm.reporting.quantities import counted, duration
 
@@ -113,7 +111,9 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     done = "trained in  " if learns else "dry run in  "
     print(f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s")
-    print(f"waiting     {percent(figures['waiting_share'])} of the workers' time")
+    idle = figures["nothing_left_share"]
+    left = f", {percent(idle)} with nothing left to do" if idle >= _WORTH_SAYING else ""
+    print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")
     say_what_held_back(figures)
     say_timings(figures)
     print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}{price}")
@@ -127,14 +127,7 @@ FAILED = 1
 
 
 def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_json: bool) -> None:
-    """Try many seeds, and print every failure with the command that repeats it.
-
-    Args:
-        gradients: must be `none`.
-        out: must be None, since nothing is written.
-        request: arguments of `try_strategy`.
-        as_json: print one JSON object on standard output.
-    """
+    """Try many seeds, and print every failure with the command that repeats it."""
     from polyrhythm.api.simulate import try_strategy
 
     if gradients != "none":
@@ -146,11 +139,7 @@ def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_js
         print(f"seed {failure.seed}: {failure.what}\n  {failure.command}", file=sys.stderr)
         return True
 
-    try:
-        tried = try_strategy(**request, on_failure=tell)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+    tried = try_strategy(**request, on_failure=tell)
     if as_json:
         print_json(tried.to_json())
     else:

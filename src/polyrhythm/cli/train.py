@@ -17,9 +17,7 @@ from polyrhythm.cli.output import (
     say_what_held_back,
     say_where_the_report_is,
 )
-from polyrhythm.launch.signals import PREEMPTED
-
-INTERRUPTED = 130
+from polyrhythm.launch.signals import INTERRUPTED, PREEMPTED
 
 
 @with_run_options
@@ -45,9 +43,6 @@ def train(
     observer = progress_for(sys.stderr)
     try:
         run = train_run(recipe, out=out, resume=resume, observers=[observer], start_method="fork", **options)
-    except KeyboardInterrupt:  # before there was anything to save, or for the second time
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
     finally:
         observer.close()
     if run is None:
@@ -59,11 +54,10 @@ def train(
         print(f"interrupted; continue with: polyrhythm train --resume {run.folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
     if run.before:
-        epochs = run.figures["epochs"]
-        print(
-            f"notice: {run.folder} has done its {epochs} epochs already; --epochs asks for more",
-            file=sys.stderr,
-        )
+        done = f"done its {run.figures['epochs']} epochs already; --epochs asks for more"
+        if run.figures.get("reached"):
+            done = "reached its target already; another --until asks for more"
+        print(f"notice: {run.folder} has {done}", file=sys.stderr)
     if json:
         print_json(run.figures)
     else:

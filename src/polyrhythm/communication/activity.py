@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -59,23 +57,33 @@ class Activity:
         """Return what the main thread is doing."""
         return self._doing.get(self.thread) or Doing(COMPUTING, self._began_s)
 
-    @contextmanager
-    def doing(self, what: str, *, takes_long: bool = False) -> Iterator[None]:
+    def doing(self, what: str, *, takes_long: bool = False) -> _Noted:
         """Note, for the time of a `with`, what this thread does."""
-        thread = threading.get_ident()
-        before = self._doing.get(thread)
-        self._doing[thread] = Doing(what, time.monotonic(), takes_long)
-        try:
-            yield
-        finally:
-            if before is None:
-                self._doing.pop(thread, None)
-            else:
-                self._doing[thread] = before
+        return _Noted(self._doing, what, takes_long)
 
     def noted(self, handle: Handle, what: str) -> Handle:
         """Return a handle whose waiting is noted."""
         return _NotedHandle(handle, self, what)
+
+
+class _Noted:
+    # No generator: every receive that waits passes through here, and making one takes twice as long.
+    __slots__ = ("_before", "_doing", "_takes_long", "_what")
+
+    def __init__(self, doing: dict[int, Doing], what: str, takes_long: bool) -> None:
+        self._doing, self._what, self._takes_long = doing, what, takes_long
+        self._before: Doing | None = None
+
+    def __enter__(self) -> None:
+        thread = threading.get_ident()
+        self._before = self._doing.get(thread)
+        self._doing[thread] = Doing(self._what, time.monotonic(), self._takes_long)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is None:
+            self._doing.pop(threading.get_ident(), None)
+        else:
+            self._doing[threading.get_ident()] = self._before
 
 
 class _NotedHandle:
@@ -85,10 +93,8 @@ class _NotedHandle:
         self._what = what
 
     def done(self) -> bool:
-        """Return whether it has ended."""
         return self._inner.done()
 
     def wait(self) -> Any:
-        """Wait; the activity shows it meanwhile."""
         with self._activity.doing(self._what):
             return self._inner.wait()

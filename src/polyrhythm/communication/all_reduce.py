@@ -1,6 +1,6 @@
 """An all-reduce over one communicator, by one collective, of which several may be under way at once.
 
-Those that are started in turn (`InTurn`) run in the background one after the other, in the order of their
+Those that are started in turn (`one_by_one`) run in the background one after the other, in the order of their
 start.
 """
 
@@ -17,29 +17,29 @@ from polyrhythm.communication.communicator import Communicator, Handle
 Start = Callable[[Callable[[], Any]], Handle]
 """Runs a work in the background, as `Communicator.start` does."""
 
+StartInTurn = Callable[[Start, Callable[[], Any]], Handle]
 
-class InTurn:
-    """A queue of works. One that fails makes all that wait behind it fail with the same error."""
 
-    def __init__(self) -> None:
-        self._last: Handle | None = None
+def one_by_one() -> StartInTurn:
+    """Return a function that starts works in the background, each when all that it started before have ended.
 
-    def start(self, start: Start, work: Callable[[], Any]) -> Handle:
-        """Begin `work` when all that were started before it have ended.
+    One that fails makes all that wait behind it fail with the same error.
+    """
+    last: Handle | None = None
 
-        Args:
-            start: runs it in the background.
-            work: what to do.
-        """
-        before = [self._last] if self._last is not None and not self._last.done() else []
+    def start(run: Start, work: Callable[[], Any]) -> Handle:
+        nonlocal last
+        before = [last] if last is not None and not last.done() else []
 
-        def run() -> Any:
+        def follow() -> Any:
             while before:  # taken out, so that no chain of ended works is kept
                 before.pop().wait()
             return work()
 
-        self._last = start(run)
-        return self._last
+        last = run(follow)
+        return last
+
+    return start
 
 
 class AllReduce:
@@ -49,7 +49,6 @@ class AllReduce:
     nor those of another call.
 
     Args:
-        collective: how.
         communicator: who takes part. All ranks must make the same calls in the same order.
         name: tells its messages from those of other all-reduces on the same communicator.
         in_turn: whether each waits until those started before it have ended, so that the first is done first; else they
@@ -65,7 +64,7 @@ class AllReduce:
         in_turn: bool = False,
     ) -> None:
         self._asked = collective
-        self._turns = InTurn() if in_turn and collective.in_messages else None
+        self._start_in_turn = one_by_one() if in_turn and collective.in_messages else None
         self._space = collective.space(communicator, name)
         self._prepared: Collective | None = None
         self._calls = 0
@@ -87,9 +86,9 @@ class AllReduce:
     def start(self, tensor: Tensor) -> Handle:
         """Start to add `tensor` up, in place, in the background; it must not change until the handle is done."""
         collective, tag = self.prepare(), self._next_tag()
-        if self._turns is None:
+        if self._start_in_turn is None:
             return collective.start(self._space, tensor, tag)
-        return self._turns.start(self._space.start, lambda: collective.all_reduce(self._space, tensor, tag))
+        return self._start_in_turn(self._space.start, lambda: collective.all_reduce(self._space, tensor, tag))
 
     def run(self, tensor: Tensor) -> None:
         """Add `tensor` up, in place."""

@@ -53,11 +53,7 @@ class Arrivals:
 
     @classmethod
     def from_json(cls, value: Any) -> Arrivals:
-        """Read what `to_json` returned.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read what `to_json` returned; raise `ValueError` if it is something else."""
         read = cls()
         try:
             read.sources = _unpacked(value["sources"], _SENDER_TYPE)

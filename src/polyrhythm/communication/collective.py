@@ -75,12 +75,7 @@ class Collective(Config):
         return communicator.subgroup(name, range(communicator.size))
 
     def prepared(self, ranks: Communicator, tag: int = 0) -> Collective:
-        """Return this collective after it has measured what it needs to know of the links. All ranks must call it.
-
-        Args:
-            ranks: who takes part.
-            tag: of the messages that this takes.
-        """
+        """Return this collective after it has measured what it needs to know of the links. All ranks must call it."""
         return self
 
     def passed_on(self) -> Collective:
@@ -107,7 +102,6 @@ class MessageCollective(Collective):
     """A collective over point-to-point messages, whose cost is known."""
 
     def all_reduce(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
-        """Add `tensor` up over all ranks, in place; see `Collective.all_reduce`."""
         if ranks.size > 1:
             self.reduce_vector(ranks, tensor.detach().view(-1), tag)
 
@@ -146,7 +140,6 @@ class SlicedCollective(MessageCollective):
         """Return what one rank sends in both, for slices of these sizes."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduce slices of nearly equal size and gather them."""
         slices = torch.tensor_split(vector, ranks.size)
         self.reduce_slices(ranks, slices, tag)
         self.gather_slices(ranks, slices, tag)
@@ -171,7 +164,6 @@ class SlicedCollective(MessageCollective):
         self.gather_slices(ranks, torch.tensor_split(tensor.detach().view(-1), ranks.size), tag)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends in an all-reduce."""
         return self.sent_slices(payload.slice_bytes(ranks), rank)
 
 

@@ -28,14 +28,7 @@ class Clock(Protocol):
 
 
 class NoSharedMemory(RequestError):
-    """Ranks share no memory.
-
-    Args:
-        reason: why not.
-
-    Attributes:
-        reason: why not.
-    """
+    """Ranks share no memory."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"these ranks share no memory: {reason}")
@@ -68,23 +61,18 @@ class Communicator(Protocol):
 
     Every method names peers by their rank in this communicator. Sending to, or waiting for, a peer that is lost raises
     `PeerLost`, whose `rank` is that among all ranks of the run.
+
+    Attributes:
+        rank: this rank.
+        size: how many ranks there are.
+        clock: of this network: real or virtual time.
+        traffic: what this rank has sent through any of its communicators: one object for all of them.
     """
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of this network: real or virtual time."""
-
-    @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent through any of its communicators: one object for all of them."""
+    rank: int
+    size: int
+    clock: Clock
+    traffic: Traffic
 
     def send(self, to: int, message: Message) -> None:
         """Send a message; return when its tensor may be changed again, be it received or not."""
@@ -128,9 +116,6 @@ class Communicator(Protocol):
 
         For the loss of rank 0, which can tell nobody: without this, a rank would wait for one that knew of the loss
         earlier and gave the collective up.
-
-        Args:
-            rank: of the member, in this communicator.
         """
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
@@ -161,7 +146,7 @@ class Communicator(Protocol):
             `(n,)`, like `like`; None, on all ranks alike, where this gains nothing over ordinary memory.
         """
 
-    def regrouped(self, name: str, ranks: Sequence[int], incarnations: Sequence[int]) -> Communicator:
+    def regrouped(self, name: str, ranks: Sequence[int], generations: Sequence[int]) -> Communicator:
         """Make a `subgroup` of ranks as they are now, successors of lost ones among them.
 
         Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
@@ -169,7 +154,7 @@ class Communicator(Protocol):
         Args:
             name: as in `subgroup`.
             ranks: as in `subgroup`.
-            incarnations: for each, how many predecessors it has had.
+            generations: for each, how many predecessors it has had.
         """
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:

@@ -29,9 +29,6 @@ class ForwardingCommunicator:
 
     Each is bound once, so that a call of one that a subclass does not replace goes straight to the inner communicator.
     Subclasses replace attributes when they are made.
-
-    Args:
-        inner: does the work.
     """
 
     def __init__(self, inner: Communicator) -> None:
@@ -58,12 +55,7 @@ class ForwardingCommunicator:
 
 
 class RecordingCommunicator(ForwardingCommunicator):
-    """Notes whom this rank hears when it would hear anyone. What subgroups receive is not noted.
-
-    Args:
-        inner: does the work.
-        arrivals: where to note it.
-    """
+    """Notes whom this rank hears when it would hear anyone. What subgroups receive is not noted."""
 
     def __init__(self, inner: Communicator, arrivals: Arrivals) -> None:
         super().__init__(inner)
@@ -83,9 +75,6 @@ _in_background: ContextVar[bool] = ContextVar("in_background", default=False)
 
 class Blocked:
     """How long a rank has been inside its communicators, background tasks left out.
-
-    Args:
-        clock: the rank's.
 
     Attributes:
         seconds: since it was made.
@@ -117,12 +106,7 @@ class Blocked:
 
 
 class TimedCommunicator(ForwardingCommunicator):
-    """Adds up the time inside it and inside its subgroups.
-
-    Args:
-        inner: does the work.
-        blocked: where to add.
-    """
+    """Adds up the time inside it and inside its subgroups."""
 
     def __init__(self, inner: Communicator, blocked: Blocked) -> None:
         super().__init__(inner)
@@ -180,10 +164,8 @@ class _TimedHandle:
         self._what = what
 
     def done(self) -> bool:
-        """Return whether `wait` would return at once."""
         return self._inner.done()
 
     def wait(self) -> Any:
-        """Wait; that is blocked time."""
         with self._blocked.by(self._what):
             return self._inner.wait()

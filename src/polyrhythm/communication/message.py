@@ -74,6 +74,9 @@ class Kind(IntEnum):
     REGROUP_AT = 27  # all must regroup before a step to come
     FINAL_MODEL = 28  # in a loop of a user's own: the model with which a worker may leave
     HANDOVER = 29  # the newest member of a view to those who are behind: parameters and state
+    DRAW = 30  # a worker asks for its next batches
+    GRANT = 31  # to a worker: the batches that it has drawn
+    COUNTED = 32  # a server to the leader: how many steps of a lost worker count
 
 
 class Reason(StrEnum):
@@ -91,11 +94,7 @@ class Reason(StrEnum):
 
 
 class RefusedMessage(RunError):
-    """A message that its receiver ignores; nothing has been changed.
-
-    Attributes:
-        reason: in one word.
-    """
+    """A message that its receiver ignores; nothing has been changed."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(text)
@@ -220,11 +219,7 @@ def pack_json(value: Any) -> Tensor:
 
 
 def unpack_json(payload: Tensor) -> Any:
-    """Read what `pack_json` wrote.
-
-    Raises:
-        MalformedMessage: the payload is not JSON.
-    """
+    """Read what `pack_json` wrote; raise `MalformedMessage` if the payload is not JSON."""
     try:
         return json.loads(str(_raw(payload), "utf-8"))  # of bytes the encoding would be guessed
     except (ValueError, RecursionError):
@@ -239,11 +234,7 @@ def pack_tensors(tensors: dict[str, Tensor], facts: Any) -> Tensor:
 
 
 def unpack_tensors(payload: Tensor) -> tuple[dict[str, Tensor], Any]:
-    """Read what `pack_tensors` wrote.
-
-    Raises:
-        MalformedMessage: the payload is something else.
-    """
+    """Read what `pack_tensors` wrote; raise `MalformedMessage` if the payload is something else."""
     raw = _raw(payload)
     try:
         length = int.from_bytes(raw[:8], "little")

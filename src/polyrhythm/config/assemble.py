@@ -25,6 +25,8 @@ from polyrhythm.communication.transports.shared_memory.barrier import strongly_o
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.trained import facts_of, load_trained
+from polyrhythm.data.balance import BALANCES, Balance
+from polyrhythm.data.balances.off import Off
 from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
@@ -32,10 +34,12 @@ from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import WindowSplit
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.models.create import check_picture_size
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership
+from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use
 from polyrhythm.specs import Config, build
 from polyrhythm.strategies import FAMILIES
@@ -73,6 +77,42 @@ def strategy_from(spec: Any) -> Strategy:
     return made
 
 
+def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
+    """Build the balance that a configuration asks for.
+
+    Raises:
+        RequestError: it cannot be had with this strategy, or with these workers and batches.
+    """
+    made = _made("balance", config.balance, BALANCES)
+    assert isinstance(made, Balance)
+    batch, compiled = config.workers * config.batch_size, config.compile
+    if not balances(made, strategy, config.workers, batch, compiled=compiled):
+        return Off()
+    if config.on_loss == "rescale":
+        if not made.optional:
+            raise RequestError(
+                f"balance {made}: with on_loss rescale a lost worker's part is left out, and parts must be equal: "
+                "leave one of them out"
+            )
+        return Off()
+    return made
+
+
+def draws(deal: str, strategy: Strategy, workers: int) -> bool:
+    """Return whether workers draw their batches.
+
+    Raises:
+        RequestError: they shall, and the strategy has them take equally many steps.
+    """
+    possible = strategy.traits(workers).draws
+    if deal == "drawn" and not possible:
+        raise RequestError(
+            f"{strategy} with {workers} workers has all of them take equally many steps, so each has a fixed share: "
+            "leave deal out, or choose a strategy whose workers go at their own pace, such as parameter_server"
+        )
+    return possible and deal != "fixed"
+
+
 def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
     """Log a warning if the strategy is allowed but likely to go wrong with these values."""
     caution = strategy.caution(workers, learning_rate) if isinstance(strategy, Remarks) else ""
@@ -80,12 +120,8 @@ def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
         _log.warning("strategy %s: %s", strategy, caution)
 
 
-def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
+def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     """Build the job that a configuration describes.
-
-    Args:
-        config: checked values.
-        keeping: what the run leaves on disk.
 
     Raises:
         RequestError: the request is invalid.
@@ -93,11 +129,10 @@ def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
     strategy = strategy_from(config.strategy)
     strategy.check(config.workers)
     _check_together(config, strategy)
-    _warn_of_random_parts(config)
     device = device_from(config.device)
     precision = Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)
-    dataset = with_caches(_data(config), config, device)
+    dataset = with_caches(data_of(config), config, device)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
     numbers = try_out(make_model, how.optimizer, strategy, config.workers, dataset.image_shape)
     job = Job(
@@ -107,8 +142,8 @@ def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
         make_model=make_model,
         model_name=name_of(config.model),
         learning=how.learning(config, dataset, size_schedule_from(config, dataset, make_model)),
-        keeping=keeping,
-        losses=FaultTolerance(
+        checkpointing=checkpointing,
+        fault_tolerance=FaultTolerance(
             min_workers=config.min_workers,
             vacant=config.vacant,
             notice_s=config.notice_s,
@@ -119,7 +154,10 @@ def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
         device=device,
         ahead=_AHEAD if how.transform is not None or _is_slow(dataset) else 0,
         timings=config.timings,
+        until=Target.parse(config.until) if config.until is not None else None,
         numbers=numbers,
+        balance=balance_from(config, strategy),
+        draws=draws(config.deal, strategy, config.workers),
     )
     check_network_use(strategy, config.workers, precision.dtype, job.learning)
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
@@ -128,6 +166,8 @@ def assemble(config: RunConfig, keeping: CheckpointConfig) -> Job:
     # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
+    _warn_of_random_parts(config)  # last: a request that is refused is told that alone
+    warn_of(strategy, config.workers, how.optimizer.lr)
     return job
 
 
@@ -169,6 +209,8 @@ def _check_together(config: RunConfig, strategy: Strategy) -> None:
     if config.keep_best and not config.keep_checkpoints:
         raise RequestError("keep_best needs a checkpoint, but keep_checkpoints is 0: give 1 at least")
     Targets(config.label_smoothing)
+    if config.until is not None:
+        Target.parse(config.until)
 
 
 def _warn_of_random_parts(config: RunConfig) -> None:
@@ -196,13 +238,12 @@ class _Rules:
         chosen = config.optimizer
         optimizer = _made(
             "optimizer",
-            _default_optimizer(strategy, config.workers) if chosen is None else chosen,
+            default_optimizer(strategy, config.workers) if chosen is None else chosen,
             OPTIMIZERS,
         )
         assert isinstance(optimizer, OptimizerConfig)
         schedule = _made("schedule", config.schedule, SCHEDULES)
         assert isinstance(schedule, Schedule)
-        warn_of(strategy, config.workers, optimizer.lr)
         batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
         assert isinstance(batch_schedule, BatchSchedule)
         return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
@@ -226,7 +267,8 @@ class _Rules:
         )
 
 
-def _data(config: RunConfig) -> Dataset:
+def data_of(config: RunConfig) -> Dataset:
+    """Open the data of a run; raise `RequestError` where there are fewer training images than workers."""
     dataset = open_data(
         config.data,
         image_size=config.image_size,
@@ -241,7 +283,7 @@ def _data(config: RunConfig) -> Dataset:
     return dataset
 
 
-def _default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
+def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     """Return SGD with its usual learning rate divided by the number of updates that one step of all workers makes.
 
     N gradients that are applied one by one are N-1 updates old on average; dividing the rate by that age is the
@@ -419,20 +461,9 @@ def try_out(
     workers: int,
     image_shape: tuple[int, int, int],
 ) -> int:
-    """Construct model and optimizer once, and check that the strategy can work with them.
+    """Construct model and optimizer once, check that the strategy can work with them, and return their elements.
 
-    Args:
-        make_model: constructs the network.
-        optimizer: of the run.
-        strategy: of the run.
-        workers: number of workers.
-        image_shape: (C, H, W) of a picture.
-
-    Returns:
-        The number of elements in all parameters and buffers.
-
-    Raises:
-        RequestError: the strategy cannot.
+    The number counts all parameters and buffers. `image_shape` is (C, H, W).
     """
     with torch.random.fork_rng(devices=[]):
         model = make_model()

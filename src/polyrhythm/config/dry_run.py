@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.assemble import balance_from, draws, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
@@ -29,6 +29,8 @@ LEARNING_ONLY = (
     "schedule",
     "batch_schedule",
     "weights",
+    "fine_tuning",
+    "views",
     "freeze",
     "freeze_epochs",
     "rate_decay",
@@ -50,6 +52,7 @@ LEARNING_ONLY = (
     "channels_last",
     "keep_checkpoints",
     "keep_best",
+    "until",
     "threads",
 )
 """Options without meaning where nothing is learned."""
@@ -59,15 +62,7 @@ MOST_STEPS = 1_000_000_000
 
 
 def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
-    """Refuse options that a dry run does not use.
-
-    Args:
-        given: keys given beside a recipe; the recipe itself may be one for training.
-        steps: as requested.
-
-    Raises:
-        RequestError: there is such an option, or `steps` is out of range.
-    """
+    """Refuse options given beside a recipe that a dry run does not use; the recipe itself may be one for training."""
     for key in LEARNING_ONLY:
         if key in given:
             raise RequestError(
@@ -128,6 +123,8 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         epoch_images=images if steps is None else 0,
         seed=config.seed,
         timings=config.timings,
+        balance=balance_from(config, strategy),
+        draws=draws(config.deal, strategy, config.workers),
         data=dataset.name,
         model=name_of(config.model),
     )

@@ -12,6 +12,7 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.models.fine_tuning import pixels_of
 from polyrhythm.specs import Config, Spec, validated
+from polyrhythm.user_files import parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
 
@@ -22,21 +23,24 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: no such file, or not a YAML mapping.
     """
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequestError(f"cannot read the recipe {path}: {error.strerror}") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # also of what cannot be a text, date or number
-        raise RequestError(f"the recipe {path} is not YAML: {' '.join(str(error).split())}") from None
+    read = parse_yaml(read_text(path, "the recipe"), f"the recipe {path}")
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise RequestError(
             f"the recipe {path} must be lines of `key: value`, with keys as on the command line"
         )
-    return {key.replace("-", "_"): value for key, value in read.items()}
+    named = {key.replace("-", "_"): value for key, value in read.items()}
+    if len(named) < len(read):
+        raise RequestError(f"the recipe {path} gives a key twice, with - and with _: leave one of them out")
+    return named
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Read the configuration that a run has written, with what older runs did where they name no option.
+
+    Raises:
+        RequestError: as `read_recipe`.
+    """
+    return {"deal": "fixed"} | read_recipe(path)
 
 
 def configure(*layers: Mapping[str, object]) -> RunConfig:

@@ -62,7 +62,21 @@ class RunConfig(BaseModel):
         le=1_000_000,
         description="Passes over the training images (default: the data's own).",
     )
+    until: str | None = _job(
+        default=None,
+        description="A test result that ends training before its last epoch: top1=0.9, top5=0.99 or loss=0.3.",
+    )
     batch_size: int = _job(default=64, ge=1, le=10_000_000, description="Images in a worker's batch.")
+    balance: Any = _job(
+        default="auto",
+        description="Parts of a global batch where workers go in step: off (equal), measured (by speed), "
+        "given(weights=[3, 1]), or auto: measured if an epoch shows that workers are uneven by more than a tenth.",
+    )
+    deal: Literal["auto", "drawn", "fixed"] = _job(
+        default="auto",
+        description="How batches come to workers: drawn by whoever is free, or a fixed share of every epoch for each "
+        "(auto: drawn where workers go at their own pace).",
+    )
     seed: int = _job(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
 
     optimizer: Any = _learning(
@@ -107,6 +121,19 @@ class RunConfig(BaseModel):
         default=None,
         description="A file (safetensors or state dict), a run folder, or what others trained to start from: "
         "efficientnet_lite0, torchvision(weights='…') or hub(repository='…').",
+    )
+    fine_tuning: Literal["auto", "none", "head", "staged"] = _start(
+        default="auto",
+        description="head: fit the last layer on kept features of the frozen body; staged: then train more and more "
+        "of the body, as long as held-out pictures gain; none: train as from scratch (default: staged with weights "
+        "of others and no choice about learning, else none).",
+    )
+    views: int | None = _start(
+        default=None,
+        ge=1,
+        le=100,
+        description="Views of each training picture that the head is fitted on, the plain one and others by the "
+        "augmentation (default: more for fewer pictures).",
     )
     freeze: str = _start(
         default="none",
@@ -288,7 +315,10 @@ class RunOptions(TypedDict, total=False):
     strategy: Any
     workers: int
     epochs: int | None
+    until: str | None
     batch_size: int
+    balance: Any
+    deal: Literal["auto", "drawn", "fixed"]
     seed: int
     optimizer: Any
     schedule: Any
@@ -301,6 +331,8 @@ class RunOptions(TypedDict, total=False):
     temperature: float
     teacher_share: float
     weights: str | None
+    fine_tuning: Literal["auto", "none", "head", "staged"]
+    views: int | None
     freeze: str
     freeze_epochs: int | None
     rate_decay: float
@@ -337,15 +369,7 @@ class RunOptions(TypedDict, total=False):
 
 
 def refuse_unknown(options: Iterable[str], known: type) -> None:
-    """Refuse unknown options in the same words as `RunConfig` does.
-
-    Args:
-        options: names of the options given.
-        known: one of the option classes.
-
-    Raises:
-        RequestError: an option is unknown.
-    """
+    """Refuse options that are no key of `known` in the same words as `RunConfig` does."""
     names = known.__annotations__
     for name in options:
         if name not in names:
@@ -353,11 +377,7 @@ def refuse_unknown(options: Iterable[str], known: type) -> None:
 
 
 def refuse_real_only(options: Iterable[str]) -> None:
-    """Refuse options of `REAL_ONLY` in a simulation.
-
-    Raises:
-        RequestError: one of them was given.
-    """
+    """Refuse options of `REAL_ONLY` in a simulation."""
     for name in options:
         if name in REAL_ONLY:
             raise RequestError(

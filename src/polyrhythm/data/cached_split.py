@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyrhythm.data.dataset import Split
+from polyrhythm.data.dataset import Part, Split
 from polyrhythm.data.resized import WindowSplit, whole_pictures
 from polyrhythm.errors import RequestError
 
@@ -78,11 +78,7 @@ _CGROUPS = ("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 @dataclass(frozen=True)
 class CacheLimit:
-    """Limit of all caches of one host, or of one GPU, together.
-
-    Attributes:
-        size_bytes: the limit; None: a share of what is free when the cache is made.
-    """
+    """Limit of all caches of one host or GPU together; None: a share of what is free when the cache is made."""
 
     size_bytes: int | None = None
 
@@ -112,11 +108,7 @@ class CacheLimit:
 
 
 def free_bytes(system: Path = Path("/")) -> int:
-    """Return the bytes of memory still available to this process: on the host, or in its control group, if less.
-
-    Args:
-        system: root of the file system with `proc` and `sys`. The result is 0 where neither exists.
-    """
+    """Return the bytes of memory available to this process, on the host or in its control group; 0 if unknown."""
     available = [left for names in _CGROUPS if (left := _left(system / "sys/fs/cgroup", *names)) is not None]
     try:
         lines = (system / "proc/meminfo").read_text().splitlines()
@@ -140,13 +132,7 @@ _KEPT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class CachePlan:
-    """Configuration of a cache.
-
-    Attributes:
-        limit: of all processes that train on this host, together.
-        processes: number of these processes.
-        shared: whether processes that are forked from this one share one cache.
-    """
+    """Configuration of a cache: the limit for all `processes` of this host, and whether forked ones share one."""
 
     limit: CacheLimit
     processes: int = 1
@@ -155,13 +141,7 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Use of a cache since the last query.
-
-    Attributes:
-        images: number of images requested.
-        hits: how many of these were in the cache.
-        kept_bytes: bytes that it holds now.
-    """
+    """Use of a cache since the last query: images requested, how many were cached, and the bytes it holds now."""
 
     images: int
     hits: int
@@ -169,16 +149,11 @@ class CacheUse:
 
 
 class CachedSplit:
-    """A cache of what another split decodes; see `Split`.
-
-    Args:
-        split: decodes images that are not in the cache yet.
-        plan: how much may be kept.
-        device: where it is kept.
-    """
+    """A cache, on `device`, of what another split decodes; see `Split`."""
 
     def __init__(self, split: Decoding, plan: CachePlan, device: torch.device = _CPU) -> None:
-        self._split = split
+        self.source = split
+        self.labels = split.labels
         self._plan = plan
         self._device = device
         self._images = self._hits = 0
@@ -188,26 +163,21 @@ class CachedSplit:
             self._make(split.decoded(torch.zeros(1, dtype=torch.int64)))
 
     def __len__(self) -> int:
-        return len(self._split)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._split.labels
+        return len(self.source)
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised, on the cache's device."""
-        return self._split.normalised(self._decoded(indices))
+        return self.source.normalised(self._decoded(indices))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`, which are not cached; see `whole_pictures`."""
-        return whole_pictures(self._split, indices, shorter_side)  # type: ignore[arg-type]
+        return whole_pictures(self.source, indices, shorter_side)  # type: ignore[arg-type]
 
     def on(self, device: torch.device) -> CachedSplit:
         """Return the same split with its cache on `device`: this one, if its cache is there already."""
         if device == self._device:
             return self
-        return CachedSplit(self._split, replace(self._plan, shared=False), device)
+        return CachedSplit(self.source, replace(self._plan, shared=False), device)
 
     def use(self) -> CacheUse:
         """Return the use since the last call."""
@@ -226,9 +196,9 @@ class CachedSplit:
         device = self._device
         if self._rows is None:
             self._make(
-                self._split.decoded(indices[:1])
+                self.source.decoded(indices[:1])
                 if len(indices)
-                else self._split.decoded(indices.new_zeros(1))
+                else self.source.decoded(indices.new_zeros(1))
             )
         assert self._rows is not None
         room = len(self._rows)
@@ -239,7 +209,7 @@ class CachedSplit:
         self._hits += hits
         if hits == len(indices):
             return self._rows.index_select(0, indices.to(device))
-        fresh = self._split.decoded(indices[~there]).to(device)
+        fresh = self.source.decoded(indices[~there]).to(device)
         self._keep(indices[~there], fresh)
         if not hits:
             return fresh
@@ -259,7 +229,7 @@ class CachedSplit:
         """Allocate memory for images like `example`, (1, …)."""
         plan = self._plan
         limit = plan.limit.on(self._device) // (1 if plan.shared else plan.processes)
-        room = min(len(self._split), limit // max(1, example.nbytes))
+        room = min(len(self.source), limit // max(1, example.nbytes))
         shape = (room, *example.shape[1:])
         if plan.shared and room:
             self._kept = _common(room, torch.uint8)
@@ -287,3 +257,26 @@ def use_of(split: Split) -> CacheUse | None:
     if isinstance(split, WindowSplit):
         return use_of(split.larger)
     return split.use() if isinstance(split, CachedSplit) else None
+
+
+class _DecodingPart(Part):
+    """A part of a split whose images are decoded first, so that a cache can keep them; see `Decoding`."""
+
+    whole_split: Any
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Return the decoded images of `indices`."""
+        found: Tensor = self.whole_split.decoded(self.indices[indices])
+        return found
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""
+        found: Tensor = self.whole_split.normalised(decoded)
+        return found
+
+
+def part_of(split: Split, indices: Tensor) -> Split:
+    """Return some images of a split, which has no cache yet, in the order of `indices`, (n,) int64."""
+    if isinstance(split, WindowSplit):
+        return split.over(part_of(split.larger, indices))
+    return (_DecodingPart if isinstance(split, Decoding) else Part)(split, indices)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from polyrhythm.data.images import CENTRAL_SHARE
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 
 OWN_EPOCHS = 10
 _LOOKED_AT = 256
@@ -70,6 +70,10 @@ class Dataset:
     white: tuple[float, ...] = (1.0,)
     shown: float = CENTRAL_SHARE
 
+    def __post_init__(self) -> None:
+        # Names go to terminals, tables and lists of lines: a folder's may hold escape sequences or line ends.
+        object.__setattr__(self, "classes", tuple(map(printable, self.classes)))
+
     @property
     def remark(self) -> str:
         """A sentence about files that were left out; empty if there are none."""
@@ -83,16 +87,12 @@ class Dataset:
 class TensorSplit:
     """Images and labels in memory.
 
-    Args:
-        images: (n, C, H, W), float32 or uint8. Pixels of uint8 stay bytes and are normalised a batch at a time, which
-            takes a quarter of the memory and no more time.
-        labels: (n,) integers.
-        mean: subtracted from every pixel, in the unit of `images`.
-        std: the difference is divided by it.
+    Bytes stay bytes and are normalised a batch at a time, which takes a quarter of the memory and no more time.
 
-    Attributes:
-        labels: the classes of all images, (n,) int64.
-        is_finished: whether images are stored as normalised float32.
+    Args:
+        images: (n, C, H, W), float32 or uint8.
+        labels: (n,) integers.
+        mean: subtracted from every pixel, in the unit of `images`; the difference is divided by `std`.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, mean: float = 0.0, std: float = 1.0) -> None:
@@ -124,6 +124,22 @@ class TensorSplit:
         return torch.add(self._shift, decoded, alpha=self._scale)  # one pass instead of three
 
 
+class Part:
+    """Some of another split's images, in a given order: those of `indices`, (n,) int64."""
+
+    def __init__(self, split: Split, indices: Tensor) -> None:
+        self.whole_split = split
+        self.indices = indices
+        self.labels = split.labels.index_select(0, indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised."""
+        return self.whole_split.images(self.indices[indices])
+
+
 class TorchSplit:
     """A map-style `torch.utils.data.Dataset` whose items are (image tensor, label).
 
@@ -136,22 +152,13 @@ class TorchSplit:
     def __init__(self, items: Any) -> None:
         self._items = items
         self.image_shape = _shape_of_first(items)
-        self._labels = _integers(_targets(items))
+        self.labels = _integers(_targets(items))
 
     def __len__(self) -> int:
         return len(self._items)
 
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._labels
-
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32.
-
-        Raises:
-            RequestError: the images differ in shape.
-        """
+        """Return images as (B, C, H, W) float32; raise `RequestError` if they differ in shape."""
         if len(indices) == 0:
             return torch.empty(0, *self.image_shape)
         images = [self._items[index][0] for index in indices.tolist()]

@@ -42,59 +42,46 @@ _log = logging.getLogger(__name__)
 
 
 class DecodedFiles:
-    """Labelled image files, read from their stored bytes; see `Decoding`.
-
-    Args:
-        files: decodes damaged images, and whole pictures.
-        folder: of this key, as `keep_decoded` makes it.
-    """
+    """Labelled image files, read from the stored bytes in `folder`; see `Decoding`."""
 
     def __init__(self, files: ImageFileSplit, folder: Path) -> None:
-        self._files = files
+        self.source = files
+        self.labels = files.labels
         self._folder = folder
         self._checksums = np.fromfile(folder / _CHECKSUMS, dtype="<u4")
         self._sound = np.zeros(len(files), dtype=np.bool_)
         self._open: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._files)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._files.labels
+        return len(self.source)
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Return the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
-
-        Raises:
-            RequestError: the stored bytes of an image are damaged, and its file cannot be read.
-        """
-        side = self._files.image_size
+        """Return the bytes (B, size, size, 3) uint8; damaged ones are decoded from their files again."""
+        side = self.source.image_size
         found = np.empty((len(indices), side, side, 3), dtype=np.uint8)
         damaged = [row for row, index in enumerate(indices.tolist()) if not self._read(index, found[row])]
         if damaged:
-            found[damaged] = self._files.decoded(indices[damaged]).numpy()
+            found[damaged] = self.source.decoded(indices[damaged]).numpy()
         return torch.from_numpy(found)
 
     def normalised(self, decoded: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32 in new memory."""
-        return self._files.normalised(decoded)
+        return self.source.normalised(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`, decoded from their files."""
-        return self._files.whole(indices, shorter_side)
+        return self.source.whole(indices, shorter_side)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}
 
     def _read(self, index: int, row: NDArray[np.uint8]) -> bool:
         """Read an image into `row`; return whether it is undamaged, which each process checks once."""
-        number, place = divmod(index, _images_a_file(self._files.image_size))
+        number, place = divmod(index, _images_a_file(self.source.image_size))
         try:
             got = os.preadv(self._descriptor(number), [row.data], place * row.nbytes)
         except OSError:
@@ -110,17 +97,13 @@ class DecodedFiles:
 
 
 def keep_decoded(split: ImageFileSplit, folder: str | Path) -> DecodedFiles:
-    """Return a split that reads decoded images from a folder, after decoding all of them into it if they are missing.
-
-    Args:
-        split: of image files.
-        folder: holds a folder per key; created if necessary.
+    """Return a split that reads decoded images from a folder, into which missing ones are decoded first.
 
     Raises:
         RequestError: an image cannot be read, or the folder cannot be written or has too little room.
     """
     root = Path(folder).expanduser()
-    found = root / _key(split)
+    found = root / files_digest(split)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _alone(root):
@@ -188,7 +171,8 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _key(split: ImageFileSplit) -> str:
+def files_digest(split: ImageFileSplit) -> str:
+    """Return a hash of the files' paths, sizes and times, and of how they are decoded."""
     digest = sha256(repr((_FORMAT, split.image_size, split.shown, PIL.__version__)).encode())
     for path in split.files:
         status = os.stat(path)

@@ -18,8 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
+from polyrhythm.data.dataset import Dataset, Split
 from polyrhythm.data.images import (
     CENTRAL_SHARE,
     NORMALIZATIONS,
@@ -33,12 +35,58 @@ from polyrhythm.data.images import (
 )
 from polyrhythm.data.user_cache import cache_folder, write_whole
 from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config, Spec
 
 Decoder = Callable[[str], NDArray[np.uint8]]
+DEFAULT_EPOCHS = 20
+
+
+class PictureSource(Config):
+    """What all sources of encoded pictures have in common.
+
+    Attributes:
+        image_size: side of the square that every picture becomes, in pixels.
+        skip_unreadable: leave out pictures that cannot be read, instead of refusing the data.
+        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: side of this square, in the centre, as a share of a picture's shorter side.
+    """
+
+    image_size: int = Field(default=224, ge=1)
+    skip_unreadable: bool = False
+    pixels: Pixels = "imagenet"
+    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
+
+    def spec(self) -> Spec:
+        """Return the spec, first where the pictures are: that is what a subclass requires."""
+        found, fields = super().spec(), type(self).model_fields
+        required_first = sorted(found.arguments.items(), key=lambda entry: not fields[entry[0]].is_required())
+        return Spec(found.name, dict(required_first))
+
+    def of_files(self, paths: Sequence[str], labels: Tensor) -> ImageFileSplit:
+        """Return labelled image files as a split."""
+        return ImageFileSplit(paths, labels, self.image_size, self.pixels, self.shown)
+
+    def dataset(
+        self, name: str, train: Split, test: Split, classes: tuple[str, ...], skipped: tuple[str, ...] = ()
+    ) -> Dataset:
+        """Return two splits of such pictures as a data set."""
+        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
+        shape = (3, self.image_size, self.image_size)
+        return Dataset(name, train, test, classes, shape, DEFAULT_EPOCHS, skipped, black, white, self.shown)
+
+    def refuse_unreadable(self, paths: Sequence[str]) -> tuple[str, ...]:
+        """Return the files that cannot be read; raise `RequestError` for them unless they may be left out."""
+        found = find_unreadable(paths)
+        if found and not self.skip_unreadable:
+            path, reason = next(iter(found.items()))
+            raise unreadable(path, reason, len(found) - 1)
+        return tuple(found)
 
 
 class ImageFileSplit:
     """Labelled image files, decoded a batch at a time by as many threads as torch may use.
+
+    Every method raises `RequestError` for a file that cannot be read.
 
     Args:
         files: paths.
@@ -46,11 +94,6 @@ class ImageFileSplit:
         image_size: side of the square that is made of each image, in pixels.
         pixels: their normalisation.
         shown: side of this square in a picture, as a share of its shorter side.
-
-    Attributes:
-        files: as given.
-        image_size: as given.
-        shown: as given.
     """
 
     def __init__(
@@ -64,31 +107,18 @@ class ImageFileSplit:
         self.files = files
         self.image_size = image_size
         self.shown = shown
-        self._labels = labels
+        self.labels = labels
         self._normalization = NORMALIZATIONS[pixels]
 
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._labels
-
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
-
-        Raises:
-            RequestError: a file cannot be read.
-        """
+        """Return (B, 3, size, size) float32, normalised."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
-        """Return the bytes of `indices`, (B,) int64, as (B, size, size, 3) uint8.
-
-        Raises:
-            RequestError: a file cannot be read.
-        """
+        """Return (B, size, size, 3) uint8."""
         if len(indices) == 0:
             return torch.empty(0, self.image_size, self.image_size, 3, dtype=torch.uint8)
         return torch.from_numpy(
@@ -100,11 +130,7 @@ class ImageFileSplit:
         return self._normalization(decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Return the whole images of `indices`, each (3, H, W) float32 with `shorter_side` pixels on its shorter side.
-
-        Raises:
-            RequestError: a file cannot be read.
-        """
+        """Return whole images, (3, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
         pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
         return [self._normalization(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
@@ -174,18 +200,11 @@ REMEMBER_AFTER_S = 2.0
 
 
 def find_unreadable(files: Sequence[str], remember_after_s: float = REMEMBER_AFTER_S) -> dict[str, str]:
-    """Check images in parallel threads.
+    """Check images in parallel threads; return the reason for each unreadable one, in the order of `files`.
 
     Up to 20,000 files are decoded completely, which detects truncated ones; of more files only headers are read, and a
-    truncated image is found when its batch is made. The result of a long check is kept in the user's cache, keyed by
-    paths, sizes and times of the files, so that not every rank of a run must repeat it.
-
-    Args:
-        files: paths.
-        remember_after_s: duration of a check, in seconds, above which its result is kept.
-
-    Returns:
-        The reason why each unreadable file cannot be read, by path, in the order of `files`.
+    truncated image is found when its batch is made. Results of checks longer than `remember_after_s` seconds are kept
+    in the user's cache, keyed by paths, sizes and times of the files.
     """
     memory = cache_folder() / "checked" / f"{_fingerprint(files)}.json"
     known = _recalled(memory)

@@ -9,6 +9,8 @@ normalised in one of two ways:
 
 from __future__ import annotations
 
+import os
+import stat
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -77,18 +79,7 @@ def read_pixels(
 
 
 def read_whole(path: str | Path | IO[bytes], shorter_side: int) -> NDArray[np.uint8]:
-    """Read a whole image, otherwise like `read_pixels`, scaled to a length of its shorter side.
-
-    Args:
-        path: of the file, or an open file.
-        shorter_side: in pixels.
-
-    Returns:
-        (H, W, 3) uint8, RGB; the lesser of H and W is `shorter_side`.
-
-    Raises:
-        UnreadableImage: as `read_pixels`.
-    """
+    """Read a whole image, otherwise like `read_pixels`: (H, W, 3) uint8, min(H, W) = `shorter_side`."""
     upright = _upright(path, shorter_side)
     width, height = upright.size
     scale = shorter_side / min(width, height)
@@ -126,13 +117,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def check(path: str | Path, *, whole: bool) -> str | None:
-    """Return why an image cannot be read, or None if it can.
-
-    Args:
-        path: of the file.
-        whole: decode all of it; otherwise only what Pillow's `verify` reads, mostly the header.
-    """
+    """Return why an image cannot be read, or None; unless `whole`, only what Pillow's `verify` reads is checked."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return "no file, but a pipe, a device or a folder"  # a pipe would be waited for
         with Image.open(path, formats=_formats()) as image:
             _refuse_bomb(image)
             if whole:
@@ -172,12 +160,7 @@ Pixels = Literal["imagenet", "centred"]
 
 @dataclass(frozen=True)
 class Normalization:
-    """Normalisation of bytes.
-
-    Attributes:
-        mean: subtracted from every pixel, per channel, in bytes.
-        std: the difference is divided by it.
-    """
+    """Normalisation of bytes by mean and standard deviation of every channel, both in bytes."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from polyrhythm.data.balance import split
 from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.dealer import DrawnBatch
 from polyrhythm.data.dealing import (
     StandIn,
     Stretch,
@@ -51,6 +53,7 @@ class Share:
         together: images of all workers' batches of a step; 0: a full batch each.
         begun: stretches in which the epoch was begun with other workers; see `data.dealing.Begun`.
         stand_in: absent workers of whose images it sees a part; None if there are none.
+        sizes: the workers' relative parts of a step; empty: all alike.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -63,6 +66,7 @@ class Share:
     together: int = 0
     begun: tuple[Stretch, ...] = ()
     stand_in: StandIn | None = None
+    sizes: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -76,27 +80,35 @@ class Share:
 
     def dealt(self, order: Tensor, step: int) -> Tensor:
         """Return the images of a step, (B,) int64, of an epoch's order, (n,) int64; see `data.dealing.dealt`."""
+        if self.sizes:
+            return self._part(order[step * self.together : (step + 1) * self.together])
         own = order[step * self.together : (step + 1) * self.together][self.worker :: self.workers]
         if self.stand_in is None:
             return own
         return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.together)])
 
+    def _part(self, images: Tensor) -> Tensor:
+        """Return this worker's part of a global batch: the parts follow each other."""
+        parts: tuple[Tensor, ...] = torch.split(images, list(split(len(images), self.sizes)))
+        if self.stand_in is None:
+            return parts[self.worker]
+        theirs = torch.cat([images[:0], *(parts[worker] for worker in self.stand_in.absent)])
+        return torch.cat([parts[self.worker], theirs[self.stand_in.place :: self.stand_in.present]])
+
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's batch of one step.
+    """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 in a ragged last step.
 
     Attributes:
-        epoch: from 0.
-        step: within the epoch, from 0.
-        images: (B, C, H, W) float32; B may be 0 in a ragged last step.
-        labels: (B,) int64.
+        reached: of a batch that was drawn: images of the run that all workers have done before it.
     """
 
     epoch: int
     step: int
     images: Tensor
     labels: Tensor
+    reached: float = 0.0
 
     @property
     def size(self) -> int:
@@ -138,13 +150,7 @@ class Loader:
         return steps_per_epoch(left, 1, share.together)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch, from step `start` on.
-
-        Errors of the background thread are raised here; it ends with the iterator.
-
-        Raises:
-            RequestError: an image cannot be read.
-        """
+        """Yield the batches of an epoch, from step `start` on; errors of the background thread are raised here."""
         order = self._order(epoch)
         steps = range(start, steps_per_epoch(len(order), 1, self.share.together))
 
@@ -152,10 +158,38 @@ class Loader:
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
         share = self.share
-        even = share.together % share.workers == 0 and share.stand_in is None
+        even = share.together % share.workers == 0 and share.stand_in is None and not share.sizes
         if self._kept is not None and self.transform is None and even:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
+
+    def drawn(
+        self, epoch: int, step: int, batches: Iterator[DrawnBatch], ready: Callable[[], bool]
+    ) -> Generator[Batch, None, None]:
+        """Yield this worker's part of batches that were drawn, while the epoch lasts.
+
+        Args:
+            epoch: of all of them.
+            step: number of the first one.
+            batches: of this worker, or of its group, which shares each among its members.
+            ready: whether the next of them is there without waiting.
+        """
+        order, share = self._order(epoch), self.share
+
+        def places(drawn: DrawnBatch) -> Tensor:
+            own = order[drawn.start : drawn.stop]
+            if share.stand_in is None:
+                return own[share.worker :: share.workers]
+            absent = [own[worker :: share.workers] for worker in share.stand_in.absent]
+            others = torch.cat([own[:0], *absent])[share.stand_in.place :: share.stand_in.present]
+            return torch.cat([own[share.worker :: share.workers], others])
+
+        def make(step: int, drawn: DrawnBatch) -> Batch:
+            return self._made(epoch, step, places(drawn), drawn.reached)
+
+        if not self.ahead:
+            return (make(number, drawn) for number, drawn in enumerate(batches, step))
+        return _drawn_ahead(make, enumerate(batches, step), ready, self.ahead)
 
     def _order(self, epoch: int) -> Tensor:
         share = self.share
@@ -167,8 +201,9 @@ class Loader:
         return left_of(order, share.begun, share.batch_size)
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
-        share = self.share
-        indices = share.dealt(order, step)
+        return self._made(epoch, step, self.share.dealt(order, step))
+
+    def _made(self, epoch: int, step: int, indices: Tensor, reached: float = 0.0) -> Batch:
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
         elif self._uncut is not None:
@@ -176,10 +211,10 @@ class Loader:
         else:
             images = self.split.images(indices)
         if self.transform is not None:
-            images = self.transform(images, sample_keys("transform", share.seed, epoch, indices))
+            images = self.transform(images, sample_keys("transform", self.share.seed, epoch, indices))
         if self.side is not None:
             images = scaled(images, self.side)
-        return Batch(epoch, step, images, self.split.labels.index_select(0, indices))
+        return Batch(epoch, step, images, self.split.labels.index_select(0, indices), reached)
 
     def _in_blocks(
         self, split: TensorSplit, order: Tensor, epoch: int, steps: range
@@ -214,6 +249,29 @@ def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> G
                 if (step := next(following, None)) is not None:
                     waiting.append(thread.submit(make, step))
                 yield first.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _drawn_ahead(
+    make: Callable[[int, DrawnBatch], Batch],
+    batches: Iterator[tuple[int, DrawnBatch]],
+    ready: Callable[[], bool],
+    ahead: int,
+) -> Generator[Batch, None, None]:
+    # As above, with as many made ahead as have been drawn; the caller waits for a draw only when it has no batch left.
+    with ThreadPoolExecutor(1, thread_name_prefix="polyrhythm-loader") as thread:
+        waiting: deque[Future[Batch]] = deque()
+        try:
+            while True:
+                while len(waiting) <= ahead and (not waiting or ready()):
+                    if (drawn := next(batches, None)) is None:
+                        break
+                    waiting.append(thread.submit(make, *drawn))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()

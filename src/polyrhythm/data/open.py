@@ -52,7 +52,7 @@ def open_data(
     Raises:
         RequestError: unknown or unusable data, with the reason and what to do.
     """
-    found = _source(source) if isinstance(source, str | Path) else source
+    found = source_of(source)
     if scale is not None:
         return _windows(found, scale, image_size, skip_unreadable=skip_unreadable, pixels=pixels)
     if isinstance(found, Config) and "pixels" in type(found).model_fields:
@@ -63,6 +63,11 @@ def open_data(
         return cast("Source", filled).load()
     dataset = found.load() if isinstance(found, Source) else from_objects(found)
     return dataset if image_size is None else resized(dataset, image_size)
+
+
+def source_of(given: object) -> object:
+    """Return the source that a text names; objects are returned as they are."""
+    return _source(given) if isinstance(given, str | Path) else given
 
 
 def _windows(found: object, scale: int, image_size: int | None, **options: Any) -> Dataset:

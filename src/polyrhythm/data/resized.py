@@ -37,24 +37,20 @@ class ResizedSplit:
     """A split whose images are scaled to squares (bilinear, antialiased), a batch at a time."""
 
     def __init__(self, split: Split, image_size: int) -> None:
-        self._split = split
-        self._size = image_size
+        self.larger = split
+        self.labels = split.labels
+        self.size = image_size
 
     def __len__(self) -> int:
-        return len(self._split)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._split.labels
+        return len(self.larger)
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, size, size) float32."""
-        return scaled(self._split.images(indices), self._size)
+        return scaled(self.larger.images(indices), self.size)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`; see `whole_pictures`."""
-        return whole_pictures(self._split, indices, shorter_side)
+        return whole_pictures(self.larger, indices, shorter_side)
 
 
 def scaled(images: Tensor, side: int) -> Tensor:
@@ -67,15 +63,9 @@ def scaled(images: Tensor, side: int) -> Tensor:
 
 
 def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Tensor]:
-    """Return whole images, each scaled to `shorter_side` pixels on its shorter side (bilinear, antialiased).
+    """Return whole images (C, H, W), each scaled to `shorter_side` pixels on its shorter side (bilinear).
 
-    Args:
-        split: read by its own `whole(indices, shorter_side)` if it has one, otherwise its images are scaled.
-        indices: (B,) int64.
-        shorter_side: in pixels.
-
-    Returns:
-        (C, H, W) each, float32; they may differ in shape.
+    A split with a method `whole` reads them itself; of others the images are scaled.
     """
     if isinstance(split, HasWhole):
         return split.whole(indices, shorter_side)
@@ -89,11 +79,7 @@ def whole_pictures(split: Split, indices: Tensor, shorter_side: int) -> list[Ten
 
 
 def resized(dataset: Dataset, image_size: int) -> Dataset:
-    """Return the same data set with images of `image_size` by `image_size` pixels.
-
-    Raises:
-        RequestError: a size below one.
-    """
+    """Return the same data set with square images; raise `RequestError` for a size below one."""
     if image_size < 1:
         raise RequestError(f"image size {image_size} is too small: give at least 1 pixel")
     channels, *size = dataset.image_shape
@@ -112,45 +98,31 @@ class Uncut(Protocol):
 
 
 class WindowSplit:
-    """A split of the centres of another split's images.
-
-    Args:
-        split: of larger images.
-        image_size: pixels a side of the centre.
-    """
+    """The centres, `image_size` pixels a side, of the images of another split."""
 
     def __init__(self, split: Split, image_size: int) -> None:
-        self._split = split
-        self._size = image_size
+        self.larger = split
+        self.labels = split.labels
+        self.size = image_size
 
     def __len__(self) -> int:
-        return len(self._split)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._split.labels
+        return len(self.larger)
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the centres of the images of `indices`, (B,) int64, as (B, C, size, size) float32, normalised."""
-        return middle(self.uncut(indices), self._size)
+        return middle(self.uncut(indices), self.size)
 
     def uncut(self, indices: Tensor) -> Tensor:
         """Return the larger images of `indices`; see `Uncut.uncut`."""
-        return self._split.images(indices)
+        return self.larger.images(indices)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
         """Return the whole images of `indices`; see `whole_pictures`."""
-        return whole_pictures(self._split, indices, shorter_side)
-
-    @property
-    def larger(self) -> Split:
-        """The split of the larger images."""
-        return self._split
+        return whole_pictures(self.larger, indices, shorter_side)
 
     def over(self, larger: Split) -> WindowSplit:
         """Return the same windows of another split, such as a cache of the larger images."""
-        return _windows(larger, self._size)
+        return _windows(larger, self.size)
 
 
 class StreamedWindowSplit(WindowSplit):
@@ -158,13 +130,13 @@ class StreamedWindowSplit(WindowSplit):
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
         """Return an epoch's order; see `Streamed.order`."""
-        assert isinstance(self._split, Streamed)
-        return self._split.order(epoch, seed, workers)
+        assert isinstance(self.larger, Streamed)
+        return self.larger.order(epoch, seed, workers)
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return those of `indices` that can be read, and their larger images."""
-        assert isinstance(self._split, Streamed)
-        return self._split.read(indices)
+        assert isinstance(self.larger, Streamed)
+        return self.larger.read(indices)
 
 
 def middle(images: Tensor, image_size: int) -> Tensor:
@@ -175,11 +147,7 @@ def middle(images: Tensor, image_size: int) -> Tensor:
 
 
 def windowed(dataset: Dataset, image_size: int) -> Dataset:
-    """Return a data set of windows of square images.
-
-    Raises:
-        RequestError: windows are larger than the images, or less than a pixel.
-    """
+    """Return a data set of windows of square images; raise `RequestError` if they do not fit."""
     channels, scale, _ = dataset.image_shape
     if not 1 <= image_size <= scale:
         raise RequestError(

@@ -22,13 +22,6 @@ def generator_for(purpose: str, *numbers: int) -> torch.Generator:
 
 
 def sample_keys(purpose: str, seed: int, epoch: int, indices: torch.Tensor) -> torch.Tensor:
-    """Return a key for every sample, (B,) int64: the same in every batch, on every worker.
-
-    Args:
-        purpose: of the keys.
-        seed: of the run.
-        epoch: in which the sample is seen.
-        indices: (B,) int64, the samples' numbers in their data set.
-    """
+    """Return a key for every sample, (B,) int64, from its number in the data set; batch and worker do not matter."""
     digest = sha256(repr((purpose, int(seed), int(epoch))).encode()).digest()
     return indices * _STRIDE + int.from_bytes(digest[:8], "little", signed=True)

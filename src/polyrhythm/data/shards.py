@@ -62,15 +62,7 @@ class Streamed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Parameters for reading records as pictures.
-
-    Attributes:
-        image_size: side of the square that is made of each, in pixels.
-        pixels: normalisation.
-        buffer: size of the shuffle buffer, in records.
-        bad_records: how many may be skipped in training; None: any number.
-        shown: side of the square in a picture, as a share of its shorter side.
-    """
+    """How records are read as pictures; see `sources.tar_shards.TarShards`."""
 
     image_size: int
     pixels: Pixels = "imagenet"
@@ -80,34 +72,19 @@ class Reading:
 
 
 class ShardSplit:
-    """Labelled pictures inside tar shards.
-
-    Args:
-        shards: the files.
-        records: positions of the pictures, in the order of the shards.
-        labels: (n,) int64.
-        reading: parameters.
-
-    Attributes:
-        skipped: bad records met so far, by name, with the reason.
-    """
+    """Labelled pictures inside tar shards; `skipped` are the bad records met so far, with their reasons."""
 
     def __init__(
         self, shards: Sequence[Path], records: Sequence[Record], labels: Tensor, reading: Reading
     ) -> None:
         self._shards = list(shards)
         self._records = list(records)
-        self._labels = labels
+        self.labels = labels
         self._reading = reading
         self.skipped: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._records)
-
-    @property
-    def labels(self) -> Tensor:
-        """The classes of all images, (n,) int64."""
-        return self._labels
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
         """Return an epoch's order; see `stream_order`."""
@@ -117,11 +94,7 @@ class ShardSplit:
         return stream_order(counts.tolist(), epoch, seed, workers, self._reading.buffer)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised.
-
-        Raises:
-            RequestError: one cannot be read.
-        """
+        """Return (B, 3, size, size) float32, normalised; raise `RequestError` if one cannot be read."""
         kept, images = self.read(indices)
         if len(kept) < len(indices):
             name, reason = next(reversed(self.skipped.items()))
@@ -129,7 +102,7 @@ class ShardSplit:
         return images
 
     def read(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return those of `indices` that can be read, and their images; see `Streamed.read`.
+        """Return those of `indices` that can be read, and their images.
 
         Raises:
             RequestError: more records were bad than allowed.
@@ -149,7 +122,7 @@ class ShardSplit:
     def whole_only(self) -> ShardSplit:
         """Return the split of those records that can be read; each is decoded once."""
         unlimited = ShardSplit(
-            self._shards, self._records, self._labels, replace(self._reading, bad_records=None)
+            self._shards, self._records, self.labels, replace(self._reading, bad_records=None)
         )
         parts = [unlimited.read(part)[0] for part in torch.arange(len(self)).split(_BATCH)]
         kept = torch.cat(parts) if parts else torch.arange(0)
@@ -157,7 +130,7 @@ class ShardSplit:
         if most is not None and len(unlimited.skipped) > most:
             raise _too_many(len(unlimited.skipped), *next(iter(unlimited.skipped.items())))
         records = [self._records[index] for index in kept.tolist()]
-        return ShardSplit(self._shards, records, self._labels[kept], self._reading)
+        return ShardSplit(self._shards, records, self.labels[kept], self._reading)
 
     def _decoded(self, number: int) -> NDArray[np.uint8] | str:
         record = self._records[number]
@@ -200,9 +173,6 @@ def stream_order(sizes: Sequence[int], epoch: int, seed: int, workers: int, buff
         seed: of the run.
         workers: number of readers.
         buffer: records that a worker holds back to draw from; 1 keeps the order of the shards.
-
-    Returns:
-        (n,) int64.
     """
     generator = generator_for("shards", seed, epoch)
     dealt = torch.randperm(len(sizes), generator=generator).tolist()
@@ -249,15 +219,7 @@ _LONGEST_LABEL_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """An image in a shard.
-
-    Attributes:
-        shard: number of the file.
-        name: of the image inside it.
-        offset: of its first byte.
-        size: in bytes.
-        label: as written there.
-    """
+    """An image in a shard: number of the file, name inside it, first byte, length in bytes, and label as written."""
 
     shard: int
     name: str
@@ -268,12 +230,7 @@ class Record:
 
 @dataclass(frozen=True)
 class TarIndex:
-    """Contents of shards.
-
-    Attributes:
-        records: in the order of the shards, and inside each in the order of the file.
-        faults: entries that make no sense, one line each.
-    """
+    """Records in the order of the shards and files, and a line for every entry that makes no sense."""
 
     records: tuple[Record, ...]
     faults: tuple[str, ...]

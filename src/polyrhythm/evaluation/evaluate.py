@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from math import sqrt
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,7 @@ class ClassResult:
     """How well one class is recognised.
 
     Attributes:
-        name: of the class.
-        images: number of its images.
-        recall: fraction of them that are recognised; 0 if there are none.
+        recall: fraction of its images that are recognised; 0 if there are none.
         precision: fraction of the images predicted as this class that belong to it; 0 if none was predicted.
     """
 
@@ -41,14 +40,12 @@ class ClassResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Results of a test.
+    """Results of a test of `images` images.
 
     Attributes:
         loss: mean cross-entropy, in nats.
         top1: fraction of images whose most likely class is right.
         top5: fraction of images whose class is among the five most likely (or all, if there are fewer).
-        images: number of images tested.
-        per_class: one result per class, in the order of the labels.
         confusion: (classes, classes), int64; [i, j] is the number of images of class i predicted as class j.
     """
 
@@ -65,6 +62,24 @@ class Evaluation:
         recalls = [entry.recall for entry in self.per_class if entry.images]
         return sum(recalls) / len(recalls)
 
+    @property
+    def top1_interval(self) -> tuple[float, float]:
+        """The 95 % confidence interval of `top1` (E. Wilson, JASA 22, 1927), as for independent images."""
+        z, n, p = 1.959964, self.images, self.top1
+        centre, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
+
+    def confused(self, most: int = 10) -> list[dict[str, Any]]:
+        """Return the most frequent mistakes, each with its `class`, what it was `taken_for`, and the `images`."""
+        wrong = self.confusion.clone().fill_diagonal_(0)
+        names = [entry.name for entry in self.per_class]
+        likeliest = wrong.flatten().topk(min(most, wrong.numel()))
+        return [
+            {"class": names[pair // len(names)], "taken_for": names[pair % len(names)], "images": images}
+            for images, pair in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
+            if images
+        ]
+
 
 def evaluate(
     model: nn.Module,
@@ -74,11 +89,10 @@ def evaluate(
     batch_size: int = 500,
     device: torch.device | str = "cpu",
 ) -> Evaluation:
-    """Test a model on all images of a split.
+    """Test a model that maps (B, C, H, W) to logits on all images of a split, in evaluation mode.
 
     Args:
-        model: maps (B, C, H, W) to logits (B, classes), on `device`; tested in evaluation mode, and returned to the
-            mode that it was in.
+        model: on `device`; returned to the mode that it was in.
         split: the images and their labels.
         classes: names of the classes, in the order of the labels.
         batch_size: images at a time; affects only the speed.
@@ -115,13 +129,7 @@ def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
 def evaluate_scores(
     scores: Callable[[Tensor], Tensor], labels: Tensor, *, classes: Sequence[str], batch_size: int = 500
 ) -> Evaluation:
-    """Test any function that scores numbered images.
-
-    Args:
-        scores: maps numbers of images (B,) int64 to logits (B, classes), or to log probabilities, which are logits too.
-        labels: (n,) int64, of all images.
-        classes: names of the classes, in the order of the labels.
-        batch_size: images at a time.
+    """Test a function from numbers of images (B,) int64 to logits or log probabilities (B, classes).
 
     Raises:
         RequestError: there are no images, or scores for another number of classes.
@@ -147,7 +155,6 @@ class _Totals:
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: logits (B, classes), labels (B,) int64."""
         if logits.shape[1] != self.classes:
             raise RequestError(
                 f"the model tells {logits.shape[1]} classes apart, but the data have {self.classes}: "

@@ -38,14 +38,7 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Decline:
-    """Accuracy under one kind of change.
-
-    Attributes:
-        name: of the augmentation or corruption.
-        kind: `augmentation` or `corruption`.
-        strengths: per step, the augmentation's strength or the severity.
-        top1: fractions, one per step.
-    """
+    """Accuracy under one kind of change: top-1 by the augmentation's strengths, or the severities."""
 
     name: str
     kind: str
@@ -101,7 +94,9 @@ def declines(
 
 def _kinds(channels: int, tones: Tones) -> Iterator[tuple[str, str, list[float], list[Change]]]:
     for name, kind in choices(TRANSFORMS).items():
-        if "strength" in kind.model_fields and not (name == "colour_casting" and channels < _SHADES):
+        if {"strength", "probability"} <= kind.model_fields.keys() and not (
+            name == "colour_casting" and channels < _SHADES
+        ):
             steps = [_strengthened(kind, factor) for factor in FACTORS]
             strengths = [float(getattr(step, "strength")) for step in steps]  # noqa: B009
             yield name, "augmentation", strengths, [_augmented(step, tones) for step in steps]

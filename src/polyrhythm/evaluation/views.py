@@ -73,7 +73,6 @@ class ViewedClassifier:
         device: where the model is.
 
     Attributes:
-        views: as given.
         method: how dense scores are computed: `convolutional`, `sliding windows (reason)`, or empty.
 
     Raises:

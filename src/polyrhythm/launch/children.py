@@ -49,7 +49,12 @@ from polyrhythm.events import (
 from polyrhythm.launch.devices import available_cores, gpu_of, threads_for_worker
 from polyrhythm.launch.joining.connections import Address
 from polyrhythm.launch.joining.join_server import Entrance, Inside
-from polyrhythm.launch.process import ask_names_briefly, leave_with
+from polyrhythm.launch.process import (
+    ask_names_briefly,
+    leave_errors_to_python,
+    leave_with,
+    tolerate_lost_output,
+)
 from polyrhythm.launch.process_source import Launcher
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import ASKING, Preemption, asked_to_stop, held_back
@@ -74,7 +79,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive, Snapshot
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, StopRequest
-from polyrhythm.strategies.role_assignment import RoleAssignment, cast_in_order
+from polyrhythm.strategies.role_assignment import RoleAssignment, roles_in_order
 
 Emit = Callable[[Event], None]
 Play = Callable[[Job, Emit], bool]
@@ -88,7 +93,7 @@ class MeetingPoint:
         port: of the store, on the loopback interface.
         address: of this host, under which its ranks are reached by the others.
         key: that links between ranks prove to know.
-        met: the incarnations of the ranks that are there, for one that comes late.
+        met: the generations of the ranks that are there, for one that comes late.
         ledger: of the run so far, for a successor of the leader.
     """
 
@@ -108,27 +113,19 @@ class MeetingPoint:
     def from_bytes(cls, packed: bytes) -> MeetingPoint:
         """Read what `to_bytes` returned."""
         told = json.loads(packed)
-        met = {int(rank): incarnation for rank, incarnation in told["met"].items()}
+        met = {int(rank): generation for rank, generation in told["met"].items()}
         ledger = None if told["ledger"] is None else Ledger.from_json(told["ledger"])
         return cls(told["port"], told["address"], bytes.fromhex(told["key"]), met, ledger)
 
 
-def child_main(job: Job, cast: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
-    """Run a rank and leave the process; never returns.
-
-    Args:
-        job: what to train.
-        cast: who does what.
-        peer: this process: its rank, and how many have had it before.
-        threads: compute threads of a worker.
-        pipe: to the launcher, which first sends where ranks meet.
-    """
-    if peer.incarnation:
-        _renew_streams()
+def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
+    """Run a rank with `threads` compute threads, and leave the process. The launcher first sends where ranks meet."""
+    tolerate_lost_output()  # new streams: a thread of the launcher may have held the old ones' locks at the fork
     gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
     ask_names_briefly()
     stop = StopRequest()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the launcher decides
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to all; the launcher decides
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.request())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # the launcher held them back until there is an answer
     leave_with(os.getppid())
@@ -142,10 +139,10 @@ def child_main(job: Job, cast: RoleAssignment, peer: Peer, threads: int, pipe: C
     status = 0
     try:
         point = MeetingPoint.from_bytes(pipe.recv_bytes())
-        met = local(peer.rank, cast.size, point.port, peer.incarnation)
+        met = local(peer.rank, roles.size, point.port, peer.generation)
         job = replace(job, device=gpu_of(job.device, peer.rank))
         met = replace(met, address=point.address, key=point.key, met=point.met)
-        run_rank(job, cast, met, threads, Circumstances(stop, emit, point.ledger))
+        run_rank(job, roles, met, threads, Circumstances(stop, emit, point.ledger))
     except BaseException as error:
         status = 1
         _report(pipe, error)
@@ -153,11 +150,6 @@ def child_main(job: Job, cast: RoleAssignment, peer: Peer, threads: int, pipe: C
     sys.stderr.flush()
     # Nothing of the launcher's that was inherited (its terminal, its handlers) may be torn down from here.
     os._exit(status)
-
-
-def _renew_streams() -> None:
-    """Make new output streams: a thread of the launcher may have held the old ones' locks when this was forked."""
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
 
 
 def _report(pipe: Connection, error: BaseException) -> None:
@@ -175,10 +167,9 @@ def _report(pipe: Connection, error: BaseException) -> None:
 
 @contextmanager
 def left_to_the_parent() -> Iterator[None]:
-    """Keep a child that is forked meanwhile from ever collecting what was garbage before.
+    """Keep a child that is forked meanwhile from collecting what was garbage before.
 
-    The end of a store that nobody uses any more waits for threads, which a fork does not copy: a child that came upon
-    such a store would crash.
+    The end of an unused store waits for threads, which a fork does not copy: a child that came upon one would crash.
     """
     gc.freeze()
     try:
@@ -192,10 +183,7 @@ class Child:
     """A rank's process.
 
     Attributes:
-        peer: the rank, and how many processes have had it before.
-        process: of the rank.
-        pipe: to it.
-        open: whether it may still say something.
+        open: whether it may still send something.
         failed: whether it has reported an error.
     """
 
@@ -211,7 +199,7 @@ class Children:
 
     Args:
         job: what they train.
-        cast: the ranks by role.
+        roles: the ranks by role.
         threads: compute threads of a worker.
         start_method: `fork` or `spawn`.
         stop: whether somebody wants the run to stop.
@@ -225,14 +213,14 @@ class Children:
     def __init__(
         self,
         job: Job,
-        cast: RoleAssignment,
+        roles: RoleAssignment,
         threads: int,
         start_method: str,
         stop: StopRequest,
     ) -> None:
         self.on_event: Callable[[Event, int], None] = lambda event, rank: None
         self._job = job
-        self._cast = cast
+        self._roles = roles
         self._threads = threads
         self._context = multiprocessing.get_context(start_method)
         self._stop = stop
@@ -242,11 +230,7 @@ class Children:
         self._store: Any = None
 
     def start(self, peer: Peer, met: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Start a process.
-
-        Args:
-            peer: the rank, and how many processes have had it before.
-            met: the incarnations of the ranks that are there.
+        """Start the process of a rank; `met` has the generations of the ranks that are there.
 
         Raises:
             RequestError: the job cannot be sent to it.
@@ -254,7 +238,7 @@ class Children:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(  # type: ignore[attr-defined]
             target=child_main,
-            args=(self._job, self._cast, peer, self._threads, theirs),
+            args=(self._job, self._roles, peer, self._threads, theirs),
             name=f"polyrhythm rank {peer.rank}",
             daemon=True,
         )
@@ -274,12 +258,7 @@ class Children:
         self._children.append(child)
 
     def open_at(self, point: MeetingPoint, store: Any) -> None:
-        """Tell all where they meet.
-
-        Args:
-            point: for the children.
-            store: the same, for this process.
-        """
+        """Send all children where they meet; `store` is the same for this process."""
         self._point, self._store = point, store
         for child in self._children:
             self._tell(child, point)
@@ -358,7 +337,7 @@ def run_local(
     start_method: str = "fork",
     entrance: Entrance | None = None,
 ) -> bool:
-    """Run a job on this host, one process a rank; return when it is over.
+    """Run a job on this host, one process a rank; return whether it was preempted.
 
     Args:
         job: what to train.
@@ -369,21 +348,21 @@ def run_local(
             or `spawn`.
         entrance: lets others join; None: nobody can.
 
-    Returns:
-        Whether it was preempted.
-
     Raises:
         RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
         RunError: a rank failed or died, and the others could not go on.
         Preempted: the notice ran out before everything was written.
     """
-    cast = cast_in_order(job.workers, job.traits.servers)
-    vacant = cast.workers[job.workers - job.losses.vacant :]
-    started = sorted(set(range(cast.size)) - set(vacant))
-    threads = threads or threads_for_worker(available_cores(), len(cast.workers) - len(vacant), job.strategy)
-    stop, preemption = StopRequest(), Preemption(job.losses.notice_s)
-    children = Children(job, cast, threads, start_method, stop)
-    resume = "continue with --resume" + ("" if job.keeping.folder is None else f" {job.keeping.folder}")
+    roles = roles_in_order(job.workers, job.traits.servers)
+    vacant = roles.workers[job.workers - job.fault_tolerance.vacant :]
+    started = sorted(set(range(roles.size)) - set(vacant))
+    threads = threads or threads_for_worker(available_cores(), len(roles.workers) - len(vacant), job.strategy)
+    leave_errors_to_python()  # of those that are spawned
+    stop, preemption = StopRequest(), Preemption(job.fault_tolerance.notice_s)
+    children = Children(job, roles, threads, start_method, stop)
+    resume = "continue with --resume" + (
+        "" if job.checkpointing.folder is None else f" {job.checkpointing.folder}"
+    )
 
     def ask() -> None:
         stop.request()
@@ -401,11 +380,11 @@ def run_local(
             store = host_store(port)  # after the children were forked: they must not inherit its thread
             children.open_at(_meeting_point(store.port, entrance), store)
             supervisor = Supervisor(
-                cast,
+                roles,
                 started,
                 Rules(
-                    job.losses.restarts,
-                    job.losses.min_workers,
+                    job.fault_tolerance.restarts,
+                    job.fault_tolerance.min_workers,
                     job.too_few,
                     _LAST_WORDS_S,
                     resume,
@@ -416,7 +395,7 @@ def run_local(
             )
             launcher = Launcher(supervisor, store, children, emit, entrance, stop)
             children.on_event = launcher.on_event
-            launcher.open(Inside(Address(LOOPBACK, store.port), cast))
+            launcher.open(Inside(Address(LOOPBACK, store.port), roles))
             look_every_s = _LOOK_EVERY_S if preemption.is_possible else inf  # a signal does not end the wait
             launcher.run(lambda: preemption.check(resume), look_every_s)
             launcher.see_off()
@@ -441,29 +420,6 @@ _LAST_WORDS_S = 2.0
 """How long the others may report what they saw, once a rank has failed."""
 
 
-class Session:
-    """The events of a run between two starts.
-
-    Args:
-        emit: takes the run's events.
-        shift_s: since the first start, by which times are moved.
-    """
-
-    def __init__(self, emit: Emit, shift_s: float) -> None:
-        self.time_s = shift_s
-        self.steps: dict[int, int] = {}
-        self._emit = emit
-        self._shift_s = shift_s
-
-    def on_event(self, event: Event) -> None:
-        """Pass an event on, with its time since the first start."""
-        event = replace(event, time_s=event.time_s + self._shift_s)
-        self.time_s = max(self.time_s, event.time_s)
-        if isinstance(event, WorkerProgress):
-            self.steps[event.worker] = event.step
-        self._emit(event)
-
-
 def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
     """Run a job, and again from its last checkpoint whenever it loses a rank without which it cannot go on.
 
@@ -472,21 +428,26 @@ def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
         play: runs a job, and returns whether it was preempted.
         emit: takes the run's events.
         restarts: how often at most.
-
-    Raises:
-        RunError: the run failed otherwise, or too often.
     """
-    shift_s = 0.0
+    time_s = 0.0
     for restart in range(1, restarts + 2):
-        session = Session(emit, shift_s)
+        steps: dict[int, int] = {}
+
+        def on_event(event: Event, steps: dict[int, int] = steps, shift_s: float = time_s) -> None:
+            nonlocal time_s  # all times are those since the first start
+            event = replace(event, time_s=event.time_s + shift_s)
+            time_s = max(time_s, event.time_s)
+            if isinstance(event, WorkerProgress):
+                steps[event.worker] = event.step
+            emit(event)
+
         try:
-            return play(job, session.on_event)
+            return play(job, on_event)
         except RankLost as loss:
             if restart > restarts:
                 raise
-            job, notice = _again(job, session, loss, f"restart {restart} of {restarts}")
-            shift_s = session.time_s
-            emit(notice)
+            job, text, lost = _again(job, steps, loss, f"restart {restart} of {restarts}")
+            emit(Restarted(time_s=time_s, text=text, updates_lost=lost))
     raise AssertionError("the last time either ends well or raises")
 
 
@@ -499,20 +460,16 @@ def steps_held(snapshot: Snapshot, worker: int, workers: int) -> int:
     return 0 if state is None else state.account.step
 
 
-def _again(job: Job, session: Session, loss: RankLost, which: str) -> tuple[Job, Restarted]:
-    """Return the job that goes on, and the notice about it."""
-    archive_job = replace(job, keeping=replace(job.keeping, resume=True))
+def _again(job: Job, steps: Mapping[int, int], loss: RankLost, which: str) -> tuple[Job, str, int]:
+    archive_job = replace(job, checkpointing=replace(job.checkpointing, resume=True))
     try:
         snapshot = Archive(archive_job).load()
     except RequestError:  # nothing was saved: from the beginning
-        held, where, job = {}, "from the beginning, since there is no checkpoint yet", _anew(job)
+        held, where = {}, "from the beginning, since there is no checkpoint yet"
+        job = replace(job, checkpointing=replace(job.checkpointing, resume=False))
     else:
-        held = {worker: steps_held(snapshot, worker, job.workers) for worker in session.steps}
+        held = {worker: steps_held(snapshot, worker, job.workers) for worker in steps}
         where, job = f"from its last checkpoint, epoch {snapshot.epoch}, step {snapshot.step}", archive_job
-    lost = sum(max(0, step - held.get(worker, 0)) for worker, step in session.steps.items())
+    lost = sum(max(0, step - held.get(worker, 0)) for worker, step in steps.items())
     text = f"{loss.what}; the run is started again ({which}) {where}: {lost} updates since then are lost"
-    return job, Restarted(time_s=session.time_s, text=text, updates_lost=lost)
-
-
-def _anew(job: Job) -> Job:
-    return replace(job, keeping=replace(job.keeping, resume=False))
+    return job, text, lost

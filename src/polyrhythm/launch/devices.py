@@ -28,13 +28,7 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: in
     """Return the number of compute threads of each worker on a host.
 
     Servers that share hosts with workers take their share of the cores only while they have something to add up;
-    dedicated ones keep a core each.
-
-    Args:
-        cores: of the host.
-        workers: on the host.
-        strategy: knows its servers.
-        servers: on the host; None: all.
+    dedicated ones keep a core each. `servers` on the host: None counts all.
     """
     traits = strategy.traits(workers)
     keeping = traits.servers if servers is None else servers
@@ -59,11 +53,9 @@ def computing_with(threads: int) -> Iterator[None]:
 
 
 def gpu_of(device: torch.device, number: int) -> torch.device:
-    """Return the device of a host's worker.
+    """Return the device of a host's worker of this number, from 0; workers beyond the last GPU share from the first on.
 
-    Args:
-        device: where replicas live; anything but a GPU is the same for all.
-        number: of the worker on its host, from 0. Workers beyond the last GPU share them again from the first on.
+    Anything but a GPU is the same for all.
     """
     if device.type != "cuda":
         return device

@@ -59,15 +59,12 @@ class Patience:
         return self._until(lambda: _text(store, key), lambda: [rank], again)
 
     def keys(self, store: Any, name: Callable[[int], str], ranks: Sequence[int]) -> list[str]:
-        """Wait until all ranks have set a key each, and return their texts.
+        """Wait until all ranks have set a key each, and return their texts; errors as for `key`.
 
         Args:
             store: where the ranks meet.
             name: of a rank's key.
             ranks: all of them; of these the first waits for all others before it sets its own.
-
-        Raises:
-            RunError: some have not come in time, or the store is gone.
         """
 
         def absent() -> list[int]:
@@ -77,15 +74,12 @@ class Patience:
         return [self._until(lambda rank=rank: _text(store, name(rank)), absent) for rank in ranks]  # type: ignore[misc]
 
     def word(self, store: Any, queue: str, absent: Callable[[], Sequence[int]]) -> str:
-        """Return the next word of a queue that nobody else takes words from.
+        """Return the next word of a queue that nobody else takes words from; errors as for `key`.
 
         Args:
             store: where the ranks meet.
             queue: to which other ranks push words.
             absent: returns the ranks that are waited for.
-
-        Raises:
-            RunError: they have not come in time, or the store is gone.
         """
 
         def take() -> str | None:
@@ -142,7 +136,6 @@ def _text(store: Any, key: str) -> str | None:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    """Names ranks for people."""
     *others, last = map(str, ranks)
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 

@@ -48,8 +48,7 @@ FAREWELL_S = 5.0
 class ProcessSource(Protocol):
     """A source of processes.
 
-    Attributes:
-        look_every_s: seconds after which it must be polled even if nothing is readable.
+    `look_every_s`: seconds after which it must be polled even if nothing is readable.
     """
 
     look_every_s: float
@@ -59,11 +58,7 @@ class ProcessSource(Protocol):
         """What becomes readable when there is something to tell."""
 
     def poll(self, ready: Sequence[Any]) -> list[Fact]:
-        """Return what has happened since the last call, without waiting.
-
-        Args:
-            ready: those of its `waitables`, and of others', that are readable.
-        """
+        """Return what has happened since the last call, without waiting; `ready` holds what is readable."""
 
     def carry_out(self, order: Order) -> None:
         """Carry out an order, if it concerns this source."""
@@ -110,11 +105,7 @@ class Launcher:
         self._stop_told = False
 
     def open(self, inside: Inside | None = None) -> None:
-        """Announce the places that nobody has, and let guests in.
-
-        Args:
-            inside: what they find.
-        """
+        """Announce the places that nobody has, and let guests in, who find `inside`."""
         with self.turn:
             self._carry_out(self.supervisor.open())
         if self.door is not None and inside is not None:
@@ -132,12 +123,7 @@ class Launcher:
                 self._poll([self.door], ())
 
     def on_event(self, event: Event, rank: int = LEADER) -> None:
-        """Pass an event of the run on, and tell the supervisor what follows from it; called by any thread.
-
-        Args:
-            event: as it was emitted.
-            rank: that emitted it.
-        """
+        """Pass an event of the run on, and tell the supervisor what follows from it; called by any thread."""
         with self.turn:
             if isinstance(event, Notice) and rank != LEADER:  # whose clock began when training did
                 event = replace(event, time_s=self._time_s)
@@ -210,7 +196,7 @@ class Launcher:
             match order:
                 case Announce(lost=lost, to=to):
                     tell_of_loss(self._store, lost, to)
-                case Start(peer=peer) if peer.incarnation:
+                case Start(peer=peer) if peer.generation:
                     # First of all: a guest that comes just then must hear of it, or be heard of.
                     tell_of_start(self._store, peer)
                 case Tell(text=text):

@@ -40,72 +40,65 @@ class Circumstances:
 
 
 def run_rank(
-    job: Job, cast: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
+    job: Job, roles: RoleAssignment, rendezvous: Rendezvous, threads: int, around: Circumstances
 ) -> None:
-    """Play this rank's role until the run is over.
-
-    Args:
-        job: what to train.
-        cast: who does what.
-        rendezvous: how to reach the others.
-        threads: compute threads of a worker; a server has one.
-        around: who started it.
-    """
+    """Play this rank's role until the run is over; a worker computes with `threads`, a server with one."""
     emit = around.emit
     home, network = connect(rendezvous)
     home.most_bytes = job.most_message_bytes
-    home.patience_s = max(home.patience_s, LOST_AFTER * job.losses.silence_s)  # the watchdog speaks first
+    home.patience_s = max(
+        home.patience_s, LOST_AFTER * job.fault_tolerance.silence_s
+    )  # the watchdog speaks first
     home.tell = lambda text: emit(Notice(time_s=home.clock.now(), text=text))
     arrivals = Arrivals()
     recorded = RecordingCommunicator(network, arrivals)
     world = World(
         recorded,
-        cast,
+        roles,
         stop=around.stop,
         emit=emit,
         arrivals=arrivals,
-        incarnation=rendezvous.incarnation,
+        generation=rendezvous.generation,
         activity=home.activity,
         refused=home.refused,
-        leader_returns=job.losses.restarts > 0,
+        leader_returns=job.fault_tolerance.restarts > 0,
         ledger=_on_clock(around.ledger, home),
     )
-    with Watchdog(_setting(job, cast, home, emit)):
+    with Watchdog(_setting(job, roles, home, emit)):
         if world.is_worker:
             use_threads(threads)
             keep_freed_memory()
             work(job, world)
         else:
             use_threads(1)
-            serve(job.strategy, world, job.keeping.resume)
+            serve(job.strategy, world, job.checkpointing.resume, draws=job.draws)
         home.close()
 
 
 def _on_clock(ledger: Ledger | None, home: Rank) -> Ledger | None:
-    """Return a ledger with times of this rank's clock."""
     if ledger is None or ledger.began_at_s is None:
         return ledger
     return replace(ledger, began_at_s=ledger.began_at_s + home.clock.now() - time.perf_counter())
 
 
-def _setting(job: Job, cast: RoleAssignment, home: Rank, emit: Callable[[Event], None]) -> WatchdogSetting:
-    roles = {rank: f"worker {number}" for number, rank in enumerate(cast.workers)}
-    roles |= {rank: f"server {number}" for number, rank in enumerate(cast.servers)}
-    folder = job.keeping.folder
+def _setting(job: Job, roles: RoleAssignment, home: Rank, emit: Callable[[Event], None]) -> WatchdogSetting:
+    names = {rank: f"worker {number}" for number, rank in enumerate(roles.workers)}
+    names |= {rank: f"server {number}" for number, rank in enumerate(roles.servers)}
+    folder = job.checkpointing.folder
 
     def what_then(rank: int) -> str:
-        if job.faults.survives(rank, cast, leader_returns=job.losses.restarts > 0):
+        if job.faults.survives(rank, roles, leader_returns=job.fault_tolerance.restarts > 0):
             return "the run goes on without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 
     return WatchdogSetting(
         rendezvous=home.rendezvous,
-        roles=[roles[rank] for rank in range(cast.size)],
+        names=[names[rank] for rank in range(roles.size)],
         host=Introduction.own(home.rendezvous.address, shares=True).host,
         activity=home.activity,
         is_lost=home.is_lost,
         say=lambda text: emit(Notice(time_s=home.clock.now(), text=text)),
         what_then=what_then,
         folder=folder,
-        floor_s=job.losses.silence_s,
+        floor_s=job.fault_tolerance.silence_s,
     )

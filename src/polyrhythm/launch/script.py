@@ -48,13 +48,14 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Rendezvous,
     from_environment,
     host_store,
-    newest_incarnations,
+    newest_generations,
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch import tethered
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.patience import Patience
+from polyrhythm.launch.process import allow_descriptors, check_loopback, leave_errors_to_python
 from polyrhythm.launch.process_source import Launcher
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.launch.supervisor import (
@@ -77,7 +78,7 @@ from polyrhythm.launch.supervisor import (
     Waiting,
 )
 from polyrhythm.launch.torchrun.gathering import gather
-from polyrhythm.launch.torchrun.started_rank import cast_of, started_by_torchrun
+from polyrhythm.launch.torchrun.started_rank import roles_of, started_by_torchrun
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -86,7 +87,7 @@ from polyrhythm.strategies.strategy import Strategy
 WORKERS_VARIABLE = "POLYRHYTHM_WORKERS"
 """Set by `polyrhythm run` in every rank: the number of workers."""
 
-INCARNATION_VARIABLE = "POLYRHYTHM_INCARNATION"
+GENERATION_VARIABLE = "POLYRHYTHM_GENERATION"
 """Set by `polyrhythm run`: how many processes have had a rank before this one."""
 
 RETURNS_VARIABLE = "POLYRHYTHM_LEADER_RETURNS"
@@ -105,10 +106,10 @@ OVER_KEY = "script/over"
 """Set in the store by rank 0 when all have come to the end: who comes now comes too late."""
 
 WHOLE_KEY = "script/whole"
-"""Set in the store, with a rank and incarnation behind, by rank 0 when the successor of a server has its shards."""
+"""Set in the store, with a rank and generation behind, by rank 0 when the successor of a server has its shards."""
 
 LET_GO_KEY = "script/let-go"
-"""Set in the store, with its rank and incarnation behind, by a worker that servers have let go."""
+"""Set in the store, with its rank and generation behind, by a worker that servers have let go."""
 
 FAILED_KEY = "script/failed"
 """Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
@@ -152,10 +153,10 @@ def _at_launcher(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     strategy.check(workers)
     servers = strategy.traits(workers).servers
     size = workers + servers
-    incarnation = int(os.environ.get(INCARNATION_VARIABLE, "0"))
-    rendezvous = replace(from_environment(), size=size, incarnation=incarnation)
-    if incarnation:
-        rendezvous = replace(rendezvous, met=newest_incarnations(rendezvous.store, size))
+    generation = int(os.environ.get(GENERATION_VARIABLE, "0"))
+    rendezvous = replace(from_environment(), size=size, generation=generation)
+    if generation:
+        rendezvous = replace(rendezvous, met=newest_generations(rendezvous.store, size))
     _join_once(rendezvous)
     _agree(rendezvous, strategy)
     if rendezvous.rank == 0:
@@ -169,9 +170,9 @@ def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     _join_once(rendezvous)
     rendezvous = gather(rendezvous).rendezvous
     _agree(rendezvous, strategy)
-    cast = cast_of(strategy, rendezvous)
-    strategy.check(len(cast.workers))
-    return rendezvous, cast
+    roles = roles_of(strategy, rendezvous)
+    strategy.check(len(roles.workers))
+    return rendezvous, roles
 
 
 def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
@@ -195,7 +196,6 @@ def _join_once(rendezvous: Rendezvous) -> None:
 
 
 def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
-    """Check that all ranks have the same strategy."""
     store, rank = rendezvous.store, rendezvous.rank
     if rank == 0:
         store.set(_STRATEGY_KEY, str(strategy))
@@ -284,12 +284,7 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True)
 class ScriptRank:
-    """A rank's process.
-
-    Attributes:
-        peer: the rank, and how many processes have had it before.
-        process: of the rank.
-    """
+    """A rank's process."""
 
     peer: Peer
     process: subprocess.Popen[bytes]
@@ -344,7 +339,7 @@ class ScriptRanks:
         agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         ours = {
             WORKERS_VARIABLE: self._workers,
-            INCARNATION_VARIABLE: peer.incarnation,
+            GENERATION_VARIABLE: peer.generation,
             RETURNS_VARIABLE: int(self._leader_returns),
         }
         threads = {"OMP_NUM_THREADS": self._threads if works else "1"}
@@ -411,7 +406,7 @@ class ScriptRanks:
         if self._store.check([FAILED_KEY]):
             facts.append(Blamed(int(self._read(FAILED_KEY))))
         statuses = self._statuses.read()
-        for rank in [rank.peer.rank for rank in self._running if rank.peer.incarnation]:
+        for rank in [rank.peer.rank for rank in self._running if rank.peer.generation]:
             if rank >= self._workers:
                 continue
             if statuses[rank] in (WorkerStatus.HERE, WorkerStatus.BEHIND):
@@ -423,7 +418,7 @@ class ScriptRanks:
     def _whole_servers(self) -> list[Fact]:
         """Return which successors of servers have got their shards: those who come next may rely on them."""
         waiting = [
-            rank.peer for rank in self._running if rank.peer.incarnation and rank.peer.rank >= self._workers
+            rank.peer for rank in self._running if rank.peer.generation and rank.peer.rank >= self._workers
         ]
         whole = [peer for peer in waiting if peer not in self._whole and self._is_set(WHOLE_KEY, peer)]
         self._whole |= set(whole)
@@ -436,7 +431,7 @@ class ScriptRanks:
         return Exited(rank.peer, status, kind="" if status <= 0 else PEER if let_go else BUG)
 
     def _is_set(self, key: str, peer: Peer) -> bool:
-        return bool(self._store.check([f"{key}/{peer.rank}/{peer.incarnation}"]))
+        return bool(self._store.check([f"{key}/{peer.rank}/{peer.generation}"]))
 
     def _read(self, key: str) -> str:
         return bytes(self._store.get(key)).decode()
@@ -456,6 +451,7 @@ class ScriptRanks:
                 rank.process.send_signal(number)
 
 
+_OWN_OPTIONS = ("--workers", "--threads", "--restarts")
 RESTARTS = 3
 """The most successors that lost ranks may have, unless told otherwise."""
 
@@ -488,8 +484,16 @@ def run_script(
         KeyboardInterrupt: SIGINT or SIGTERM came.
     """
     _check(script, workers, threads, restarts)
+    if arguments and arguments[0].partition("=")[0] in _OWN_OPTIONS:
+        raise RequestError(
+            f"{arguments[0]} after {script} would be the script's: put it before it, or write -- in between"
+        )
+    arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
+    allow_descriptors(workers)
+    check_loopback()
     hosted = host_store()
     store = dist.PrefixStore(PREFIX, hosted)
+    leave_errors_to_python()
     command = [sys.executable, str(script), *arguments]
     ranks = ScriptRanks(command, workers, threads, hosted.port, store, leader_returns=restarts > 0)
     rules = Rules(restarts, last_words_s=LAST_WORDS_S)

@@ -1,7 +1,16 @@
-"""Signals as requests to stop, and preemption of a machine.
+"""Signals as requests to stop, from a program's first line to its last, and preemption of a machine.
 
-SIGINT and SIGTERM ask a run to stop after the present step, with a checkpoint. A machine that is about to be
-taken away says so with SIGTERM, and is taken away when the time of its notice has passed:
+SIGINT (a person), SIGTERM (a machine) and SIGHUP (a terminal that is gone, unless it is ignored as under nohup) ask
+for the same:
+
+    until the run has begun       the program ends at once, and nothing is written              status 130 or 75
+    in the run                    it stops after the present step, with a checkpoint            status 130 or 75
+    while the last files of a     they are written whole, then the program ends                 status 130 or 75
+      run are written
+    a second SIGINT               interrupts whatever is under way; others may come as often as they like
+
+A machine that is about to be taken away says so with SIGTERM, and is taken away when the time of its notice has
+passed:
 
     SIGTERM ─▶ the run is asked to stop ─▶ checkpoint ─▶ status 75
        └────────── notice ──────────▶ what has not been written by then is given up: status 75, and the last checkpoint
@@ -10,26 +19,73 @@ The status is EX_TEMPFAIL of sysexits.h, "the user is invited to try again": non
 request (2) or of a person's interrupt (130), so that a launcher can be told to start again after this one
 alone.
 
-Imports nothing that is slow: the command line imports it.
+Imports nothing that is slow: the command line imports it first.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from polyrhythm.errors import RunError
 
-ASKING = (signal.SIGINT, signal.SIGTERM)
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130
+_IMPORTING = "<frozen importlib._bootstrap>"
+_came: set[int] = set()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Exit at once while something is being imported; otherwise raise KeyboardInterrupt.
+
+    A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, goes on without NumPy if importing
+    NumPy fails, and swallows the user's Ctrl-C with it.
+    """
+    _came.add(number)
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            word, status = interruption(sys.argv[1:])
+            with suppress(OSError, AttributeError):  # the terminal may be gone
+                sys.stderr.write(f"{word}\n")
+                sys.stderr.flush()
+            os._exit(status)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def interruption(arguments: Sequence[str]) -> tuple[str, int]:
+    """Return in a word how a verb with these arguments has been interrupted, and its exit status."""
+    if signal.SIGTERM in _came and _gives_notice(arguments):
+        return "preempted", PREEMPTED
+    return "interrupted", INTERRUPTED
+
+
+def _gives_notice(arguments: Sequence[str]) -> bool:
+    """Whether `--notice-s` is among the arguments, or in a recipe or run folder that they name; a guest has it."""
+    if arguments[:1] == ["join"]:
+        return True
+    for word in arguments:
+        recipe = Path(word) / "config.yaml" if Path(word).is_dir() else Path(word)
+        with suppress(OSError, ValueError):
+            if word.startswith("--notice-s") or (
+                recipe.suffix in (".yaml", ".yml")
+                and re.search(r"^notice_s\s*:\s*[\d.]", recipe.read_text(), re.MULTILINE)
+            ):
+                return True
+    return False
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back in this thread, and in the processes that it starts meanwhile."""
+    """Hold signals that ask to stop back in this thread, and in the processes that it starts meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
@@ -37,32 +93,59 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_open = 0
+_received: list[int] = []
+"""Signals since the outermost `asked_to_stop` was entered, and how many of them an inner one has passed on."""
+_passed_on = 0
+
+
 @contextmanager
-def asked_to_stop(ask: Callable[[], None], preempt: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Call `ask` at the first SIGINT or SIGTERM; a second SIGINT interrupts at once, as usual.
+def asked_to_stop(
+    ask: Callable[[], None] | None = None, preempt: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Call `ask` at a signal that asks to stop, `preempt` before it at a SIGTERM; a second SIGINT interrupts as usual.
 
-    Outside the main thread, where no handler can be set, signals keep their meaning.
-
-    Args:
-        ask: asks the run to stop.
-        preempt: called before that at a SIGTERM.
+    Without `ask` they are held until another `asked_to_stop` is entered inside, or this one is left, which then has
+    them again. Outside the main thread, where no handler can be set, signals keep their meaning.
     """
+    global _open, _passed_on
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if number == signal.SIGTERM:
-            preempt()
-        ask()
+    def act(number: int) -> None:
+        if ask is not None:
+            if number == signal.SIGTERM:
+                preempt()
+            ask()
 
-    before = {number: signal.signal(number, handle) for number in ASKING}
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _received:
+            raise KeyboardInterrupt
+        _came.add(number)
+        _received.append(number)
+        act(number)
+
+    before = {}
+    for number in ASKING:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handle)
+    _open += 1
     try:
+        for received in list(_received):
+            act(received)
         yield
     finally:
+        if ask is not None:
+            _passed_on = len(_received)
         for number, handler in before.items():
             signal.signal(number, handler)
+        _open -= 1
+        if not _open:
+            held, _passed_on = _received[_passed_on:], 0
+            _received.clear()
+            if held and sys.exc_info()[0] is None:
+                signal.raise_signal(held[0])
 
 
 PREEMPTED = 75

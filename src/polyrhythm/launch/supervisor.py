@@ -25,7 +25,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import assert_never
 
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError, RunError
@@ -218,7 +218,7 @@ class Start:
     peer: Peer
     met: Mapping[int, int] = field(
         default_factory=dict
-    )  # incarnations of the ranks that are there, and guests
+    )  # generations of the ranks that are there, and guests
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class Succession:
         self.left -= 1
         pause_s = self._pause_s(peer.rank, now_s, awaited=awaited)
         self._last[peer.rank] = pause_s, now_s + pause_s
-        self._due.append((now_s + pause_s, Peer(peer.rank, peer.incarnation + 1)))
+        self._due.append((now_s + pause_s, Peer(peer.rank, peer.generation + 1)))
         return pause_s
 
     def take_due(self, now_s: float) -> list[Peer]:
@@ -333,11 +333,7 @@ class Succession:
         return min((at_s for at_s, _ in self._due), default=None)
 
     def cancel(self, spare: int | None = None) -> None:
-        """Start nobody any more.
-
-        Args:
-            spare: the rank whose successor is started all the same, if it is due.
-        """
+        """Start nobody any more, except a successor of `spare` that is due."""
         self._due = [entry for entry in self._due if entry[1].rank == spare]
         self.left = 0
 
@@ -432,7 +428,7 @@ class Supervisor:
     """Decides what is done about every process of a run.
 
     Args:
-        cast: the ranks by role.
+        roles: the ranks by role.
         started: the ranks that have a process from the start; the places of other workers are vacant.
         rules: of the run.
         policy: which losses it survives; None: not known yet.
@@ -444,14 +440,14 @@ class Supervisor:
 
     def __init__(
         self,
-        cast: RoleAssignment,
+        roles: RoleAssignment,
         started: Iterable[int],
         rules: Rules,
         policy: FaultPolicy | None = None,
         admits: str | None = None,
     ) -> None:
         self.failure: RunError | None = None
-        self._cast = cast
+        self._roles = roles
         self._rules = rules
         self._policy = policy
         self._why_not = ""
@@ -472,26 +468,6 @@ class Supervisor:
         self._give_up_at_s: float | None = None
         self._now_s = 0.0
         self._orders: list[Order] = []
-        self._handlers: dict[type[Fact], Callable[[Any], None]] = {
-            Exited: self._on_failure,
-            Failed: self._on_failure,
-            Blamed: self._on_blame,
-            Joined: self._on_joined,
-            Waiting: self._on_waiting,
-            PolicyKnown: self._on_policy,
-            Admits: self._on_admits,
-            Began: self._on_beginning,
-            Ended: self._on_end,
-            Over: self._on_over,
-            StopAsked: self._on_stop,
-            Quiet: lambda fact: None,
-            Lost: self._on_lost,
-            Called: self._on_call,
-            Missed: self._on_missed,
-            GuestAsked: self._on_guest,
-            GuestLeft: self._on_guest_left,
-            GuestRefused: self._on_refused,
-        }
 
     @property
     def next_s(self) -> float | None:
@@ -505,27 +481,68 @@ class Supervisor:
 
     def name(self, rank: int) -> str:
         """Return the name of a rank, for people."""
-        if rank in self._cast.workers:
-            return f"worker {self._cast.workers.index(rank)} (rank {rank})"
-        return f"server {self._cast.servers.index(rank)} (rank {rank})"
+        if rank in self._roles.workers:
+            return f"worker {self._roles.workers.index(rank)} (rank {rank})"
+        return f"server {self._roles.servers.index(rank)} (rank {rank})"
 
     def open(self) -> list[Order]:
         """Return the orders that announce the vacant places to those who are there."""
-        for rank in self._cast.workers:
+        for rank in self._roles.workers:
             if rank not in self._members:
                 self._lose(Peer(rank, 0))
                 self._vacant[rank] = Peer(rank, 1)
         return self._given()
 
     def on(self, fact: Fact, now_s: float) -> list[Order]:
-        """Take a fact, and return what is to be done, in this order.
-
-        Args:
-            fact: what has happened.
-            now_s: the present time, of any clock that does not go back.
-        """
+        """Take a fact at `now_s` of a monotonic clock, and return what is to be done, in this order."""
         self._now_s = now_s
-        self._handlers[type(fact)](fact)
+        match fact:
+            case Exited() | Failed():
+                self._on_failure(fact)
+            case Blamed(rank=rank):
+                self._blamed = rank
+            case Joined(rank=rank):
+                self._absent.pop(rank, None)
+                if member := self._members.get(rank):
+                    member.takes_part, member.waits = True, False
+            case Waiting(rank=rank):
+                if member := self._members.get(rank):
+                    member.waits = True
+            case PolicyKnown():
+                self._on_policy(fact)
+            case Admits(why_not=why_not):
+                self._admits = why_not
+            case Began():
+                self._began = True
+                for member in self._members.values():
+                    member.takes_part |= member.peer.generation == 0
+            case Ended():
+                self._on_end(fact)
+            case Over():
+                self._over = True
+            case StopAsked():
+                self._stopping = True
+            case Quiet():
+                pass
+            case Lost():
+                self._on_lost(fact)
+            case Called():
+                self._on_call(fact)
+            case Missed(rank=rank):
+                if rank in self._calling and not self._is_guest(rank):
+                    self._let_go(self._newest[rank])
+            case GuestAsked():
+                self._on_guest(fact)
+            case GuestLeft():
+                self._on_guest_left(fact)
+            case GuestRefused():
+                self._refused[fact.reason] += 1
+                if (
+                    self._refused[fact.reason] == 1 and not self._ended
+                ):  # the first of each reason; all are counted
+                    self._tell(f"the door refused {fact.who} ({fact.reason}): {fact.why}")
+            case _ as never:
+                assert_never(never)
         if not self._closed:
             self._settle(quiet=isinstance(fact, Quiet))
         return self._given()
@@ -544,40 +561,14 @@ class Supervisor:
             member.status, member.cause = fact.status, fact.cause
             member.kind = member.kind or fact.kind
 
-    def _on_blame(self, fact: Blamed) -> None:
-        self._blamed = fact.rank
-
-    def _on_joined(self, fact: Joined) -> None:
-        self._absent.pop(fact.rank, None)
-        if member := self._members.get(fact.rank):
-            member.takes_part, member.waits = True, False
-
-    def _on_waiting(self, fact: Waiting) -> None:
-        if member := self._members.get(fact.rank):
-            member.waits = True
-
-    def _on_admits(self, fact: Admits) -> None:
-        self._admits = fact.why_not
-
-    def _on_beginning(self, fact: Began) -> None:
-        self._began = True
-        for member in self._members.values():
-            member.takes_part |= member.peer.incarnation == 0
-
-    def _on_over(self, fact: Over) -> None:
-        self._over = True
-
-    def _on_stop(self, fact: StopAsked) -> None:
-        self._stopping = True
-
     def _on_policy(self, fact: PolicyKnown) -> None:
         """Start the servers that a script asks for."""
         self._policy, self._why_not = fact.policy, fact.why_not
         if self._give_up_at_s is not None:
             return
-        workers = len(self._cast.workers)
-        self._cast = RoleAssignment(self._cast.workers, tuple(range(workers, workers + fact.servers)))
-        for rank in self._cast.servers:
+        workers = len(self._roles.workers)
+        self._roles = RoleAssignment(self._roles.workers, tuple(range(workers, workers + fact.servers)))
+        for rank in self._roles.servers:
             self._members[rank] = Member(Peer(rank, 0), takes_part=True)
             self._newest[rank] = Peer(rank, 0)
             self._orders.append(Start(Peer(rank, 0)))
@@ -596,7 +587,7 @@ class Supervisor:
     # Guests, and ranks that torchrun starts again.
 
     def _on_guest(self, fact: GuestAsked) -> None:
-        vacant = [rank for rank in self._vacant if self._cast.works(rank)]
+        vacant = [rank for rank in self._vacant if self._roles.works(rank)]
         if not vacant or self._ended:
             self._orders.append(Refuse(fact.guest))
             return
@@ -615,11 +606,6 @@ class Supervisor:
         self._let_go(fact.peer)
         self._tell(f"{self.name(rank)}, which came from {fact.who}, {fact.why}; its place is vacant")
 
-    def _on_refused(self, fact: GuestRefused) -> None:
-        self._refused[fact.reason] += 1
-        if self._refused[fact.reason] == 1 and not self._ended:  # the first of each reason; all are counted
-            self._tell(f"the door refused {fact.who} ({fact.reason}): {fact.why}")
-
     def _on_lost(self, fact: Lost) -> None:
         rank = fact.rank
         member = self._members.get(rank)
@@ -627,7 +613,7 @@ class Supervisor:
         if member is None or member.guest or not member.takes_part:
             return
         self._let_go(member.peer)
-        if self._rules.has_door and rank in self._cast.workers and rank in self._vacant:
+        if self._rules.has_door and rank in self._roles.workers and rank in self._vacant:
             self._tell(f"the place of {self.name(rank)} is vacant for who joins")
 
     def _on_call(self, fact: Called) -> None:
@@ -642,14 +628,10 @@ class Supervisor:
             # The last process died before it took part: torchrun has one at a time.
             self._let_go(self._newest[rank])
 
-    def _on_missed(self, fact: Missed) -> None:
-        if fact.rank in self._calling and not self._is_guest(fact.rank):
-            self._let_go(self._newest[fact.rank])
-
     def _let_go(self, lost: Peer) -> None:
         """Announce a loss; its place is vacant, and given to the process that asks for it, if there is one."""
         self._lose(lost)
-        self._vacant[lost.rank] = Peer(lost.rank, lost.incarnation + 1)
+        self._vacant[lost.rank] = Peer(lost.rank, lost.generation + 1)
         self._answer_call(lost.rank)
 
     def _answer_call(self, rank: int) -> None:
@@ -710,7 +692,7 @@ class Supervisor:
     def _see_off(self) -> None:
         """End successors that have come too late to take part; those that found nobody are no failures."""
         for rank, member in list(self._members.items()):
-            if member.peer.incarnation and not member.takes_part and not member.guest:
+            if member.peer.generation and not member.takes_part and not member.guest:
                 self._orders.append(Kill(member.peer))
                 del self._members[rank]
 
@@ -723,13 +705,13 @@ class Supervisor:
             return False
         if member.kind not in ("", PEER) or self._blamed is not None or self._policy is None:
             return False
-        lost = [each for each in self._absent if each in self._cast.servers]
-        return self._policy.survives(rank, self._cast, lost, leader_returns=True)
+        lost = [each for each in self._absent if each in self._roles.servers]
+        return self._policy.survives(rank, self._roles, lost, leader_returns=True)
 
     @property
     def _leader_returns(self) -> bool:
         """Whether a successor of worker 0 would find all that it needs."""
-        holders = self._cast.servers or self._cast.workers
+        holders = self._roles.servers or self._roles.workers
         others = [self._members[rank] for rank in holders if rank in self._members and rank != LEADER]
         let_go = any(not member.running and not member.failed for member in others)
         admitted = self._admits == "" and self._succession.left > 0
@@ -745,13 +727,13 @@ class Supervisor:
             return
         awaited = rank == LEADER and self._policy is not None and self._policy.regroups
         pause_s, then = self._succeed(peer, awaited=awaited)
-        if rank in self._cast.servers:
+        if rank in self._roles.servers:
             held = "who has its shards as well goes on with them"
             self._tell(f"{self.name(rank)} {lost.death}; {held}{then}")
             return
         self._orders.append(Vacate(rank, coming=pause_s is not None))
         if pause_s is None and self._rules.has_door:
-            self._vacant[rank] = Peer(rank, peer.incarnation + 1)
+            self._vacant[rank] = Peer(rank, peer.generation + 1)
             then = ", and its place is vacant for who joins"
         others = "the others wait for its successor" if awaited else "the others go on"
         self._tell(f"{self.name(rank)} {lost.death}; {others}{then}")
@@ -762,7 +744,7 @@ class Supervisor:
         """Let a successor come if there may be one; return the seconds until then, and the words for people."""
         if not self._succession.left or self._stopping or self._over:
             return None, ""
-        if self._cast.works(peer.rank):
+        if self._roles.works(peer.rank):
             why_not = _NOT_SAID if self._admits is None else self._admits
             if why_not:
                 return None, f"; {why_not}"
@@ -791,7 +773,7 @@ class Supervisor:
     @property
     def _left(self) -> int:
         """How many workers are there, or have taken all their steps."""
-        workers = [self._members[rank] for rank in self._cast.workers if rank in self._members]
+        workers = [self._members[rank] for rank in self._roles.workers if rank in self._members]
         return sum(member.running or not member.failed for member in workers)
 
     def _start(self, peer: Peer) -> None:
@@ -803,7 +785,7 @@ class Supervisor:
         """Enter a process, and tell it of those whom it would wait for; a server counts once it has its shards."""
         peer = newcomer.peer
         self._members[peer.rank], self._newest[peer.rank] = newcomer, peer
-        if peer.rank in self._cast.workers:
+        if peer.rank in self._roles.workers:
             self._absent.pop(peer.rank, None)
         self._orders += [Announce(lost, peer) for rank, lost in self._absent.items() if rank != peer.rank]
 
@@ -848,7 +830,7 @@ class Supervisor:
         what, rank = f"{self.name(member.peer.rank)} {member.death}", member.peer.rank
         if self._rules.resume is not None:
             return RankLost(what, self._rules.resume)
-        why = self._why_not if self._cast.works(rank) else ""
+        why = self._why_not if self._roles.works(rank) else ""
         return RunError(f"{what}; {why}" if why else what)
 
     def _what_failed(self, member: Member) -> str:

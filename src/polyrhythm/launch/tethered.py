@@ -16,12 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(launcher: int, command: list[str]) -> None:
-    """Ask the kernel (Linux) to end this process with its launcher, and become the command; never returns.
-
-    Args:
-        launcher: process that started this one.
-        command: path of a program, and its arguments.
-    """
+    """Ask the kernel (Linux) to end this process with its launcher, and become the command; never returns."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # holds beyond execv
     if os.getppid() != launcher:  # it has ended before the kernel knew

@@ -11,7 +11,14 @@ pulses, a wait lasts too long after STEPS times the median step of the one who w
 floor. A rank that cannot reach the store for as long as others take to declare it lost ends itself, so that
 none lives on that others do without.
 
-Pulses (heartbeats) are what every rank says of itself, again and again, in the store where all meet. The
+Pulses (heartbeats) are what every rank says of itself, again and again, in the store where all meet. TCP sends
+what a cut has swallowed again after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: after a cut of 7 s nothing would move for
+5 s more. So a connection to the store that does not answer is replaced as soon as the store can be reached again:
+
+    fence     ·· no answer for 1.5 s ── tries ── tries ── tries: reached ──▶ another connection, another thread
+    watchdog  ── asks ─ ─ ─ ─ ─ ─ ─ ─ (cut) ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─▶ ends when its answer comes
+
+The
 cause of a loss is left in the same store by the rank that declares it, before any other rank can hear of the
 loss. `LivedClock` counts the seconds in which this process could run.
 """
@@ -22,6 +29,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
@@ -32,6 +40,8 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch.distributed as dist
 
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
@@ -44,7 +54,7 @@ class Pulse:
 
     Attributes:
         rank: which.
-        incarnation: how many have had its number before.
+        generation: how many have had its number before.
         role: what it is, such as `worker 1`.
         beat: counts up, so that others see it live, whatever their clocks say.
         step: steps that it has done.
@@ -57,7 +67,7 @@ class Pulse:
     """
 
     rank: int
-    incarnation: int
+    generation: int
     role: str
     beat: int = 0
     step: int = 0
@@ -71,7 +81,7 @@ class Pulse:
     @property
     def peer(self) -> Peer:
         """The process."""
-        return Peer(self.rank, self.incarnation)
+        return Peer(self.rank, self.generation)
 
     @property
     def text(self) -> str:
@@ -128,6 +138,9 @@ LOST_AFTER = 4
 
 _BEATS_A_FLOOR, _FASTEST_BEAT_S, _SLOWEST_BEAT_S = 6, 0.05, 0.5
 _WATCHED = 4
+_MARGIN_BEATS = 3
+"""Beyond the last limit: after a cut that was shorter, pulses need some time to be set and read again."""
+_UNANSWERED_BEATS = 3
 _GAPS_KEPT = 32
 _ALARM = "watchdog/alarm"
 
@@ -138,7 +151,7 @@ class WatchdogSetting:
 
     Attributes:
         rendezvous: of the rank.
-        roles: what every rank is, such as `worker 1`.
+        names: what every rank is, such as `worker 1`.
         host: equal for ranks of one host, whose processes can see each other.
         activity: the rank's.
         is_lost: whether a rank is known to be gone.
@@ -149,7 +162,7 @@ class WatchdogSetting:
     """
 
     rendezvous: Rendezvous
-    roles: list[str]
+    names: list[str]
     host: str
     activity: Activity
     is_lost: Callable[[int], bool]
@@ -200,8 +213,11 @@ class Watchdog:
         self._reached = False
         self._clock = LivedClock(self._beat_s)
         self._over = threading.Event()
-        self._store = setting.rendezvous.store.clone()
-        self._store.set_timeout(timedelta(seconds=setting.floor_s))
+        self._connections = 0
+        self._store = self._connect()
+        # Making a connection takes seconds where no name server answers. One on which nothing is under way when the
+        # network fails can be used as soon as it is back.
+        self._spares: deque[_Connection] = deque()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._fence = threading.Thread(target=self._leave_if_cut_off, name="watchdog's fence", daemon=True)
 
@@ -217,18 +233,35 @@ class Watchdog:
         self._thread.join(self._setting.floor_s)
         if kind is None:
             with suppress(RuntimeError):  # the store may be gone before its last guest
-                publish(self._store, Pulse(*self._own, role=self._setting.roles[self._own.rank], left=True))
+                publish(
+                    self._store.inner, Pulse(*self._own, role=self._setting.names[self._own.rank], left=True)
+                )
 
     def limit_s(self, gaps_s: list[float]) -> float:
         """Return how long a rank may be silent whose pulses had such gaps."""
         return max(self._setting.floor_s, GAPS * median(gaps_s)) if gaps_s else self._setting.floor_s
 
-    def _watch(self) -> None:
-        while not self._over.wait(self._beat_s):
-            self._clock.tick()
-            with suppress(RuntimeError):  # the store does not answer; the fence sees how long
-                self._look_around()
-                self._reached = True
+    def _connect(self) -> _Connection:
+        store = self._setting.rendezvous.store.clone()
+        store.set_timeout(timedelta(seconds=self._setting.floor_s))
+        return _Connection(store)
+
+    def _prepare(self) -> None:
+        with suppress(RuntimeError):
+            self._spares.append(self._connect())
+
+    def _watch(self, connection: int = 0) -> None:
+        with suppress(RuntimeError):  # it was to be another connection, and there is none yet
+            if connection:
+                made = self._spares.pop() if self._spares else self._connect()
+                if self._connections == connection:  # else that took so long that there is yet another
+                    self._store = made
+            self._store.thread = threading.get_ident()
+            while self._connections == connection and not self._over.wait(self._beat_s):
+                self._clock.tick()
+                with suppress(RuntimeError):  # the store does not answer; the fence sees how long
+                    self._look_around()
+                    self._reached = True
 
     def _look_around(self) -> None:
         self._beat += 1
@@ -247,13 +280,13 @@ class Watchdog:
 
     def _publish(self) -> None:
         setting = self._setting
-        role = setting.roles[self._own.rank]
+        role = setting.names[self._own.rank]
         publish(self._store, Pulse.of(setting.activity, self._own, role, setting.host, self._beat))
 
     def _see(self, rank: int, pulse: Pulse) -> None:
         now_s = self._clock.now_s
         peer = self._peers.get(rank)
-        if peer is None or peer.pulse.incarnation != pulse.incarnation:
+        if peer is None or peer.pulse.generation != pulse.generation:
             self._peers[rank] = _PeerStatus(pulse, now_s)
         elif (peer.pulse.beat, peer.pulse.left) != (pulse.beat, pulse.left):
             if peer.diagnosed:
@@ -276,7 +309,7 @@ class Watchdog:
             if self._is_first("diagnosis", pulse):
                 self._diagnose(pulse, silent_s, limit_s)
             peer.diagnosed = True
-        if silent_s > LOST_AFTER * limit_s:
+        if silent_s > LOST_AFTER * limit_s + _MARGIN_BEATS * self._beat_s:
             if self._is_first("end", pulse):
                 self._give_up(peer, silent_s)
             peer.given_up = True
@@ -334,7 +367,7 @@ class Watchdog:
         self._complained_of = doing.since_s
         if self._store.add(f"watchdog/wait/{activity.step}", 1) > 1:
             return
-        own = Pulse.of(activity, self._own, self._setting.roles[self._own.rank], "", 0)
+        own = Pulse.of(activity, self._own, self._setting.names[self._own.rank], "", 0)
         doing_elsewhere = "; ".join(pulse.text for pulse in pulses)
         self._setting.say(
             f"{own.text}, where a step takes {step_s:.3g} s. Meanwhile: {doing_elsewhere}. It goes on waiting, since "
@@ -344,8 +377,8 @@ class Watchdog:
 
     def _is_first(self, what: str, pulse: Pulse) -> bool:
         """Return whether no other rank has said or done this before; this one may ask again, if it had no answer."""
-        own = f"{self._own.rank}/{self._own.incarnation}"
-        key = f"watchdog/{what}/{pulse.rank}/{pulse.incarnation}/{pulse.beat}"
+        own = f"{self._own.rank}/{self._own.generation}"
+        key = f"watchdog/{what}/{pulse.rank}/{pulse.generation}/{pulse.beat}"
         return bool(self._store.compare_set(key, "", own) == own.encode())
 
     def _write_stacks(self) -> None:
@@ -355,25 +388,77 @@ class Watchdog:
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
             with (folder / f"rank-{self._own.rank}.txt").open("a") as file:
-                role = self._setting.roles[self._own.rank]
+                role = self._setting.names[self._own.rank]
                 file.write(Pulse.of(self._setting.activity, self._own, role, "", 0).text + "\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def _leave_if_cut_off(self) -> None:
         """End this process when it has not reached the store for so long that others have given it up."""
-        clock, reached_s = LivedClock(self._beat_s), 0.0
+        preparing = threading.Thread()
+        clock, reached_s, connected_s = LivedClock(self._beat_s), 0.0, 0.0
+        unanswered_s, margin_s = _UNANSWERED_BEATS * self._beat_s, _MARGIN_BEATS * self._beat_s
         while not self._over.wait(self._beat_s):
             clock.tick()
             if self._reached:
                 self._reached, reached_s = False, clock.now_s
             silent_s = clock.now_s - reached_s
-            if silent_s > LOST_AFTER * self.limit_s([self._beat_s]):
+            if not (silent_s or self._spares or preparing.is_alive()):
+                preparing = threading.Thread(target=self._prepare, name="watchdog's spare", daemon=True)
+                preparing.start()
+            waits = min(silent_s, clock.now_s - connected_s) > unanswered_s
+            if waits and answers(self._setting.rendezvous.store, self._beat_s):
+                connected_s = clock.now_s
+                self._connections += 1
+                self._store.replaced = True
+                self._thread = threading.Thread(
+                    target=self._watch, args=(self._connections,), name="watchdog", daemon=True
+                )
+                self._thread.start()
+            if silent_s > LOST_AFTER * self.limit_s([self._beat_s]) + margin_s:
                 self._leave(f"has not reached the others for {silent_s:.0f} s, who take it for lost")
 
     def _leave(self, why: str) -> None:
-        self._setting.say(f"{self._setting.roles[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
+        self._setting.say(f"{self._setting.names[self._own.rank]} (rank {self._own.rank}) {why}: it leaves")
         os._exit(1)
+
+
+class _Connection:
+    """A connection to the store. Once another has taken its place, what it answers late is of the past.
+
+    Attributes:
+        inner: the store.
+        thread: that alone may ask; None: any.
+        replaced: whether another connection has taken its place.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.thread: int | None = None
+        self.replaced = False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            if self.thread in (None, threading.get_ident()):
+                answer = getattr(self.inner, name)(*arguments)
+                if not self.replaced:
+                    return answer
+            raise RuntimeError("another connection to the store has taken the place of this one")
+
+        return ask
+
+
+def answers(store: Any, patience_s: float) -> bool:
+    """Return whether the host of a store accepts connections now."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, dist.TCPStore):
+        return True
+    try:
+        socket.create_connection((store.host, store.port), patience_s).close()
+    except OSError:
+        return False
+    return True
 
 
 class LivedClock:
@@ -399,13 +484,7 @@ class LivedClock:
 
 
 def leave_cause(store: Any, peer: Peer, cause: str) -> None:
-    """Set why a process is declared lost; it can be read once this returns.
-
-    Args:
-        store: where the ranks meet.
-        peer: the process.
-        cause: what goes on after "worker 1".
-    """
+    """Set why a process is declared lost, as goes on after "worker 1"; it can be read once this returns."""
     key = _cause_key(peer)
     store.set(key, cause)
     store.check([key])
@@ -418,4 +497,4 @@ def cause_of_loss(store: Any, peer: Peer) -> str:
 
 
 def _cause_key(peer: Peer) -> str:
-    return f"watchdog/cause/{peer.rank}/{peer.incarnation}"
+    return f"watchdog/cause/{peer.rank}/{peer.generation}"

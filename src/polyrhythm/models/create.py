@@ -42,12 +42,7 @@ def create_model(
 
     A name is looked up among the project's own networks, then in torchvision, then in timm; a prefix, as in
     `timm.resnet18`, chooses the library. The keys of a spec are the fields of an own network, or keyword
-    arguments of the library.
-
-    Args:
-        spec: a spec or its text, such as `lenet5(widths=[16, 32])`; a module is returned unchanged.
-        classes: number of classes.
-        image_shape: (C, H, W) of a picture.
+    arguments of the library. A module is returned unchanged.
 
     Returns:
         A module that maps pictures (B, C, H, W), float32, to logits (B, classes).
@@ -102,14 +97,8 @@ def check_picture_size(model: nn.Module, name: str, classes: int, image_shape: t
     The forward pass runs on the meta device, which computes nothing and draws no random numbers. Some networks cannot
     run there, so a failure counts only if an ordinary forward pass fails too.
 
-    Args:
-        model: the network; not changed.
-        name: of the network, for the error.
-        classes: the required width of the output.
-        image_shape: (C, H, W) of a picture.
-
     Raises:
-        RequestError: the network cannot take such pictures, or does not return logits.
+        RequestError: it does not; `name` is for the message.
     """
     training = model.training
     model.eval()
@@ -202,10 +191,7 @@ def timm_names() -> list[str]:
 
 
 def published_address(weights: str) -> str:
-    """Return the URL of weights that torchvision publishes for a classifier.
-
-    Args:
-        weights: by name, such as `ResNet18_Weights.IMAGENET1K_V1`, or `ResNet18_Weights.DEFAULT` for the best ones.
+    """Return the URL of torchvision's weights, such as `ResNet18_Weights.IMAGENET1K_V1` or `ResNet18_Weights.DEFAULT`.
 
     Raises:
         RequestError: there are none of that name.
@@ -221,13 +207,7 @@ def published_address(weights: str) -> str:
 
 
 def create_torchvision(name: str, classes: int, channels: int, arguments: dict[str, Any]) -> nn.Module:
-    """Return a classifier of torchvision with random weights.
-
-    Args:
-        name: one of `torchvision_names()`.
-        classes: width of the output.
-        channels: C of the pictures; if not 3, the first convolution is replaced.
-        arguments: further keyword arguments of the library.
+    """Return a classifier of torchvision with random weights; its first convolution is replaced if `channels` is not 3.
 
     Raises:
         RequestError: the library refuses the arguments.
@@ -240,17 +220,7 @@ def create_torchvision(name: str, classes: int, channels: int, arguments: dict[s
 
 
 def create_timm(name: str, classes: int, channels: int, arguments: dict[str, Any]) -> nn.Module:
-    """Return a model of timm with random weights.
-
-    Args:
-        name: one of `timm_names()`.
-        classes: width of the output.
-        channels: C of the pictures.
-        arguments: further keyword arguments of the library.
-
-    Raises:
-        RequestError: the library refuses the arguments.
-    """
+    """Return a model of timm with random weights; raise `RequestError` if the library refuses the arguments."""
     every = {"pretrained": False, "num_classes": classes, "in_chans": channels}
     return _called(name, _timm().create_model, every, arguments)
 
@@ -301,8 +271,7 @@ _SCHEMAS = (
 def define_missing_operators() -> torch.library.Library | None:
     """Define the schemas that torchvision needs at import, if its compiled library cannot; call it before the import.
 
-    Returns:
-        The library object, which must stay alive for the definitions to stay; None if nothing was missing.
+    The returned library object must stay alive for the definitions to stay; None if nothing was missing.
     """
     if "torchvision" in sys.modules or _compiled_library_loads():
         return None

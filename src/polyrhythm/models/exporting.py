@@ -43,12 +43,7 @@ class ExportFormat(Protocol):
 
 @dataclass(frozen=True)
 class Exported:
-    """A written file.
-
-    Attributes:
-        format: its name.
-        largest_difference: between the outputs of the file and of the network, on random pictures.
-    """
+    """A written file's format, and how far its outputs are from the network's, at most, on random pictures."""
 
     format: str
     largest_difference: float

@@ -21,15 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 def fetched(address: str, path: Path, checksum: str = "") -> Path:
-    """Download a file unless it is there already.
+    """Download a file to `path` unless it is there already, and return `path`.
 
     Args:
         address: its URL.
-        path: where it is kept; folders are created if necessary.
+        path: folders are created if necessary.
         checksum: first hexadecimal digits of its sha256, if known.
-
-    Returns:
-        `path`.
 
     Raises:
         RequestError: no connection, too slow, another file than expected, or it cannot be written.

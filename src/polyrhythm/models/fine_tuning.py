@@ -65,11 +65,7 @@ def pixels_of(weights: str | None) -> str | None:
 
 
 def start_from(model: nn.Module, weights: str) -> None:
-    """Copy weights into a model, in place.
-
-    Args:
-        model: changed in place.
-        weights: a file or a run folder, or the name of pretrained weights, such as `efficientnet_lite0`.
+    """Copy weights into a model, in place: of a file, a run folder, or by name, such as `efficientnet_lite0`.
 
     Raises:
         RequestError: there are no such weights, or they belong to another model.
@@ -85,13 +81,8 @@ def start_from(model: nn.Module, weights: str) -> None:
 def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
     """Copy weights into a model, in place; the head becomes zero if the given one is for other classes.
 
-    Args:
-        model: unchanged if an error is raised.
-        tensors: by name.
-        origin: name of the weights, for the error.
-
     Raises:
-        RequestError: a tensor outside the head is missing, unexpected, or of another shape.
+        RequestError: a tensor outside the head is missing, unexpected, or of another shape; nothing was changed.
     """
     expected, head = model.state_dict(), f"{head_of(model)}."
     wrong = [
@@ -116,7 +107,7 @@ def freeze(model: nn.Module, what: str) -> None:
     Args:
         model: a classifier.
         what: `none`; `body`, all but the head (`head_of`); `norms`, all batch norms; or names of modules or
-            parameters separated by commas.
+            parameters separated by commas, `norms` among them.
 
     Raises:
         RequestError: there is nothing of that name, or nothing is left to train.
@@ -158,7 +149,12 @@ def _named(model: nn.Module, what: str) -> list[str]:
         head = f"{head_of(model)}."
         return [name for name in names if not name.startswith(head) and name != head]
     wanted = [part.strip() for part in what.split(",") if part.strip()]
+    if "norms" in wanted:
+        wanted.remove("norms")
+        return list(dict.fromkeys([*_named(model, "norms"), *_named(model, ",".join(wanted))]))
     for part in wanted:
+        if part in ("none", "norms", "body"):
+            raise RequestError(f"freeze {what!r:.100}: {part} stands alone, beside no parts")
         if not any(_is_below(name, part) for name in names):
             raise unknown(
                 "part of the model",
@@ -192,10 +188,7 @@ def stages(model: nn.Module) -> list[list[nn.Parameter]]:
 def graded(model: nn.Module, rate: float, decay: float) -> list[Any]:
     """Return the first argument of an optimizer: the parameters, or groups of them with a learning rate each.
 
-    Args:
-        model: the network.
-        rate: of the last stage.
-        decay: each stage's rate divided by that of the stage after it; 1: all alike.
+    `rate` is that of the last stage; each stage's rate is `decay` times that of the stage after it.
     """
     if decay == 1:
         return list(model.parameters())

@@ -57,13 +57,9 @@ def load_weights(model: nn.Module, path: Path) -> None:
 def save_weights(
     model: nn.Module, path: Path, metadata: dict[str, str], claim: Unclaimed = UNCLAIMED
 ) -> None:
-    """Write a model's parameters and buffers as safetensors, atomically.
+    """Write a model's parameters and buffers as safetensors, atomically, with texts; see `read_metadata`.
 
-    Args:
-        model: may have tied parameters, or views of one vector as parameters: each is written separately.
-        path: the file; an older one is replaced.
-        metadata: texts stored with the weights; see `read_metadata`.
-        claim: claim to the folder.
+    Tied parameters, and parameters that are views of one vector, are written separately.
 
     Raises:
         RunError: the file cannot be written (no such folder, disk full, …).
@@ -78,6 +74,9 @@ def save_weights(
     texts = {name: value.encode(errors="backslashreplace").decode() for name, value in metadata.items()}
     unfinished = claim.draft(path)
     try:
+        unfinished.unlink(
+            missing_ok=True
+        )  # a run may have reserved its room so; the library writes another file
         unfinished.touch()
         usual_mode = unfinished.stat().st_mode
         save_file(tensors, unfinished, texts)
@@ -95,10 +94,7 @@ def save_weights(
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the texts that `save_weights` stored with the weights; none for files of other programs.
-
-    Args:
-        path: a file of weights, or a run folder.
+    """Return the texts that `save_weights` stored in a file or run folder; none for files of other programs.
 
     Raises:
         RequestError: no such file, or a damaged one.
@@ -179,8 +175,7 @@ def is_safetensors(file: Path) -> bool:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, on the CPU, by their names in the model.
 
-    Args:
-        file: safetensors, or what `torch.save` wrote: a state dict, or a checkpoint that contains one.
+    The file is safetensors, or what `torch.save` wrote: a state dict, or a checkpoint that contains one.
 
     Raises:
         RequestError: damaged, no weights, or it contains objects that would have to be executed.

@@ -339,7 +339,7 @@ class Activations:
     def start(self, examples: Tensor) -> list[Handle]:
         """Start to send examples (R, A) to all others, who learn their number R from it."""
         flat = examples.detach().reshape(-1)
-        return [start_send(self._group, to, flat, _EXAMPLES) for to in self._others()]
+        return [start_send(self._group, to, flat, _EXAMPLES) for to in _others(self.rank, self.size)]
 
     def examples(self, source: int, like: Tensor) -> Tensor:
         """Wait for the examples that another worker has started to send.
@@ -373,7 +373,11 @@ class Activations:
             One per worker, in rank order.
         """
         ours = [part.detach().contiguous().reshape(-1) for part in parts]
-        sent = [start_send(self._group, to, ours[to], _LAYERS) for to in self._others() if ours[to].numel()]
+        sent = [
+            start_send(self._group, to, ours[to], _LAYERS)
+            for to in _others(self.rank, self.size)
+            if ours[to].numel()
+        ]
         own = parts[self.rank].detach()
         taken = [
             own if source == self.rank else self._take(source, _LAYERS, shape, own)
@@ -396,9 +400,10 @@ class Activations:
         self.received_bytes += vector.numel() * vector.element_size()
         return vector.to(like.device).reshape(shape)
 
-    def _others(self) -> list[int]:
-        """Return the other ranks, the next one first, so that not all begin with the same one."""
-        return [(self.rank + offset) % self.size for offset in range(1, self.size)]
+
+def _others(rank: int, size: int) -> list[int]:
+    """Return the other ranks, the next one first, so that not all begin with the same one."""
+    return [(rank + offset) % size for offset in range(1, size)]
 
 
 @contextmanager
@@ -478,7 +483,7 @@ class DryRunPass:
         examples = self._numbers(rows * self._sizes.features)
         # How many rows there are cannot be told from numbers that stand for several.
         message = Message(Kind.VECTOR, examples, step=rows, tag=_EXAMPLES)
-        return [self._group.start_send(to, message) for to in self._others()]
+        return [self._group.start_send(to, message) for to in _others(self._rank, self._size)]
 
     def _rows(self, batch: int, number: int, source: int) -> int:
         if not sends(self._scheme, source, number):
@@ -494,7 +499,7 @@ class DryRunPass:
         """Send `sent[w]` values to each worker w, and wait for `taken[w]` from each."""
         handles = [
             self._group.start_send(to, Message(Kind.VECTOR, self._numbers(sent[to]), tag=_LAYERS))
-            for to in self._others()
+            for to in _others(self._rank, self._size)
             if sent[to]
         ]
         for source, count in enumerate(taken):
@@ -505,6 +510,3 @@ class DryRunPass:
 
     def _numbers(self, count: int) -> Tensor:
         return self._sizes.number.new_zeros(round(count / self._sizes.stands_for))
-
-    def _others(self) -> list[int]:
-        return [(self._rank + offset) % self._size for offset in range(1, self._size)]

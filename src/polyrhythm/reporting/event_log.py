@@ -18,6 +18,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, from_json
 
 if TYPE_CHECKING:
+    from io import FileIO
     from pathlib import Path
 
     from polyrhythm.events import Event
@@ -40,12 +41,8 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class EventLog:
     """Appends every event to a file as it happens, so that a killed run has all but its last line.
 
-    A disk that is full ends no run: events are left out until there is room again, and a notice says how many.
-
-    Args:
-        path: of the file; a resumed run goes on with a copy that takes its place, so that what an earlier start may
-            still write goes into the old one, which nobody finds any more.
-        claim: to its folder.
+    On a full disk events are left out until there is room again, and a notice gives their number. A resumed run
+    continues in a copy, so that a process left over from an earlier start writes into the file that was replaced.
 
     Raises:
         Superseded: the folder is another's.
@@ -53,20 +50,42 @@ class EventLog:
     """
 
     def __init__(self, path: Path, claim: Unclaimed = UNCLAIMED) -> None:
-        self._path = path
-        draft, before = claim.draft(path), _whole_lines(path)
+        self._path, self._claim = path, claim
+        self._left_out = 0
+        self._file = self._begun_with(_whole_lines(path))
+
+    def _begun_with(self, content: bytes) -> FileIO:
+        draft = self._claim.draft(self._path)
         draft.unlink(missing_ok=True)
         # Unbuffered: a line is with the operating system before on_event returns, and what is not never will be.
-        self._file = draft.open("xb", buffering=0)
-        self._left_out = 0
+        file = draft.open("x+b", buffering=0)
         try:
-            if self._file.write(before) != len(before):
+            if file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            claim.publish(path)
+            self._claim.publish(self._path)
         except OSError:
-            self._file.close()
+            file.close()
             draft.unlink(missing_ok=True)
             raise
+        return file
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is where it was made, and not deleted or moved with its folder."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return False
+
+    def write_again(self) -> None:
+        """Write the log so far to where it was made, from the file that is still open.
+
+        Raises:
+            OSError: it cannot be written there, or the old file cannot be read.
+        """
+        self._file.seek(0)
+        before, self._file = self._file, self._begun_with(self._file.readall())
+        before.close()
 
     def on_event(self, event: Event) -> None:
         """Write one line."""
@@ -79,9 +98,16 @@ class EventLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        if self._left_out:
+            print(
+                f"polyrhythm: {self._left_out} events are missing at the end of {self._path}",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._left_out = 0
 
     def _wrote(self, events: list[Event]) -> bool:
-        """Write a line each, or nothing of them; return whether they are there."""
+        """Write a line each, or nothing; return whether they were written."""
         records = [_encoded(event.to_json()) for event in events]
         # A file's name may hold bytes that are no UTF-8; JSON has them as \udcXX.
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]

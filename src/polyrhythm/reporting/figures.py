@@ -43,25 +43,17 @@ if TYPE_CHECKING:
 
 
 class RunFigures:
-    """All that the events of one run add up to; grows event by event, in bounded memory.
+    """All that the events of one run add up to, in bounded memory.
 
     Attributes:
-        started: how the run began, or None.
-        ended: how it ended, or None while it runs or if it was killed.
         time_s: time of the latest event, in seconds since training started.
-        images_seen: images that all workers together have seen, over all epochs.
+        images_seen: by all workers together, over all epochs.
         workers: what every worker did, by its index.
-        together: what all workers did, in the order in which they reported it; None before the first report.
-        versions: updates applied to the shard of every server, by its index.
-        staleness_of: the staleness at every server, by its index.
-        server_loads: how busy every server was, by its index.
-        timings: what the time of workers' steps went into, where they tell.
-        cache: where training images came from, where decoded ones are kept.
-        evaluations: all tests of the model, in order.
+        together: what all workers did, in the order of their reports; None before the first.
+        versions, staleness_of, server_loads: of every server, by its index.
         absent: workers that are lost, and whose successors have not come.
-        notices: all that the user should know, in order; losses of workers among it.
-        stragglers: how many times the median time a worker's own steps took at worst, by its index, if it was named.
-        checkpoint: the latest, or None.
+        notices: everything the user should know, losses of workers included.
+        stragglers: the worst ratio of a named straggler's step time to the median, by worker.
     """
 
     def __init__(self) -> None:
@@ -290,15 +282,12 @@ class Stretch:
     """What was done in one stretch of training.
 
     Attributes:
-        end_s: when it ended, in seconds since training started.
-        seconds: how long it took.
-        epoch: the epoch in which it ended, from 0.
-        step: steps done at its end, since the run began.
-        steps: steps done in it.
-        images: images seen in it.
-        images_seen: images that all workers together had seen at its end.
+        end_s: in seconds since training started.
+        epoch: in which it ended, from 0.
+        step: steps done at its end, since the run began; `steps`: steps in it.
+        images_seen: by all workers together at its end.
         loss: mean training loss of its images.
-        learning_rate: the one in use at its end.
+        learning_rate: in use at its end.
         wait_s: seconds of it that were spent waiting for others.
     """
 
@@ -349,12 +338,10 @@ def merged(first: Stretch, second: Stretch) -> Stretch:
 
 
 class Series:
-    """The stretches of one worker, or of several; neighbours merge when they become too many.
+    """The stretches of one worker, or of several; neighbours merge when there are more than `limit`.
 
     Attributes:
-        stretches: in the order in which they came, at most `limit`.
-        last: the latest, as it came.
-        total: all of them in one.
+        total: all stretches in one.
         added: how many were added, merged or not.
     """
 
@@ -389,11 +376,7 @@ def grouped(stretches: list[Stretch], size: int) -> list[Stretch]:
 
 
 class Staleness:
-    """How many gradients were applied at which staleness (versions between read and apply; fresh = 0).
-
-    Attributes:
-        counts: gradients by staleness.
-    """
+    """How many gradients were applied at which staleness (versions between read and apply; fresh = 0)."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
@@ -432,15 +415,7 @@ class Staleness:
 
 
 class ServerLoad:
-    """Means over all that a server has said, each stretch for its length.
-
-    Attributes:
-        seconds: of all stretches.
-        dropped: gradients that came too late.
-        gradients: applied, with what they have been counted with.
-        busy_s: in which it did not wait for messages.
-        updating_s: of these, spent on what came and not on moving it.
-    """
+    """Sums over what a server has reported; `updating_s` is the part of `busy_s` spent on updates, not on messages."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -471,12 +446,7 @@ class ServerLoad:
 
 
 class CacheFigures:
-    """Adds up what workers tell of their caches.
-
-    Attributes:
-        images: that all workers have asked for.
-        hits: of these, how many were kept.
-    """
+    """Sums over what workers report of their caches: images requested, and how many of them were kept."""
 
     def __init__(self) -> None:
         self.images = 0
@@ -503,11 +473,7 @@ class CacheFigures:
 
 
 def cache_line(cache: Mapping[str, Any]) -> str:
-    """Write it for people.
-
-    Args:
-        cache: as `CacheFigures.to_json` returns it.
-    """
+    """Write `CacheFigures.to_json` for people."""
     return (
         f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "
         f"decoded from memory ({cache['kept_bytes'] / 1e6:,.1f} MB)"

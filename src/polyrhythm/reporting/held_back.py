@@ -1,6 +1,6 @@
 """What held a run back: computing, slower workers, or servers and network, with the figures that say so.
 
-    a worker's time = computing + waiting;  waiting = for slower workers + for servers and network
+    the run's length = computing + waiting + nothing left to do;  waiting = for slower workers + for servers and network
 
 Free-running workers wait for servers and network only. Where workers do wait for each other, the slowest
 waits for servers and network only: the least wait of a step, over all workers, is taken to be the cost of
@@ -31,14 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LockStep:
-    """Lock-step beside what was.
-
-    Attributes:
-        free_running_s: that a gradient of every worker took.
-        lock_step_s: that it would have taken in lock-step, about.
-        update_s: of an update at the busiest server.
-        text: in one line.
-    """
+    """Seconds for a gradient of every worker, free-running and synchronous; `update_s` of the busiest server."""
 
     free_running_s: float
     lock_step_s: float
@@ -47,11 +40,9 @@ class LockStep:
 
 
 def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | None:
-    """Return the comparison; None where workers go in step, or there are no servers, or only one worker.
+    """Return the comparison; None where workers are synchronous, or without servers, or with one worker.
 
-    Args:
-        figures: of the run so far.
-        totals: what every worker did, all with steps and time.
+    It is a lower bound of what lockstep would take. So a run that took longer is compared with nothing.
     """
     loads = [load for load in figures.server_loads.values() if load.gradients]
     count = len(totals)
@@ -67,47 +58,34 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
     )
     exchange_s = max(count * (busy_s - update_s) + update_s, waiting_s - (count - 1) * update_s)
     together_s = computing_s + exchange_s
+    if free_s > together_s:
+        return None
     return LockStep(
         free_running_s=free_s,
         lock_step_s=together_s,
         update_s=update_s,
-        text=_text(count, free_s, together_s, update_s),
-    )
-
-
-def _text(count: int, free_s: float, together_s: float, update_s: float) -> str:
-    if free_s <= together_s:
-        return (
-            f"a gradient of every worker took {significant(free_s)} s, and in lock-step would have taken about "
-            f"{significant(together_s)} s or more"
-        )
-    # In a simulation an update takes no time, so it is no reason.
-    why = f", since servers make {count} updates of {significant(update_s)} s where it makes one"
-    return (
-        f"slower than lock-step, which would have taken about {significant(together_s)} s for a gradient of every "
-        f"worker in place of {significant(free_s)} s{why if update_s > 0 else ''}"
+        text=f"a gradient of every worker took {significant(free_s)} s, and in lock-step would have taken about "
+        f"{significant(together_s)} s or more",
     )
 
 
 _STRAGGLER = 1.25
 """Times the median computing time of a step, from which a worker is called a straggler."""
+_WORTH_SAYING = 0.01
+"""Share of the time from which workers with nothing left to do are mentioned."""
 _BUSY = 0.6
 """Share of its time from which a server is taken to be the bottleneck, and not the links to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBack:
-    """What held a run back.
+    """What held a run back: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
-        cause: `compute`, `stragglers`, `lock-step waiting`, `servers` or `network`.
-        compute_share: of all workers' time.
-        slower_workers_share: of all workers' time, spent waiting for them.
-        exchange_share: of all workers' time, spent waiting for servers and network.
-        servers_busy_share: of the busiest server's time; 0 without servers.
+        cause: `compute`, `stragglers`, `lock-step waiting`, `servers`, `network` or `nothing left`.
+        nothing_left_share: of the time after a worker's last step, while others had still steps to take.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
-        lock_step: what lock-step would have cost a free-running run with servers; None where that is no question.
-        text: in one line.
+        lock_step: None where that is no question.
     """
 
     cause: str
@@ -118,6 +96,7 @@ class HeldBack:
     server_queue: float
     lock_step: LockStep | None
     text: str
+    nothing_left_share: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a JSON-able dict."""
@@ -125,29 +104,30 @@ class HeldBack:
 
 
 def held_back(figures: RunFigures) -> HeldBack | None:
-    """Find out what held a run back.
-
-    Args:
-        figures: of the run so far.
-
-    Returns:
-        None, as long as no worker has told of a step.
-    """
+    """Find out what held a run back; None before the first report of a step."""
     totals = {worker: series.total for worker, series in figures.workers.items()}
     totals = {worker: total for worker, total in totals.items() if total.steps and total.seconds > 0}
     if not totals:
         return None
-    seconds = sum(total.seconds for total in totals.values())
+    end_s = max(figures.workers[worker].last.end_s for worker in totals)
+    # Who is lost has left its work to others.
+    there = totals.keys() - figures.absent if figures.ended else set()
+    idle_s = sum(end_s - figures.workers[worker].last.end_s for worker in there)
+    seconds = sum(total.seconds for total in totals.values()) + idle_s
+    idle = idle_s / seconds
     waiting = sum(total.wait_s for total in totals.values()) / seconds
     exchange, free_running = waiting, bool(figures.started and figures.started.free_running)
     if not free_running:
         least_s = min(total.wait_s / total.steps for total in totals.values())
         exchange = min(waiting, least_s * sum(total.steps for total in totals.values()) / seconds)
-    slower, compute = waiting - exchange, 1 - waiting
+    slower, compute = waiting - exchange, 1 - waiting - idle
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
     )
-    if compute >= max(slower, exchange):
+    if idle > max(compute, slower, exchange):
+        cause = "nothing left"
+        why = "equal shares on unequal machines, whose faster workers had nothing left to do"
+    elif compute >= max(slower, exchange):
         cause, why = "compute", "computing"
     elif slower >= exchange:
         cause, why = _slower_workers(totals)
@@ -158,6 +138,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     text = (
         f"{why}: {percent(compute)} of the workers' time was computing, {others}{percent(exchange)} "
         f"{'waiting ' if free_running else ''}for {'servers and network' if figures.server_loads else 'the network'}"
+        f"{f', {percent(idle)} with nothing left to do' if idle >= _WORTH_SAYING else ''}"
         f"{f'; {other.text}' if other else ''}"
     )
     return HeldBack(
@@ -169,6 +150,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         server_queue=queue,
         lock_step=other,
         text=text,
+        nothing_left_share=idle,
     )
 
 

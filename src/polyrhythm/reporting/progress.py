@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from polyrhythm.errors import printable
 from polyrhythm.events import (
     Evaluated,
     Notice,
@@ -56,12 +57,7 @@ _OTHER_LINES = 15  # what a drawing has beside the rows of its tables, and the p
 
 
 class LiveProgress:
-    """Draws the state of all workers and servers in place, and leaves the last one on the screen.
-
-    Args:
-        console: the terminal to draw on.
-        clock: returns seconds on the clock of the terminal's user; a simulated run has another.
-    """
+    """Draws the state of all workers and servers in place, and leaves the last one on the screen."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -107,12 +103,7 @@ class LiveProgress:
 
 
 def drawing(figures: RunFigures, height: int) -> RenderableType:
-    """Draw a run: what is trained, its workers, its servers, the latest test, and how far it is.
-
-    Args:
-        figures: of the run.
-        height: lines of the terminal; workers and servers that find no room are only counted.
-    """
+    """Draw a run; workers and servers for which `height` lines have no room are only counted."""
     room = max(2, height - _OTHER_LINES)
     servers = min(len(figures.versions), max(1, room // 4))
     parts: list[RenderableType] = [_header(figures), Text()]
@@ -218,12 +209,7 @@ def _epoch(figures: RunFigures) -> str:
 
 
 class PlainProgress:
-    """Writes a line at the start, every few seconds of run time, at every test and notice, and at the end.
-
-    Args:
-        stream: where the lines go; it is flushed after each, and stays open.
-        every_s: seconds of run time between two lines about the workers, if most of them have reported.
-    """
+    """Writes a line at the start, every `every_s` seconds of run time, at every test and notice, and at the end."""
 
     def __init__(self, stream: TextIO, every_s: float = 5.0) -> None:
         self._stream = stream
@@ -252,7 +238,7 @@ class PlainProgress:
         """Do nothing: every line is out already."""
 
     def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(printable(line), file=self._stream, flush=True)
 
 
 def start_line(event: RunStarted) -> str:

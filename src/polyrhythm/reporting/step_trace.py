@@ -16,14 +16,9 @@ TRACE_FILE = "trace.json"
 
 
 class StepTrace:
-    """Writes the spans that workers tell; an observer.
+    """An observer that writes the spans of workers, one line each, when it is closed.
 
-    All stand on one line a worker. Time is every worker's own since training started, which all do at about the
-    same moment.
-
-    Args:
-        path: of the file; written in the end, if there is anything to write.
-        claim: to its folder; nothing is written where that is another's.
+    Time is every worker's own since training started, which all do at about the same moment.
     """
 
     def __init__(self, path: Path, claim: Unclaimed = UNCLAIMED) -> None:

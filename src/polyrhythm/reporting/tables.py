@@ -72,8 +72,7 @@ _ELSEWHERE = {"per_class", "confusion"}
 def facts(figures: RunFigures) -> dict[str, Any]:
     """Return the figures of a run by the names of `train --json`.
 
-    The figures of its result win. A run that ended early, or not at all, has a partial one or none; what its
-    events add up to still tells most of it.
+    Its result's figures win; a run that ended early has a partial result or none, and its events say the rest.
     """
     found: dict[str, Any] = {}
     if figures.started:
@@ -129,11 +128,7 @@ def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def class_rows(per_class: Any) -> list[dict[str, Any]]:
-    """Return one row a class, whatever shape the figures by class have.
-
-    Args:
-        per_class: a list of rows, or figures (or one figure) by the name of the class.
-    """
+    """Return one row a class, from rows, or from figures (or one figure) by the name of the class."""
     if isinstance(per_class, dict):
         return [
             {"class": name, **(value if isinstance(value, dict) else {"accuracy": value})}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,10 +26,6 @@ class TensorBoardWriter:
     Scalars: `loss/worker_N`, `learning_rate/worker_N`, `images_per_s/worker_N`, `waiting_share/worker_N`,
     `staleness/server_N` (mean since its last report), `test_loss`, `test_top1` and `test_top5` (fractions).
 
-    Args:
-        folder: where the file goes; made if it is not there.
-        clock: returns the seconds since 1970 at which the run's clock starts.
-
     Raises:
         OSError: the folder or the file cannot be made.
     """
@@ -42,12 +40,12 @@ class TensorBoardWriter:
         self._figures = RunFigures()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"events.out.tfevents.{int(self._zero_s):010d}.{os.getpid()}"
-        self._file = path.open("ab")
-        self._records = record_writer.RecordWriter(self._file)
+        self._file = path.open("ab", buffering=0)
+        self._record_writer = record_writer.RecordWriter
         self._write(self._zero_s, file_version=_FORMAT)
 
     def on_event(self, event: Event) -> None:
-        """Write the scalars of one event, if it has any, and flush them."""
+        """Write the scalars of one event, if it has any, at once."""
         self._figures.add(event)
         match event:
             case RunStarted():
@@ -79,5 +77,11 @@ class TensorBoardWriter:
     def _write(self, wall_time_s: float, **content: Any) -> None:
         from tensorboard.compat.proto import event_pb2
 
-        self._records.write(event_pb2.Event(wall_time=wall_time_s, **content).SerializeToString())
-        self._file.flush()
+        record = io.BytesIO()
+        self._record_writer(record).write(
+            event_pb2.Event(wall_time=wall_time_s, **content).SerializeToString()
+        )
+        end = self._file.seek(0, os.SEEK_END)
+        if self._file.write(record.getvalue()) != len(record.getvalue()):
+            self._file.truncate(end)  # half a record would make the rest unreadable
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -21,20 +21,15 @@ if TYPE_CHECKING:
     from polyrhythm.events import WorkerTimings
 
 
-PARTS = ("data", "forward", "backward", "update", "communication", "waiting", "other")
-"""Into which a step's time is divided: they add up to it."""
+_REPORTED = ("data", "forward", "backward", "update", "communication", "other")
+PARTS = (*_REPORTED[:-1], "waiting", "other")
+"""Into which a step's time is divided: they add up to it. Waiting is found by comparing the workers' reports."""
 _OPEN_STEPS = 10_000
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """What the steps of one worker went into.
-
-    Attributes:
-        worker: its index.
-        steps: that it has taken.
-        seconds: by the names of `PARTS`.
-    """
+    """What the steps of one worker went into, in seconds by the names of `PARTS`."""
 
     worker: int
     steps: int
@@ -52,11 +47,7 @@ class StepParts:
 
 
 class Timings:
-    """Adds up what workers tell, in bounded memory.
-
-    Attributes:
-        tells_waiting: whether waiting could be told from communication.
-    """
+    """Sums over what workers report, in bounded memory; `tells_waiting`: waiting is told from communication."""
 
     def __init__(self) -> None:
         self.tells_waiting = False
@@ -69,16 +60,11 @@ class Timings:
         return bool(self._steps)
 
     def add(self, event: WorkerTimings, workers: int) -> None:
-        """Add what a worker reports.
-
-        Args:
-            event: says it.
-            workers: who are there and tell of every step, where they go in step.
-        """
+        """Add a report; `workers` is the number of those who report every step, where they are synchronous."""
         told = self._seconds.setdefault(event.worker, dict.fromkeys(PARTS, 0.0))
         self._steps[event.worker] += event.steps
-        for part in PARTS:
-            told[part] += getattr(event, f"{part}_s", 0.0)
+        for part in _REPORTED:
+            told[part] += getattr(event, f"{part}_s")
         self.tells_waiting = event.in_step
         for step, seconds in event.communication:
             stood_still = self._open.setdefault(int(step), {})
@@ -119,11 +105,7 @@ _COLUMNS = ("seconds", *(f"{part}_s" for part in PARTS))
 
 
 def timing_table(timings: Mapping[str, Any]) -> list[list[str]]:
-    """Write timings as rows of texts: a head, the workers, their mean, and each part's share of all their time.
-
-    Args:
-        timings: as `Timings.to_json` returns them.
-    """
+    """Return `Timings.to_json` as rows of text: a head, the workers, their mean, and each part's share."""
     workers: Sequence[Mapping[str, Any]] = timings["workers"]
     rows = [["worker", "steps", "step", *PARTS]]
     for worker in workers[:_MOST_WORKERS]:

@@ -202,6 +202,7 @@ class Account(ControlMessage):
             knows it.
         stopped: whether the worker was stopped early.
         final: whether the worker has left.
+        through: whether it has found nothing left to do.
         arrivals: whom it has heard, as `Arrivals` writes it, once it has left; empty if nothing was noted.
     """
 
@@ -216,6 +217,7 @@ class Account(ControlMessage):
     staleness: dict[str, int]
     stopped: bool = False
     final: bool = False
+    through: bool = False
     arrivals: dict[str, str] = field(default_factory=dict)
 
 
@@ -410,6 +412,22 @@ class TakenBatches(ControlMessage):
     KIND = Kind.TAKEN
     taken: int
     of: int
+
+
+@dataclass(frozen=True)
+class StepsCounted(ControlMessage):
+    """How many steps of a lost worker a server has counted.
+
+    Attributes:
+        rank: of the worker.
+        steps: that count.
+        losses: how many processes of that rank have been lost.
+    """
+
+    KIND = Kind.COUNTED
+    rank: int
+    steps: int
+    losses: int
 
 
 @dataclass(frozen=True)

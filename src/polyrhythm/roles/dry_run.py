@@ -12,7 +12,7 @@ were there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, lcm
 
@@ -20,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
+from polyrhythm.data.balance import Balance
+from polyrhythm.data.balances.off import Off
+from polyrhythm.data.dealer import Dealer, Deck
 from polyrhythm.data.dealing import batch_images, steps_per_epoch
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
@@ -161,7 +164,9 @@ class DryRun:
         seed: of the times that steps take, where they are drawn.
         exact: whether every number of the model is there, as real networks need it.
         timings: whether workers tell where their steps go.
+        draws: whether workers draw their batches from a common deal, as many as they would take with equal shares.
         still: whether all numbers are zeros that nothing changes, so that nobody need look at them or make them anew.
+        balance: how a global batch is shared among workers that take their steps together.
         data: its name, for people.
         model: its name, for people.
     """
@@ -177,7 +182,9 @@ class DryRun:
     seed: int = 0
     exact: bool = False
     timings: bool = False
+    draws: bool = False
     still: bool = False
+    balance: Balance = field(default_factory=Off)
     data: str = ""
     model: str = ""
 
@@ -216,6 +223,19 @@ class DryRun:
         return -(-self.steps // self.steps_per_epoch)
 
     @cached_property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Who takes batches of a deal together."""
+        return self.traits.units(self.workers)
+
+    def dealer(self) -> Dealer:
+        """Return what decides who gets which batches, where workers draw."""
+        if not self.epoch_images:  # all batches are full: what is counted is batches, not images
+            return Dealer(Deck((self.steps * len(self.units),), (1,)), [1] * len(self.units))
+        batches = None if self.steps % self.steps_per_epoch == 0 else self.steps * len(self.units)
+        deck = Deck((self.epoch_images,) * self.epochs, (self.batch_size,) * self.epochs, batches)
+        return Dealer(deck, [len(unit) for unit in self.units])
+
+    @cached_property
     def steps_per_report(self) -> int:
         """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
         reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))
@@ -232,6 +252,13 @@ class DryRun:
             return self.batch_size
         in_epoch = step % self.steps_per_epoch
         return batch_images(self.epoch_images, in_epoch, worker, self.workers, self.batch_size)
+
+    def images_together(self, step: int) -> int:
+        """Return the images of all workers' batches of a step."""
+        together = self.workers * self.batch_size
+        if not self.epoch_images:
+            return together
+        return max(0, min(together, self.epoch_images - step % self.steps_per_epoch * together))
 
     def plan(self, flat: FlatParameters) -> OptimizerPlan:
         """Gives the plan of the optimiser."""

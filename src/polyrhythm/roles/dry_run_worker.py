@@ -15,11 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count, repeat
-from typing import Any, NamedTuple
+from typing import Any
 
+from polyrhythm.data.balance import split
+from polyrhythm.data.dealer import Grant
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted
+from polyrhythm.roles.balance import balancer_for
 from polyrhythm.roles.control_messages import Account
 from polyrhythm.roles.control_plane import ControlPlane
+from polyrhythm.roles.deal import Deal, Hand, deal_communicator
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
@@ -36,7 +40,8 @@ from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 _NO_LOSS = float("nan")
 
 
-class DryBatch(NamedTuple):
+@dataclass(slots=True)
+class DryBatch:
     """A batch that is only counted; see `Batch`."""
 
     size: int
@@ -55,9 +60,31 @@ class DryWorkload:
         rate_ratio: 1.
         report_steps: after how many steps a report is due.
         calendar: which step belongs to which epoch.
+        sizes: relative parts of a global batch, of the workers that are there; empty: all alike.
+        limit: 0: memory holds everything.
+        hand: the batches that this worker draws; None where it has a fixed share.
     """
 
-    rate_ratio = 1.0
+    __slots__ = (
+        "_announce",
+        "_computed",
+        "_dry_run",
+        "_gradient",
+        "_pace",
+        "_place",
+        "_shares",
+        "_timer",
+        "_use",
+        "_worker",
+        "batch_size",
+        "calendar",
+        "hand",
+        "limit",
+        "rate_ratio",
+        "replica",
+        "report_steps",
+        "sizes",
+    )
 
     def __init__(self, dry_run: DryRun, world: World) -> None:
         assert world.pace is not None, (
@@ -67,21 +94,24 @@ class DryWorkload:
         setting = WorkerSetting(
             world.network,
             world.workers(),
-            world.cast,
+            world.roles,
             flat,
             dry_run.plan(flat),
-            dry_run.steps,
+            None if dry_run.draws else dry_run.steps,
             dry_run.sizes.head,
             dry_run.batch_size,
             world.rejoins,
-            world.incarnation,
+            world.generation,
             world.leader_returns,
         )
         self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)
-        self.batch_size = dry_run.batch_size
+        self.batch_size, self.rate_ratio = dry_run.batch_size, 1.0
         self.report_steps = dry_run.steps_per_report
+        self.sizes: tuple[float, ...] = ()
+        self.limit = 0
+        self.hand: Hand | None = None
         self.calendar = DryCalendar(dry_run)
-        self._worker = self.replica.workers.rank
+        self._worker = self._place = self.replica.workers.rank
         self._dry_run = dry_run
         # Asked for at every step of thousands of workers.
         self._pace, self._timer = world.pace, world.timer
@@ -91,22 +121,44 @@ class DryWorkload:
         self._computed = _NO_LOSS, dry_run.learning_rate, True
 
     def share_out(self, place: int, present: int) -> None:
-        """Continue with the same batches: the loss of a worker does not make the others' steps longer."""
+        """Continue with the same batches: the loss of a worker does not make the others' steps longer.
+
+        Where parts differ, those who are left share them out.
+        """
+        self._place = place
 
     def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Continue with the same batches."""
 
+    def global_batch(self, epoch: int) -> int:
+        """Return the images of a full step of all workers."""
+        return self._dry_run.workers * self.batch_size
+
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
-        """Return this worker's batches of an epoch, from step `start` of it on."""
+        """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
         dry_run = self._dry_run
+        if self.hand is not None:
+            unit = next(unit for unit in dry_run.units if self._worker in unit)
+            members, place = len(unit), unit.index(self._worker)
+            drawn = self.hand.batches(epoch, start)
+            if not dry_run.epoch_images:
+                full = DryBatch(dry_run.batch_size)
+                return (full for _ in drawn)
+            return (DryBatch(-(-(batch.stop - batch.start - place) // members)) for batch in drawn)
+        if self.sizes:
+            return (DryBatch(self._part(dry_run.images_together(step))) for step in count(start))
         if not dry_run.epoch_images:
             return repeat(DryBatch(dry_run.batch_size))
         return (DryBatch(dry_run.images(self._worker, step)) for step in count(start))
 
+    def _part(self, images: int) -> int:
+        return split(images, self.sizes)[self._place]
+
     def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
         """Let the time of a step pass; its gradients are those of the dry run, mostly zeros."""
         if batch.size:
-            self._pace.forward(self._shares, self._use)
+            work = batch.size / self.batch_size if self.sizes else 1.0
+            self._pace.forward(self._shares, self._use, work)
             if self._gradient is not None:
                 self._gradient(self._worker, step.number, self.replica.flat.gradients)
             self._pace.backward(self._shares, self._announce)
@@ -158,26 +210,30 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     if dry_run.timings:
         world = world.timed()
     workload = DryWorkload(dry_run, world)
+    drawing = deal_communicator(world) if dry_run.draws else None
     control: ControlPlane = (
         dry_leader(dry_run, world, workload.replica.part)
         if world.leads
         else Member(world, dry_run.strategy, dry=True)
     )
+    if drawing is not None:
+        workload.hand = Hand(drawing, control, world.clock.now, world.generation)
     trainer = Trainer(world, dry_run.strategy, workload, control)
-    if trainer.let_in:
-        control.enter()
+    control.enter()
     start = trainer.open(0)
-    if not trainer.let_in:  # a successor of worker 0 leads once servers have let it in
-        control.enter()
     # All ranks of a dry run that may have successors share one clock, which began with the run.
     elapsed_s = world.clock.now() if world.rejoins else 0.0
     if start:  # a successor says at once that it is there
-        epoch, rate = workload.calendar.epoch_of(start - 1), dry_run.learning_rate
+        hand, rate = workload.hand, dry_run.learning_rate
+        epoch = workload.calendar.epoch_of(start - 1) if hand is None else hand.epoch(start)
         control.begin(epoch)
         first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
-    TrainingRun(trainer, workload, control, world, in_step=in_step).run(start, elapsed_s)
+    batch = dry_run.workers * dry_run.batch_size
+    balancer = balancer_for(dry_run.balance, dry_run.strategy, world, workload.replica.workers, batch)
+    run = TrainingRun(trainer, workload, control, world, in_step=in_step, balancer=balancer)
+    run.run(start, elapsed_s)
 
 
 class DryDuties(Duties):
@@ -198,6 +254,13 @@ class DryDuties(Duties):
         self._part = part
         self._ledger = ledger
         self._emitter = EventEmitter(world, ledger)
+        if dry_run.draws:
+            dealer = dry_run.dealer()
+            for unit, *grant in ledger.drawn:
+                dealer.note(unit, Grant(*grant))
+            # Nobody else reads of draws, of which thousands of workers make many.
+            say = self._emitter.say if world.leader_returns else None
+            self.deal = Deal(dealer, dry_run.units, deal_communicator(world), world.clock.now, say)
 
     def say(self, event: Event) -> None:
         """Emit a loss or a successor."""
@@ -220,8 +283,8 @@ class DryDuties(Duties):
                 strategy=str(dry_run.strategy),
                 data=dry_run.data,
                 model=dry_run.model,
-                workers=len(world.cast.workers),
-                servers=len(world.cast.servers),
+                workers=len(world.roles.workers),
+                servers=len(world.roles.servers),
                 epochs=dry_run.epochs,
                 steps_per_epoch=dry_run.steps_per_epoch,
                 parameters=dry_run.sizes.parameters,
@@ -310,6 +373,6 @@ def dry_leader(dry_run: DryRun, world: World, part: WorkerCalls) -> Leader:
         world: where this rank is.
         part: worker 0's.
     """
-    ledger = world.ledger or Ledger.of(len(world.cast.workers))
+    ledger = world.ledger or Ledger.of(len(world.roles.workers))
     duties = DryDuties(dry_run, world, part, ledger)
     return Leader(world, dry_run.strategy, duties, ledger)

@@ -18,20 +18,25 @@ steps      0 1 2 3           7     8 9   10 11
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.message import UNBOUNDED_BYTES
+from polyrhythm.data.balance import Balance
+from polyrhythm.data.balances.off import Off
 from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dealer import Dealer, Deck, Grant
 from polyrhythm.data.dealing import Begun, Stretch, batch_images, images_left, steps_per_epoch
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.training.batch_schedules.constant import Constant
@@ -81,15 +86,15 @@ class Calendar:
         return RunLength(self._usual[1], epochs, first * self._workers, self._usual if grows else ())
 
     def start(self, epoch: int) -> int:
-        """Gives the steps before an epoch; before the one after the last, all."""
+        """Return the steps before an epoch; before the one after the last, all."""
         return self._starts[epoch]
 
     def epoch_of(self, step: int) -> int:
-        """Gives the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
         return min(bisect_right(self._starts, step) - 1, len(self._batch_sizes))
 
     def epochs_done(self, step: int) -> float:
-        """Gives the epochs that so many steps make, as a whole number where they are whole."""
+        """Return the epochs that so many steps make, as a whole number where they are whole."""
         epoch = self.epoch_of(step)
         if epoch == len(self._batch_sizes):
             return epoch
@@ -97,25 +102,25 @@ class Calendar:
         return epoch if left == steps else round(epoch + 1 - left / steps, 3)
 
     def batch_size(self, epoch: int) -> int:
-        """Gives the images of a full batch of one worker."""
+        """Return the images of a full batch of one worker."""
         return self._batch_sizes[min(epoch, len(self._batch_sizes) - 1)]
 
     def work(self, epoch: int) -> float:
-        """Gives what a step of an epoch computes, in units of one of the first epoch."""
+        """Return what a step of an epoch computes, in units of one of the first epoch."""
         return self.batch_size(epoch) / self._batch_sizes[0]
 
     def images(self, step: int, worker: int) -> int:
-        """Gives the images in a worker's batch."""
+        """Return the images in a worker's batch."""
         epoch = self.epoch_of(step)
         in_epoch = step - self._starts[epoch]
         return batch_images(self._images[epoch], in_epoch, worker, self._workers, self._batch_sizes[epoch])
 
     def images_left(self, epoch: int) -> int:
-        """Gives the images of an epoch that these workers see."""
+        """Return the images of an epoch that these workers see."""
         return self._images[epoch]
 
     def begun_with(self, steps: Sequence[int]) -> dict[int, tuple[Stretch, ...]]:
-        """Gives the stretches of all epochs that are not over when each worker has done so many steps of the run."""
+        """Return the stretches of all epochs that are not over when each worker has done so many steps of the run."""
         found: dict[int, tuple[Stretch, ...]] = {}
         for epoch, (start, stop) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
             taken = tuple(min(max(each, start), stop) - start for each in steps)
@@ -229,13 +234,17 @@ class Job:
         make_model: makes a replica; called once a worker, with torch's global generator seeded.
         model_name: for people.
         learning: how a replica learns.
-        keeping: its output on disk.
-        losses: how the loss of workers is handled.
+        checkpointing: its output on disk.
+        fault_tolerance: how the loss of workers is handled.
         device: where replicas live, such as `cpu` or `cuda`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
         timings: whether workers tell where their steps go.
+        until: what a test is to reach for training to end before its last epoch; None: it does not.
         numbers: in a model, buffers and all; 0 where nobody has counted them.
+        balance: how a global batch is shared among workers that take their steps together.
+        draws: whether workers draw their batches from a common deal, in place of a fixed share of each epoch.
+        script: what each unit of workers was granted in a run that is replayed.
         begun: what other numbers of workers did of epochs that are not over; known once a checkpoint has been read.
     """
 
@@ -245,13 +254,17 @@ class Job:
     make_model: Callable[[], nn.Module]
     model_name: str
     learning: Learning
-    keeping: CheckpointConfig = field(default_factory=CheckpointConfig)
-    losses: FaultTolerance = field(default_factory=FaultTolerance)
+    checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fault_tolerance: FaultTolerance = field(default_factory=FaultTolerance)
     device: torch.device = CPU
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
     timings: bool = False
+    until: Target | None = None
     numbers: int = 0
+    balance: Balance = field(default_factory=Off)
+    draws: bool = False
+    script: Sequence[Sequence[Grant]] | None = None
     begun: Begun = field(default_factory=Begun)
 
     @cached_property
@@ -272,10 +285,49 @@ class Job:
         sizes = tuple(learning.batch_size * factor for factor in grown)
         return Calendar(len(self.dataset.train), self.workers, sizes, self.begun)
 
+    @cached_property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """Who takes batches of a deal together."""
+        return self.traits.units(self.workers)
+
+    @cached_property
+    def deck(self) -> Deck:
+        """What is dealt, where workers draw."""
+        sizes = tuple(self.calendar.batch_size(epoch) for epoch in range(self.learning.epochs))
+        return Deck((len(self.dataset.train),) * self.learning.epochs, sizes)
+
+    def dealer(self, told: Mapping[str, Any] | None = None) -> Dealer:
+        """Return what decides who gets which batches, where workers draw.
+
+        Args:
+            told: what it had written, where a run goes on.
+        """
+        sizes = [len(unit) for unit in self.units]
+        if told:
+            return Dealer.from_json(self.deck, sizes, told)
+        dealer = Dealer(self.deck, sizes)
+        if self.script is not None:
+            dealer.follow(self.script)
+        return dealer
+
     @property
     def steps_per_epoch(self) -> int:
         """Steps that every worker takes in an epoch, the first one where batches grow."""
         return self.length.steps_per_epoch
+
+    @property
+    def weight_facts(self) -> dict[str, str]:
+        """What is needed to use the trained weights, for the header of their file."""
+        dataset = self.dataset
+        return {
+            "model": self.model_name,
+            "data": dataset.name,
+            "classes": "\n".join(dataset.classes),
+            "image_shape": ",".join(map(str, dataset.image_shape)),
+            "shown": str(dataset.shown),
+            "black": ",".join(map(str, dataset.black)),
+            "white": ",".join(map(str, dataset.white)),
+        }
 
     @property
     def most_message_bytes(self) -> int:
@@ -290,13 +342,13 @@ class Job:
         return _ARRIVAL_BYTES * self.calendar.total_steps * self.workers
 
     def going_on(self, begun: Begun) -> Job:
-        """Gives the job of those who go on where others have begun epochs."""
+        """Return the job of those who go on where others have begun epochs."""
         return self if begun == self.begun else replace(self, begun=begun)
 
     def too_few(self, left: int) -> RunError:
-        """Gives the error of a run that was stopped because so few workers were left."""
-        folder = f" {self.keeping.folder}" if self.keeping.folder is not None else ""
-        least = f"min_workers is {self.losses.min_workers}"
+        """Return the error of a run that was stopped because so few workers were left."""
+        folder = f" {self.checkpointing.folder}" if self.checkpointing.folder is not None else ""
+        least = f"min_workers is {self.fault_tolerance.min_workers}"
         return RunError(
             f"{left} of {self.workers} workers are left, and {least}; continue with --resume{folder}"
         )
@@ -308,7 +360,7 @@ class Job:
 
 
 def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, learning: Learning) -> None:
-    """Refuses to run the network in a way that the strategy does not allow.
+    """Check that the strategy allows this way of running the network.
 
     Args:
         strategy: of the run.

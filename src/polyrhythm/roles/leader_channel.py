@@ -42,7 +42,7 @@ class LeaderChannel:
         self.control: Communicator = world.control()
         self.leader_lost = False
         self.leader = 0
-        self.survives_leader = world.goes_on_without(LEADER, strategy.faults(len(world.cast.workers)))
+        self.survives_leader = world.goes_on_without(LEADER, strategy.faults(len(world.roles.workers)))
         self.introduction: Callable[[], list[Message]] = list
         self.call: RegroupAt | None = None
         self._unsent: list[Message] = []

@@ -17,6 +17,7 @@ from typing import Any
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import (
+    BatchesDrawn,
     CheckpointSaved,
     Evaluated,
     Event,
@@ -60,13 +61,13 @@ class Attendance:
         self._steps: Counter[int] = Counter()
 
     def note(self, event: WorkerProgress) -> None:
-        """Notes what a worker says of itself."""
+        """Note what a worker says of itself."""
         self._step[event.worker] = event.step
         self._steps[event.worker] += event.steps
         self._images[event.worker] += event.images
 
     def lose(self, worker: int) -> int:
-        """Strikes a worker off; gives the step after which it was last heard of."""
+        """Strike a worker off; return the step after which it was last heard of."""
         self.present.discard(worker)
         self.lost += 1
         self._losses[worker] += 1
@@ -75,26 +76,26 @@ class Attendance:
         return self.last_step(worker)
 
     def last_step(self, worker: int) -> int:
-        """Gives the steps that a worker was last heard to have done."""
+        """Return the steps that a worker was last heard to have done."""
         return self._step[worker]
 
     def losses(self, worker: int) -> int:
-        """Gives how often a worker was lost."""
+        """Return how often a worker was lost."""
         return self._losses[worker]
 
     def join(self, worker: int) -> None:
-        """Enters a successor."""
+        """Enter a successor."""
         self.present.add(worker)
         self.joined += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the list as a JSON-able dict."""
+        """Return the list as a JSON-able dict."""
         counted = {name: dict(getattr(self, f"_{name}")) for name in _COUNTED}
         return {"present": sorted(self.present), **{name: getattr(self, name) for name in _SUMS}, **counted}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Attendance:
-        """Reads what `to_json` gave."""
+        """Read what `to_json` gave."""
         made = cls(0)
         made.present = set(told["present"])
         for name in _SUMS:
@@ -119,24 +120,24 @@ class ServerLosses:
     absent: set[int] = field(default_factory=set)
 
     def lose(self, rank: int) -> bool:
-        """Strikes a server off; gives whether it was there: a successor may be lost before it has its shards."""
+        """Strike a server off; return whether it was there: a successor may be lost before it has its shards."""
         news = rank not in self.absent
         self.absent.add(rank)
         self.lost += news
         return news
 
     def join(self, rank: int) -> None:
-        """Enters a successor that has all of its shards."""
+        """Enter a successor that has all of its shards."""
         self.absent.discard(rank)
         self.joined += 1
 
     def to_json(self) -> dict[str, Any]:
-        """Gives it as a JSON-able dict."""
+        """Return it as a JSON-able dict."""
         return {"lost": self.lost, "joined": self.joined, "absent": sorted(self.absent)}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> ServerLosses:
-        """Reads what `to_json` gave."""
+        """Read what `to_json` gave."""
         return cls(told["lost"], told["joined"], set(told["absent"]))
 
 
@@ -163,7 +164,7 @@ class ServerAttendance:
         return [rank for rank in self._servers if rank not in self.losses.absent]
 
     def lose(self, rank: int) -> bool:
-        """Strikes a server off; gives whether it was there with all of its shards.
+        """Strike a server off; return whether it was there with all of its shards.
 
         Raises:
             PeerLost: nobody else has one of its shards.
@@ -174,16 +175,16 @@ class ServerAttendance:
         return self.losses.lose(rank)
 
     def holder(self, shard: int) -> int:
-        """Gives the rank of a server that is there and has a shard."""
+        """Return the rank of a server that is there and has a shard."""
         ranks = [self._servers[index] for index in self._faults.holders_of(shard)]
         return next(rank for rank in ranks if rank not in self.losses.absent)
 
     def shards_of(self, rank: int) -> list[int]:
-        """Gives the shards that a server holds."""
+        """Return the shards that a server holds."""
         return self._faults.shards_of(self._servers.index(rank))
 
     def name(self, rank: int) -> str:
-        """Names a server for people."""
+        """Name a server for people."""
         return f"server {self._servers.index(rank)} (rank {rank})"
 
 
@@ -202,6 +203,8 @@ class Ledger:
         tested_epochs: after so many epochs there is no test to be made up for.
         saved_epochs: the same of checkpoints.
         leader_s: when the leader last spoke of its own steps, since training started.
+        deal: the deal at the start of this session, as `Dealer` writes it; empty where nothing is drawn.
+        drawn: what has been drawn since then, and given back: a unit and its `Grant` each.
     """
 
     attendance: Attendance
@@ -214,10 +217,12 @@ class Ledger:
     tested_epochs: int = 0
     saved_epochs: int = 0
     leader_s: float = 0.0
+    deal: dict[str, Any] = field(default_factory=dict)
+    drawn: list[tuple[int, ...]] = field(default_factory=list)
 
     @classmethod
     def of(cls, workers: int) -> Ledger:
-        """Begins the ledger of so many workers."""
+        """Begin the ledger of so many workers."""
         return cls(Attendance(workers))
 
     @property
@@ -231,7 +236,7 @@ class Ledger:
         return Begun.from_json(self.begun_epochs)
 
     def note(self, event: Event, now_s: float) -> None:
-        """Enters what the run has just said.
+        """Enter what the run has just said.
 
         Args:
             event: of the leader, or passed on by it.
@@ -241,6 +246,18 @@ class Ledger:
             self.began_at_s, self.earlier_s = now_s - event.time_s, event.earlier_s
             self.tested_epochs = self.saved_epochs = event.start_epoch
             self.begun_epochs = event.begun
+            self.deal = event.deal
+        elif isinstance(event, BatchesDrawn):
+            grant = (
+                event.step,
+                event.epoch,
+                event.start,
+                event.stop,
+                event.batches,
+                event.reached,
+                event.until,
+            )
+            self.drawn.append((event.unit, *grant))
         elif isinstance(event, WorkerProgress):
             self.attendance.note(event)
             if event.worker == 0:
@@ -260,7 +277,7 @@ class Ledger:
             self.servers.join(event.rank)
 
     def to_json(self) -> dict[str, Any]:
-        """Gives the ledger as a JSON-able dict."""
+        """Return the ledger as a JSON-able dict."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         tested = None if self.tested is None else self.tested.to_json()
         told = {"attendance": self.attendance.to_json(), "servers": self.servers.to_json(), "tested": tested}
@@ -268,14 +285,15 @@ class Ledger:
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Ledger:
-        """Reads what `to_json` gave."""
+        """Read what `to_json` gave."""
         tested = None if told["tested"] is None else from_json(told["tested"])
         attendance, servers = (
             Attendance.from_json(told["attendance"]),
             ServerLosses.from_json(told["servers"]),
         )
-        return cls(**told | {"attendance": attendance, "servers": servers, "tested": tested})
+        drawn = [tuple(numbers) for numbers in told["drawn"]]
+        return cls(**told | {"attendance": attendance, "servers": servers, "tested": tested, "drawn": drawn})
 
     def copy(self) -> Ledger:
-        """Gives one that what is said from now on does not change."""
+        """Return one that what is said from now on does not change."""
         return self.from_json(self.to_json())

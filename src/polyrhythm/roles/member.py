@@ -36,7 +36,7 @@ from polyrhythm.roles.control_messages import (
     TakenBatches,
     Welcome,
 )
-from polyrhythm.roles.control_plane import Boundary, Entry
+from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
@@ -45,7 +45,7 @@ from polyrhythm.roles.world import LEADER, Departed, World
 from polyrhythm.strategies.strategy import Strategy
 
 
-class Member:
+class Member(ControlPlane):
     """The control plane of a worker that does not lead; see `ControlPlane`.
 
     Args:
@@ -90,7 +90,6 @@ class Member:
                 self._introduce_from_now_on()
 
     def await_leader(self, loss: PeerLost) -> bool:
-        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
         return self._channel.recovers_from(loss)
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
@@ -114,7 +113,6 @@ class Member:
                 return view
 
     def enter(self) -> Entry:
-        """Receive what the leader hands out at the start, or ask it, or the next one, to be let in."""
         if self._world.rejoins:
             return self._rejoin()
         if self.replica is not None:
@@ -126,7 +124,6 @@ class Member:
         return Entry(state, begun=Begun.from_json(state.begun))
 
     def begin(self, epoch: int) -> None:
-        """Introduce this worker to any new leader from now on."""
         self._introduce_from_now_on()
 
     def after_step(self) -> None:
@@ -138,7 +135,6 @@ class Member:
             raise Departed("it was asked to")
 
     def report(self, fact: Event | TakenBatches) -> None:
-        """Send what this worker has done lately."""
         message = (EventReport(fact) if isinstance(fact, Event) else fact).message()
         if self._dry and not self._channel.survives_leader:
             # Not waited for: what the strategy is sending goes first, and the next step may begin meanwhile.
@@ -164,7 +160,6 @@ class Member:
         return called or (regroup is not None and (self._channel.leader_lost or self._leader_changed))
 
     def leave(self, record: WorkerState) -> FinalModel | None:
-        """Send the last state, and stay until the leader lets this worker go: a new one would ask for it again."""
         for sending in self._leaving:  # the last state is shorter, and might be there first
             sending.wait()
         self._send_state(record)
@@ -197,7 +192,7 @@ class Member:
     def _rejoin(self) -> Entry:
         if self._dry:
             if self._regroup is not None:  # elsewhere its first report says that it is there
-                self._channel.control.send(LEADER, EnterWorker(self._world.incarnation).message())
+                self._channel.control.send(LEADER, EnterWorker(self._world.generation).message())
             return Entry()
         welcome = self._welcome()
         assert self.replica is not None, "a worker that is welcomed has a model"
@@ -208,7 +203,7 @@ class Member:
     def _welcome(self) -> Welcome:
         while True:
             try:
-                self._channel.control.send(LEADER, EnterWorker(self._world.incarnation).message())
+                self._channel.control.send(LEADER, EnterWorker(self._world.generation).message())
                 return Welcome.from_message(self._channel.receive(WELCOME_TAG))
             except PeerLost:
                 if not self._channel.survives_leader:
@@ -228,7 +223,7 @@ class Member:
     def _introduction(self) -> list[Message]:
         untrained = {} if self.replica is None else self.replica.untrained
         follows = [] if self._last is None else [self._last]
-        here = Introduction(self._world.incarnation, self._behind, bool(follows), untrained)
+        here = Introduction(self._world.generation, self._behind, bool(follows), untrained)
         return [here.message(), *follows]
 
 
@@ -243,11 +238,11 @@ def share_untrained(world: World, strategy: Strategy, replica: Replica) -> None:
 
     Where the run survives losses, not by a collective, which the loss of a worker would break.
     """
-    if not strategy.faults(len(world.cast.workers)).goes_on:
+    if not strategy.faults(len(world.roles.workers)).goes_on:
         replica.share_untrained()
     elif replica.untrained and world.leads:
         control, message = world.control(), Welcome(replica.untrained, 0.0).message()
-        for rank in world.cast.workers:
+        for rank in world.roles.workers:
             if rank != LEADER:
                 with suppress(PeerLost):  # who is lost is missed where something is received from it
                     control.send(rank, message)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.data.balance import split
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.dealing import StandIn
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import seed_for
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
+from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.replica import Replica
@@ -48,9 +51,15 @@ class ModelWorkload:
         batch_size: images of a full batch of this worker, in the epoch whose batches were asked for last.
         rate_ratio: learning rate of the vector's first number, over the learning rate of the optimiser.
         report_steps: 0: reports are due by time.
+        sizes: relative parts of a global batch, of the workers that are there; empty: all alike.
+        limit: images that memory holds at once, where more of them did not fit; 0: no limit is known.
+        hand: the batches that this worker draws; None where it has a fixed share.
     """
 
     report_steps = 0
+    limit = 0
+    sizes: tuple[float, ...] = ()
+    hand: Hand | None = None
 
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
@@ -60,14 +69,14 @@ class ModelWorkload:
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
         self._scales = self._precision.dtype == torch.float16
-        steps = job.length.total_steps
+        steps = None if job.draws else job.length.total_steps
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not self._scales, steps=steps)
         self.worker = self.replica.workers.rank
         self._place, self._present = self.worker, job.workers
         self._stand_in: StandIn | None = None
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
         self._loader = Loader(placed(job.dataset.train, job.device), share, learning.transform, job.ahead)
-        self.batch_size = learning.batch_size
+        self.batch_size = self._full = learning.batch_size
         self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
         self._forward = forward_pass(model, learning.execution)
@@ -91,19 +100,35 @@ class ModelWorkload:
         """Which step belongs to which epoch."""
         return self._job.calendar
 
+    def global_batch(self, epoch: int) -> int:
+        """Return the images of a full step of all workers in an epoch."""
+        return self._job.workers * self._job.calendar.batch_size(epoch)
+
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Return this worker's batches of an epoch, from step `start` of it on."""
+        """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
         job, learning = self._job, self._job.learning
         size = self.batch_size = job.calendar.batch_size(epoch)
         self._work = job.calendar.work(epoch)
         self._objective = learning.objective.at(epoch, learning.epochs)
-        begun = job.begun.epochs.get(epoch, ())
-        self._loader.share = Share(
-            self._place, self._present, size, learning.seed, job.workers * size, begun, self._stand_in
-        )
         image_size = min(job.dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.epochs, image_size)
         self._loader.side = None if side == image_size else side
+        hand, together = self.hand, job.workers * size
+        if hand is not None:
+            unit = next(unit for unit in job.units if self.worker in unit)
+            stand_in = self._stand_in
+            if stand_in is not None:
+                stand_in = replace(stand_in, absent=tuple(unit.index(worker) for worker in stand_in.absent))
+            self._loader.share = Share(
+                unit.index(self.worker), len(unit), size, learning.seed, together, (), stand_in
+            )
+            self._full = size
+            return self._loader.drawn(epoch, start, hand.batches(epoch, start), lambda: hand.ready)
+        begun = job.begun.epochs.get(epoch, ())
+        self._loader.share = Share(
+            self._place, self._present, size, learning.seed, together, begun, self._stand_in, self.sizes
+        )
+        self._full = split(together, self.sizes)[self._place] if self.sizes else size
         return self._loader.epoch(epoch, start)
 
     def continue_with(self, job: Job) -> None:
@@ -121,7 +146,7 @@ class ModelWorkload:
             place: of this worker among those who are there.
             present: how many are.
         """
-        if self._job.losses.rescale:
+        if self._job.fault_tolerance.rescale:
             self._rescaled = present / self._job.workers
         else:
             self._place, self._present = place, present
@@ -134,7 +159,7 @@ class ModelWorkload:
             place: of this worker among those of the group who are there.
             present: how many are.
         """
-        if self._job.losses.rescale:
+        if self._job.fault_tolerance.rescale:
             self._rescaled = present / (present + len(absent))
         else:
             self._stand_in = StandIn(absent, place, present) if absent else None
@@ -154,8 +179,8 @@ class ModelWorkload:
 
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
-        keeping = self._job.keeping
-        saved = keeping.folder is not None and keeping.checkpoints > 0
+        checkpointing = self._job.checkpointing
+        saved = checkpointing.folder is not None and checkpointing.checkpoints > 0
         return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
 
     def compute(self, step: Step, batch: Batch) -> tuple[float, float, bool]:
@@ -173,36 +198,41 @@ class ModelWorkload:
             RequestError: the loss is not finite.
         """
         learning, number, timer = self._job.learning, step.number, self._timer
-        rate = learning.optimizer.lr * learning.schedule.factor(number, self._length) * self._rescaled
+        if self.hand is None:
+            factor = learning.schedule.factor(number, self._length)
+        else:  # how far the run has come: this worker's own steps may be many or few
+            share = batch.reached / self._job.deck.all_images
+            place = share * self._length.epochs * self._length.steps_per_epoch
+            factor = learning.schedule.factor_at(place, self._length)
+        rate = learning.optimizer.lr * factor * self._rescaled
         size = len(batch.labels)
         if not (size or self._cuts_network):
             return 0.0, rate, True
         flat, device = self.replica.flat, self._job.device
         if self._pace is not None:
-            self._pace.forward(self._shares, self.replica.use, self._work)
+            work = self._work * (size / self.batch_size if self.sizes else 1.0)
+            self._pace.forward(self._shares, self.replica.use, work)
         self._seed(number)
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         if self._cuts_network:
             return self._compute_together(images, labels, step, rate), rate, True
-        full = size == self.batch_size
-        if self._plain and (full or size > 1):
-            loss = self._objective(self.replica.model(images), labels, images)
-        else:
-            alone = size == 1 and not full
-            normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
-            with self._precision.autocast(), normalising:
-                loss = self._objective(self._forward(images, full), labels, images)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise self._not_finite(value, number, rate)
-        if timer is not None:
-            timer.lap("forward")
+        while True:
+            pieces = -(-size // self.limit) if self.limit else 1
+            try:
+                value = self._passes(images, labels, pieces, step, rate)
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error) or size <= pieces or not self.replica.recount(1):
+                    raise
+            # Out here, where the error no longer holds what the passes had in memory.
+            self.limit = -(-size // (2 * pieces))
+            flat.zero_gradients()
         usable = True
         if self._scales:
-            usable = self._scaled_backward(loss)
-        else:
-            loss.backward()
+            usable = self._precision.unscale(flat.gradients)
+            if not usable:  # float16 overflowed: this worker sits the step out
+                flat.zero_gradients()
         flat.gather_gradients()
         if self._pace is not None:
             self._pace.backward(self._shares, self.replica.announce)
@@ -216,12 +246,42 @@ class ModelWorkload:
         if self._job.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _scaled_backward(self, loss: Tensor) -> bool:
-        self._precision.scale(loss).backward()
-        usable = self._precision.unscale(self.replica.flat.gradients)
-        if not usable:  # float16 overflowed: this worker sits the step out
-            self.replica.flat.zero_gradients()
-        return usable
+    def _passes(self, images: Tensor, labels: Tensor, pieces: int, step: Step, rate: float) -> float:
+        """Run a batch forward and backward, in pieces where its memory would not do; return its mean loss."""
+        if pieces == 1:
+            return self._pass(images, labels, 1.0, step, rate)
+        self.replica.recount(pieces)
+        parts = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
+        value = 0.0
+        for number, part in enumerate(parts):
+            if number and self._timer is not None:
+                self._timer.lap("backward")  # of the piece before
+            value += self._pass(*part, len(part[1]) / len(labels), step, rate)
+        return value
+
+    def _pass(self, images: Tensor, labels: Tensor, share: float, step: Step, rate: float) -> float:
+        """Run a batch, or a share of it, forward and backward; return its part of the mean loss."""
+        size = len(labels)
+        full = size == self._full
+        if self._plain and (full or size > 1):
+            loss = self._objective(self.replica.model(images), labels, images)
+        else:
+            alone = size == 1 and not full
+            normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
+            with self._precision.autocast(), normalising:
+                loss = self._objective(self._forward(images, full), labels, images)
+        if share != 1.0:
+            loss = loss * share
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise self._not_finite(value, step.number, rate)
+        if self._timer is not None:
+            self._timer.lap("forward")
+        if self._scales:
+            self._precision.scale(loss).backward()
+        else:
+            loss.backward()
+        return value
 
     def _compute_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         """Let the workers compute their gradients together, once the time of computing has passed."""

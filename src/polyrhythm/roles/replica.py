@@ -7,6 +7,7 @@ model, whose hooks tell the strategy of each use and each gradient while a pass 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,23 @@ class FlatReplica:
         bytes_sent: by the strategy in its steps, since the replica was made.
     """
 
+    # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
+    __slots__ = (
+        "_begin",
+        "_gradients_ready",
+        "_observer",
+        "_rank",
+        "_sent_before",
+        "_traffic",
+        "_zero_gradients",
+        "announces",
+        "bytes_sent",
+        "flat",
+        "part",
+        "plan",
+        "workers",
+    )
+
     def __init__(self, strategy: Strategy, world: World, setting: WorkerSetting, *, announce: bool) -> None:
         self.workers: Communicator = setting.workers
         self.flat = setting.flat
@@ -47,6 +65,8 @@ class FlatReplica:
         self._traffic = world.network.traffic
         self._observer, self._rank = world.observer, world.network.rank
         self._sent_before = 0
+        self._begin, self._gradients_ready = self.part.begin, self.part.gradients_ready
+        self._zero_gradients = self.flat.zero_gradients
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Return the pieces in which a drawn pass is played: one per bucket, or none if the strategy ignores them."""
@@ -65,7 +85,8 @@ class FlatReplica:
     def begin(self, step: Step) -> None:
         """Begin a step: gradients are zero, and no bucket is ready."""
         self._sent_before = self._traffic.bytes_sent  # a task in the background sends at any time of the step
-        self.part.begin(step)
+        begin = self._begin
+        begin(step)
 
     def exchange(self, step: Step, learning_rate: float) -> bool:
         """End a step: exchange the gradients, update the parameters, and zero the gradients.
@@ -77,12 +98,26 @@ class FlatReplica:
         Returns:
             Whether to stop.
         """
-        stop = self.part.gradients_ready(step, learning_rate)
+        # A call of what an object holds, written as one of its methods, is looked up anew.
+        gradients_ready, zero_gradients = self._gradients_ready, self._zero_gradients
+        stop = gradients_ready(step, learning_rate)
         if self._observer is not None:
             self._observer.stepped(self._rank, step.number, self.flat.vector)
-        self.flat.zero_gradients()
+        zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop
+
+    def average(self, step: Step, place: int = 0) -> None:
+        """Overwrite the gradients with the workers' mean, where the part holds it; see `HoldsMeanGradient`."""
+        self.begin(step)
+        self.part.average(step, place)
+        self.bytes_sent += self._traffic.bytes_sent - self._sent_before
+
+    def update(self, step: int, learning_rate: float) -> None:
+        """Update the parameters with gradients that were averaged, and keep the gradients."""
+        self.part.update(learning_rate)
+        if self._observer is not None:
+            self._observer.stepped(self._rank, step, self.flat.vector)
 
     def settle(self) -> None:
         """Complete pending exchanges and updates; the bytes that they send count as the steps'."""
@@ -102,6 +137,8 @@ class Replica(FlatReplica):
         announce: whether buckets are announced during the backward pass. Off where a step may hold several
             backward passes.
         steps: that every worker takes in the whole run; None if unknown.
+        own_loop: whether a user's own loop trains it: with the user's own optimiser object where a worker holds the
+            whole vector, and with frozen parameters of the optimiser, which may be thawed, in the vector.
 
     Attributes:
         model: as given.
@@ -117,24 +154,30 @@ class Replica(FlatReplica):
         *,
         announce: bool,
         steps: int | None = None,
+        own_loop: bool = False,
     ) -> None:
         self.model = model
         workers = world.workers()
         like = next(model.parameters())
         asked = strategy.bucket_bytes_for(workers, like) if isinstance(strategy, SizesBuckets) else None
-        flat = FlatParameters(model) if asked is None else FlatParameters(model, asked)
+        options: dict[str, Any] = {} if asked is None else {"bucket_bytes": asked}
+        if own_loop:
+            options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
+        flat = FlatParameters(model, **options)
         setting = WorkerSetting(
             world.network,
             workers,
-            world.cast,
+            world.roles,
             flat,
-            OptimizerPlan.of(optimizer, flat),
+            OptimizerPlan.of(optimizer, flat, keeps=own_loop),
             steps,
             succeeds=world.rejoins,
-            incarnation=world.incarnation,
+            generation=world.generation,
             leader_returns=world.leader_returns,
         )
         super().__init__(strategy, world, setting, announce=announce)
+        if own_loop and not self.part.holds_mean:
+            OptimizerPlan.of(optimizer, flat)  # of any class only where the object itself makes the steps
         self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
         self._parameters = [len(bucket.parameters) for bucket in flat.buckets]
         self._missing: list[int] = []
@@ -151,11 +194,12 @@ class Replica(FlatReplica):
 
     @property
     def untrained(self) -> dict[str, Tensor]:
-        """What no optimiser changes, by name: buffers, and parameters that are frozen."""
+        """What is not in the flat vector, by name: buffers, and parameters that are frozen for good."""
+        flat = {id(view.parameter) for view in self.flat.views}
         frozen = {
             name: parameter.data
             for name, parameter in self.model.named_parameters()
-            if not parameter.requires_grad
+            if id(parameter) not in flat
         }
         return self.buffers | frozen
 
@@ -165,10 +209,14 @@ class Replica(FlatReplica):
             self.workers.broadcast(value)
 
     def begin(self, step: Step) -> None:
-        """Begin a step: gradients are zero, and no bucket is ready."""
         self._missing = self._parameters.copy()
         self._next_bucket = 0
         super().begin(step)
+
+    def recount(self, passes: int) -> bool:
+        """Expect so many backward passes in this step from here on; return whether no bucket has been announced yet."""
+        self._missing = [count * passes for count in self._parameters]
+        return self._next_bucket == 0
 
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over

@@ -17,18 +17,18 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 def digest(vector: Tensor) -> str:
-    """Gives the sha256 of a vector's values, in hexadecimal digits."""
+    """Return the sha256 of a vector's values, in hexadecimal digits."""
     return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merges what the servers counted, one count a gradient and shard; without servers, what worker 0 did.
+    """Merge what the servers counted, one count a gradient and shard; without servers, what worker 0 did.
 
     Args:
         accounts: the workers', worker 0's first.
         reports: the servers'.
     """
-    told = [report["staleness"] for report in reports] or [accounts[0].staleness]
+    told = [report["staleness"] for report in reports] or [account.staleness for account in accounts]
     counted: Counter[int] = Counter()
     for histogram in told:
         counted.update({int(key): count for key, count in histogram.items()})
@@ -41,7 +41,7 @@ def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) ->
 
 
 def defence_figures(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Adds up what the servers kept out: messages by reason, gradients shard by shard, workers once a server.
+    """Add up what the servers kept out: messages by reason, gradients shard by shard, workers once a server.
 
     Args:
         reports: the servers'.
@@ -74,7 +74,7 @@ def bytes_per_step(accounts: list[Account], reports: list[dict[str, Any]], steps
 
 
 def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
-    """Counts the training images, over all epochs, of steps that were not done.
+    """Count the training images, over all epochs, of steps that were not done.
 
     Args:
         job: that is over.
@@ -88,53 +88,69 @@ def images_not_seen(job: Job, steps_done: dict[int, int]) -> int:
     )
 
 
-def images_not_applied(job: Job, cast: RoleAssignment, reports: list[dict[str, Any]]) -> int:
-    """Counts the training images of gradients that servers left out: late, not finite, or never computed to catch up.
+def images_not_applied(
+    job: Job,
+    roles: RoleAssignment,
+    reports: list[dict[str, Any]],
+    images_of: Callable[[int, int], int],
+    most_steps: int,
+) -> int:
+    """Count the training images of gradients that servers left out: late, not finite, or never computed to catch up.
 
     Args:
         job: that is over.
-        cast: of its ranks.
+        roles: of its ranks.
         reports: the servers'; each speaks of its shard, and a gradient that one of S left out counts an S-th.
+        images_of: the images of a step, given by its number, of a worker, given by its index.
+        most_steps: that a worker takes.
     """
-    behind, calendar = job.traits.pushers(cast), job.calendar
+    behind = job.traits.pushers(roles)
     images = sum(
-        calendar.images(step, worker)
+        images_of(step, worker)
         for report in reports
         for rank, stretches in report["left_out"].items()
         for first, after in stretches
-        for step in range(first, min(after, calendar.total_steps))
+        for step in range(first, min(after, most_steps))
         for worker in behind[int(rank)]
     )
     return round(images / max(1, job.traits.shards))
 
 
-def images_of_absent(job: Job, cast: RoleAssignment, reports: list[dict[str, Any]]) -> int:
-    """Counts the training images, over all epochs, of workers that were not there when their groups took a step.
+def images_of_absent(
+    job: Job,
+    roles: RoleAssignment,
+    reports: list[dict[str, Any]],
+    images_of: Callable[[int, int], int],
+    most_steps: int,
+) -> int:
+    """Count the training images, over all epochs, of workers that were not there when their groups took a step.
 
     Args:
         job: that is over.
-        cast: of its ranks.
+        roles: of its ranks.
         reports: the servers', some of which have kept the groups' lists.
+        images_of: as in `images_not_applied`.
+        most_steps: that a worker takes.
     """
-    if job.faults.regroups_apart and not job.losses.rescale:  # others have shared them out
+    if job.faults.regroups_apart and not job.fault_tolerance.rescale:  # others have shared them out
         return 0
     return sum(
-        job.calendar.images(step, cast.workers.index(int(rank)))
+        images_of(step, roles.workers.index(int(rank)))
         for report in reports
         for rank, stretches in report["absent"].items()
         for first, after in stretches
-        for step in range(first, min(after, job.calendar.total_steps))
+        for step in range(first, min(after, most_steps))
     )
 
 
 def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -> int:
-    """Counts the training images, over all epochs, of the shares of workers that did not take part in a step.
+    """Count the training images, over all epochs, of the shares of workers that did not take part in a step.
 
     Args:
         job: that is over.
         absences: since which step which workers have taken no part, oldest first.
     """
-    if not job.losses.rescale:  # the others have shared them out
+    if not job.fault_tolerance.rescale:  # the others have shared them out
         return 0
     ends = [*(step for step, _ in absences[1:]), job.calendar.total_steps]
     return sum(
@@ -148,7 +164,7 @@ def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -
 def images_of_broken_rounds(
     job: Job, missed: Sequence[tuple[int, int]], exchanges: Callable[[int], int]
 ) -> int:
-    """Counts the training images of what lost workers had done since others had last been given it, or would have.
+    """Count the training images of what lost workers had done since others had last been given it, or would have.
 
     Args:
         job: that is over.
@@ -158,7 +174,7 @@ def images_of_broken_rounds(
     steps = set()  # of each worker once, though several under its number may have been lost in a round
     for reached, worker in missed:
         step = reached - 1
-        if exchanges(reached + 1) > exchanges(reached) and not job.losses.rescale:
+        if exchanges(reached + 1) > exchanges(reached) and not job.fault_tolerance.rescale:
             # At the end of the run they meet again, with what they had.
             step = min(reached, job.calendar.total_steps - 1)
         while step >= 0 and exchanges(step) == exchanges(reached):

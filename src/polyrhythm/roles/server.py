@@ -5,9 +5,8 @@ by its reason; the first one of each kind is written to the run's log. It never 
 may have sent it.
 
 `Outbox` sends replies in the background while the server goes on receiving; `States` carries the states of
-shards between the server part and the leader; `Entry` lets the successor of a lost server ask the others for
-its shards; `Refusals` counts refused messages; `Reporter` reports the server's progress every
-`REPORT_EVERY_S` seconds.
+shards between the server part and the leader; `Refusals` counts refused messages; `Reporter` reports the
+server's progress every `REPORT_EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +26,13 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice, ServerProgress
-from polyrhythm.roles.control_messages import EventReport, ServerReady, ShardState, ShardStateRequest
+from polyrhythm.roles.control_messages import (
+    EventReport,
+    ServerReady,
+    ShardState,
+    ShardStateRequest,
+    StepsCounted,
+)
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.world import LEADER, HandleLoss, HandleMessage, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
@@ -44,30 +49,40 @@ _OUTSIDE_STEPS = frozenset(
 _CHECKPOINT, _STATE = Kind.CHECKPOINT, Kind.STATE  # an enum is slow to ask for its members
 
 
-def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: bool = False) -> None:
-    """Serves until all workers have left.
+def serve(
+    strategy: Strategy, world: World, resume: bool = False, *, finite: bool = False, draws: bool = False
+) -> None:
+    """Serve until all workers have left.
 
     Args:
         strategy: makes the server part.
         world: where this rank is.
         resume: whether the leader hands out a checkpoint first.
         finite: whether all gradients are known to be finite.
+        draws: whether workers draw their batches, so that others do what a lost one had not.
     """
     network, now = world.network, world.clock.now
-    servers = world.cast.servers
+    servers = world.roles.servers
     index = servers.index(network.rank)
-    faults = strategy.faults(len(world.cast.workers))
-    part = strategy.server(ServerSetting(index, world.cast, finite))
+    faults = strategy.faults(len(world.roles.workers))
+    part = strategy.server(ServerSetting(index, world.roles, finite))
     channel = LeaderChannel(world, strategy)
+    # Of several that have the same workers, one says what counts.
+    says_counts = draws and (index == 0 or strategy.traits(len(world.roles.workers)).leaves > 0)
     states = States(part, index, channel)
     states.resume(faults.shards_of(index) if resume and not world.rejoins else [])
     reporter = Reporter(index, part, world)
     outbox = Outbox(faults, world)
-    entry = Entry(part, world, outbox)
+    rejoining = part if world.rejoins and isinstance(part, KeepingPart) else None
+    if rejoining is not None:  # it asks the others for its shards
+        outbox.send(rejoining.rejoin(world.generation))
     refusals = Refusals(index, world, channel)
     on_message, on_loss = _handlers(part, world)
     bytes_sent = 0
-    while not part.done:
+    # Not `while not part.done`: Python 3.11 specialises a function that is called once only at a `while True`.
+    while True:
+        if part.done:
+            break
         looked_at = now()
         try:
             source, message = network.receive()
@@ -75,9 +90,11 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             if not world.goes_on_without(loss.rank, faults):
                 raise
             outbox.send(_handle_loss(part, on_loss, channel, loss))
+            if says_counts and loss.rank in (counted := part.stats().steps):
+                channel.send(StepsCounted(loss.rank, counted[loss.rank], loss.losses).message())
             continue
         channel.check_if_leader_lost()
-        kind = message.kind
+        kind = message[0]  # by its place: the fields of a named tuple are looked up in its class each time
         if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):
                 states.on_message(source, message)
@@ -96,12 +113,19 @@ def serve(strategy: Strategy, world: World, resume: bool = False, *, finite: boo
             bytes_sent += network.traffic.bytes_sent - before
         if now() - reporter.said_at_s >= REPORT_EVERY_S:
             reporter.tell(channel)
-        if entry.due:
-            entry.tell(channel)
+        if rejoining is not None and rejoining.whole:
+            rejoining = None
+            channel.send(ServerReady(world.generation).message())
     outbox.flush()
-    reporter.tell_the_rest(channel)
-    counts = {"bytes_sent": bytes_sent, "refused": dict(refusals.counted + world.refused)}
-    channel.send(Message(Kind.REPORT, pack_json(_last_words(part, world) | counts)))
+    if reporter.taken:
+        reporter.tell(channel)
+    report: dict[str, Any] = vars(part.stats()) | {
+        "bytes_sent": bytes_sent,
+        "refused": dict(refusals.counted + world.refused),
+    }
+    if world.arrivals is not None:
+        report["arrivals"] = world.arrivals.to_json()
+    channel.send(Message(Kind.REPORT, pack_json(report)))
 
 
 def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss]:
@@ -120,11 +144,6 @@ def _handle_loss(
     if isinstance(part, KeepingPart):
         return part.on_losses(loss.rank, loss.losses)
     return on_loss(loss.rank)
-
-
-def _last_words(part: ServerPart, world: World) -> dict[str, Any]:
-    words = vars(part.stats())
-    return words if world.arrivals is None else words | {"arrivals": world.arrivals.to_json()}
 
 
 class Outbox:
@@ -146,7 +165,7 @@ class Outbox:
         self._leaving: dict[int, Handle] = {}
 
     def send(self, replies: list[tuple[int, Message]]) -> None:
-        """Starts to send."""
+        """Start sending."""
         leaving, start_send = self._leaving, self._start_send
         for to, reply in replies:
             before = leaving.pop(to, None)
@@ -159,7 +178,7 @@ class Outbox:
                     raise
 
     def flush(self) -> None:
-        """Waits until everything has left."""
+        """Wait until everything has left."""
         for to, handle in self._leaving.items():
             self._wait(to, handle)
         self._leaving.clear()
@@ -187,7 +206,7 @@ class States:
         self._channel = channel
 
     def resume(self, shards: Sequence[int]) -> None:
-        """Takes from the leader what the run resumes from.
+        """Take from the leader what the run resumes from.
 
         Args:
             shards: the server's own, then those that it keeps.
@@ -207,9 +226,12 @@ class States:
         if message.kind is Kind.CHECKPOINT:
             self._hand_in(ShardStateRequest.from_message(message).shard)
             return
-        if self._has_begun():
+        try:
+            self._part.state()
+        except RefusedMessage:  # there are no parameters yet
+            state = ShardState.from_message(message)
+        else:
             raise RefusedMessage(Reason.ORDER, "the state of a shard came although training has begun")
-        state = ShardState.from_message(message)
         self._load(state.shard, state)
 
     def _load(self, shard: int, message: ShardState) -> None:
@@ -218,13 +240,6 @@ class States:
             self._part.load_state(state)
         elif isinstance(self._part, KeepingPart):
             self._part.load_state_of(shard, state)
-
-    def _has_begun(self) -> bool:
-        try:
-            self._part.state()
-        except RefusedMessage:  # there are no parameters yet
-            return False
-        return True
 
     def _hand_in(self, shard: int) -> None:
         """Only servers that keep others' have more than one."""
@@ -237,33 +252,6 @@ class States:
                 Reason.NUMBERS, f"the state of shard {shard} was asked for, which is not here"
             )
         self._channel.answer(ShardState(shard, *state).message())
-
-
-class Entry:
-    """One server's: a successor asks others for its shards, and tells the leader that it has them.
-
-    Args:
-        part: of the server.
-        world: where it is.
-        outbox: takes its questions.
-
-    Attributes:
-        due: whether that has still to be told.
-    """
-
-    def __init__(self, part: ServerPart, world: World, outbox: Outbox) -> None:
-        self.due = False
-        if world.rejoins and isinstance(part, KeepingPart):
-            self.due = True
-            self._part = part
-            self._generation = world.incarnation
-            outbox.send(part.rejoin(world.incarnation))
-
-    def tell(self, channel: LeaderChannel) -> None:
-        """Tells the leader, once this server has all of its shards."""
-        if self._part.whole:
-            self.due = False
-            channel.send(ServerReady(self._generation).message())
 
 
 class Refusals:
@@ -288,14 +276,14 @@ class Refusals:
 
     @contextmanager
     def of(self, source: int) -> Iterator[None]:
-        """Bears the refusal of a message from this rank."""
+        """Count refusals of a message from this rank instead of raising them."""
         try:
             yield
         except RefusedMessage as refusal:
             self.note(source, refusal)
 
     def note(self, source: int, refusal: RefusedMessage) -> None:
-        """Counts a refusal, and tells the first of its kind."""
+        """Count a refusal, and report the first of its kind."""
         self.counted[refusal.reason.value] += 1
         if (source, refusal.reason) in self._told:
             return
@@ -321,6 +309,7 @@ class Reporter:
     Attributes:
         said_at_s: when it last did.
         updating_s: for how long its part has handled messages since then.
+        taken: messages of steps since then.
     """
 
     def __init__(self, index: int, part: ServerPart, world: World) -> None:
@@ -329,16 +318,16 @@ class Reporter:
         self._now = world.clock.now
         self._started_at = self.said_at_s = self._now()
         self._latest_staleness: Callable[[], dict[int, int]] = (
-            part.latest_staleness if isinstance(part, CountsLatestStaleness) else _Difference(part)
+            part.latest_staleness if isinstance(part, CountsLatestStaleness) else _gained(part)
         )
         self._begun = False
         self._wait_s = 0.0
-        self._taken = 0
+        self.taken = 0
         self._waits = 0
         self.updating_s = 0.0
 
     def took(self, looked_at_s: float, now_s: float) -> None:
-        """Counts a message that has just come, and how long the server has waited for it.
+        """Count a message that has just come, and how long the server has waited for it.
 
         Args:
             looked_at_s: when it began to wait.
@@ -349,22 +338,17 @@ class Reporter:
             self._started_at = self.said_at_s = now_s
             self.updating_s = 0.0
         waited_s = now_s - looked_at_s
-        self._taken += 1
+        self.taken += 1
         if waited_s > AT_ONCE_S:
             self._waits += 1
             self._wait_s += waited_s
 
     def tell(self, channel: LeaderChannel) -> None:
-        """Tells the leader."""
+        """Send the leader what was done."""
         channel.send(EventReport(self._event()).message())
 
-    def tell_the_rest(self, channel: LeaderChannel) -> None:
-        """Tells the leader, if there is something left to be said."""
-        if self._taken:
-            self.tell(channel)
-
     def _event(self) -> ServerProgress:
-        """Gives what has been done since the last call, and starts anew."""
+        """Return what has been done since the last call, and start anew."""
         now, stats = self._now(), self._part.stats()
         seconds = now - self.said_at_s
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before
@@ -375,22 +359,22 @@ class Reporter:
             staleness=self._latest_staleness(),
             seconds=seconds,
             busy_share=1 - idle_s / seconds if seconds > 0 else 0.0,
-            queue=self._taken / max(1, self._waits),
+            queue=self.taken / max(1, self._waits),
             dropped=stats.dropped,
             updating_s=self.updating_s,
         )
         self.said_at_s = now
-        self._wait_s, self._taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
+        self._wait_s, self.taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
         return event
 
 
-class _Difference:
-    """What a part's counts of staleness have gained since they were last asked for."""
+def _gained(part: ServerPart) -> Callable[[], dict[int, int]]:
+    """Return a function that counts the staleness of the gradients applied since its last call."""
+    said = Counter(part.stats().staleness)
 
-    def __init__(self, part: ServerPart) -> None:
-        self._part = part
-        self._said = Counter(part.stats().staleness)
+    def latest() -> dict[int, int]:
+        nonlocal said
+        before, said = said, Counter(part.stats().staleness)
+        return dict(said - before)
 
-    def __call__(self) -> dict[int, int]:
-        said, self._said = self._said, Counter(self._part.stats().staleness)
-        return dict(self._said - said)
+    return latest

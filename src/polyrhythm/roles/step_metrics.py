@@ -31,7 +31,7 @@ _COMMUNICATION = "communication"
 
 
 def finish_work(device: torch.device) -> None:
-    """Returns when a device has done what it was told; a CPU always has."""
+    """Wait until a device has finished its queued work; a no-op for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -173,6 +173,21 @@ class Tally:
         loss_sum: sum over those of `loss * images` in the epoch under way, and its images.
     """
 
+    __slots__ = (
+        "_clock",
+        "_images_before_epoch",
+        "_loss",
+        "_said_at",
+        "_said_images",
+        "_said_steps",
+        "_started_at",
+        "_wait_s",
+        "_worker",
+        "epoch_loss",
+        "images",
+        "steps",
+    )
+
     def __init__(self, worker: int, clock: Clock) -> None:
         self._worker = worker
         self._clock = clock
@@ -187,6 +202,11 @@ class Tally:
         self.epoch_loss = 0.0
 
     @property
+    def elapsed_s(self) -> float:
+        """Seconds since training started."""
+        return self._clock.now() - self._started_at
+
+    @property
     def epoch_images(self) -> int:
         """Seen in the epoch under way."""
         return self.images - self._images_before_epoch
@@ -195,6 +215,11 @@ class Tally:
     def due(self) -> bool:
         """Whether it is time to say something."""
         return self._clock.now() - self._said_at >= REPORT_EVERY_S
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether there are steps of which nothing has been said."""
+        return self.steps > self._said_steps
 
     def begin(self, elapsed_s: float = 0.0) -> None:
         """Training starts now, on all ranks at about the same moment: event times count from here.
@@ -206,12 +231,12 @@ class Tally:
         self._started_at = self._said_at - elapsed_s
 
     def begin_epoch(self) -> None:
-        """Starts the epoch's mean loss anew."""
+        """Start the epoch's mean loss anew."""
         self._images_before_epoch = self.images
         self.epoch_loss = 0.0
 
     def add(self, images: int, loss: float, wait_s: float) -> None:
-        """Adds a step: its images, their mean loss, and the seconds in which the worker waited for others."""
+        """Add a step: its images, their mean loss, and the seconds in which the worker waited for others."""
         self.steps += 1
         self.images += images
         losses = loss * images
@@ -220,7 +245,7 @@ class Tally:
         self._wait_s += wait_s
 
     def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
-        """Gives what has been added since the last call, and starts anew."""
+        """Return what has been added since the last call, and start anew."""
         now = self._clock.now()
         images = self.images - self._said_images
         event = WorkerProgress(

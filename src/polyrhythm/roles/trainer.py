@@ -28,8 +28,10 @@ from torch import Tensor
 
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import CacheUsed
+from polyrhythm.events import BatchesBalanced, CacheUsed, Notice
+from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.control_plane import Boundary, ControlPlane
+from polyrhythm.roles.deal import MOST_STEPS, Hand
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
@@ -67,20 +69,15 @@ class Workload(Protocol):
 
 
 class Calendar(Protocol):
-    """Which step belongs to which epoch.
-
-    Attributes:
-        epochs: of the run.
-        total_steps: that every worker takes.
-    """
+    """Which step belongs to which epoch."""
 
     @property
     def epochs(self) -> int:
-        """Of the run."""
+        """Number of epochs of the run."""
 
     @property
     def total_steps(self) -> int:
-        """That every worker takes."""
+        """Number of steps that every worker takes."""
 
     def start(self, epoch: int) -> int:
         """Return the steps before an epoch; before the one after the last, all."""
@@ -89,34 +86,43 @@ class Calendar(Protocol):
         """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
 
 
-class Batch(Protocol):
-    """What a step is computed of."""
-
-    @property
-    def size(self) -> int:
-        """Its images; 0 if this worker only takes part in the exchange."""
-
-
 class ComputedWorkload(Workload, Protocol):
     """A workload whose steps `Trainer.run` takes.
 
     Attributes:
         batch_size: images of a full batch, in the epoch whose batches were asked for last.
         rate_ratio: learning rate that the strategy is given, over the one that is reported.
+        sizes: relative parts of a global batch, of the workers that are there; empty: all alike. For the batches that
+            are asked for next.
+        limit: images that this worker's memory holds at once, where more did not fit; 0: no limit is known.
         report_steps: after every so many steps a report is due, and at the end of the run. 0: after some time, and at
             the end of every epoch.
     """
 
     batch_size: int
     rate_ratio: float
+    sizes: tuple[float, ...]
+    limit: int
     report_steps: int
 
     @property
     def calendar(self) -> Calendar:
-        """Which step belongs to which epoch."""
+        """Which step belongs to which epoch, where each worker has a fixed share."""
+
+    @property
+    def hand(self) -> Hand | None:
+        """The batches that this worker draws; None where it has a fixed share."""
+
+    def global_batch(self, epoch: int) -> int:
+        """Return the images of a full step of all workers in an epoch."""
 
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
-        """Return this worker's batches (`Batch`) of an epoch, from step `start` of it on, a step each."""
+        """Return this worker's batches of an epoch, a step each; the `size` of one without images is 0.
+
+        Args:
+            epoch: its number.
+            start: the first step, counted within the epoch, or within the run where batches are drawn.
+        """
 
     def compute(self, step: Step, batch: Any) -> tuple[float, float, bool]:
         """Fill the gradients of a step.
@@ -273,7 +279,29 @@ class TrainingRun:
         control: this worker's control plane.
         world: where this rank is.
         in_step: whether workers take their steps together; for reports.
+        balancer: of this worker; None: all have equal parts of a global batch.
     """
+
+    __slots__ = (
+        "_activity",
+        "_asked",
+        "_balancer",
+        "_calendar",
+        "_compute",
+        "_control",
+        "_hand",
+        "_in_step",
+        "_limit",
+        "_now",
+        "_rate",
+        "_replica",
+        "_tally",
+        "_timer",
+        "_trainer",
+        "_view",
+        "_workload",
+        "_world",
+    )
 
     def __init__(
         self,
@@ -283,13 +311,17 @@ class TrainingRun:
         world: World,
         *,
         in_step: bool,
+        balancer: Balancer | None = None,
     ) -> None:
+        self._balancer = balancer
+        self._view = self._limit = 0
         self._trainer = trainer
         self._workload = workload
         self._control = control
         self._world = world
         self._in_step = in_step
         self._calendar = workload.calendar
+        self._hand = workload.hand
         self._replica = trainer.replica
         self._tally = Tally(trainer.worker, world.clock)
         self._rate = 0.0
@@ -305,6 +337,8 @@ class TrainingRun:
             elapsed_s: for how long the others have been training.
         """
         step, stopped = self._train(start, elapsed_s)
+        if self._balancer is not None and self._replica.part.skips_steps:
+            self._balancer.leave()  # others may have more of their steps before them
         if stopped:
             self._trainer.stop()
             self._control.boundary(Boundary.STOP, self._record(step, stopped=True))
@@ -317,35 +351,89 @@ class TrainingRun:
         trainer, calendar, part = self._trainer, self._calendar, self._replica.part
         takes_over = self._world.leads and self._world.rejoins
         if trainer.over and not takes_over:  # it was let in when the others had stopped
-            return start, start < calendar.total_steps
-        first = calendar.epoch_of(start)
+            return start, self._hand is not None or start < calendar.total_steps
+        first = calendar.epoch_of(start) if self._hand is None else self._hand.epoch(start)
         self._control.begin(first)
         through = first == calendar.epochs  # when the others were saved
         if trainer.let_in or takes_over or through:
-            self._control.boundary(Boundary.ENTERED, self._record(start))
+            self._control.boundary(Boundary.ENTERED, self._record(start, through=through))
         if trainer.stops:
-            return start, start < calendar.total_steps
+            return start, not through
         self._tally.begin(elapsed_s)
+        if self._balancer is not None and self._balancer.sizes:
+            self._report_sizes(start)
         if self._timer is not None:
             self._timer.start(elapsed_s)
-        done = start
-        for epoch in range(first, calendar.epochs):
+        done, epoch = start, first
+        through_epoch = self._through_fixed if self._hand is None else self._through_drawn
+        while epoch < calendar.epochs:
             self._tally.begin_epoch()
-            done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
-            while done < end and not stopped:
-                taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
-                done, stopped = taken or (trainer.step, trainer.stops)
-            last = epoch + 1 == calendar.epochs
-            if stopped and not (last and done >= end):
+            done, following, stopped = through_epoch(epoch, done)
+            last = following == calendar.epochs
+            if self._balancer is not None and not (last or stopped):
+                trainer.guard(lambda: self._balance_after_epoch(done))  # noqa: B023 (called at once)
+            if stopped:
                 return done, True
+            epoch = following
             presented = None if last else trainer.guard(part.present)
-            self._control.boundary(Boundary.EPOCH, self._record(done), epoch + 1, presented)
+            self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epoch, presented)
             if not last:
                 trainer.guard(part.catch_up)
                 if trainer.regrouping is not None:
                     check = trainer.regrouping.check
                     trainer.guard(lambda: check(done))  # noqa: B023 (called at once)
-        return max(done, calendar.total_steps), False
+        return (done if self._hand is not None else max(done, calendar.total_steps)), False
+
+    def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
+        """Take the steps of this worker's share of an epoch.
+
+        Args:
+            epoch: its number.
+            done: steps that this worker has done.
+
+        Returns:
+            Steps done, the epoch that follows, and whether this worker stops before the run is over.
+        """
+        trainer, calendar = self._trainer, self._calendar
+        done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
+        while done < end and not stopped:
+            taken = trainer.guard(lambda: self._stretch(epoch, done, end))  # noqa: B023 (called at once)
+            done, stopped = taken or (trainer.step, trainer.stops)
+        last = epoch + 1 == calendar.epochs
+        return done, epoch + 1, stopped and not (last and done >= end)
+
+    def _through_drawn(self, epoch: int, done: int) -> tuple[int, int, bool]:
+        """Take as many steps as this worker draws of an epoch; see `_through_fixed`."""
+        trainer, hand = self._trainer, self._hand
+        assert hand is not None
+        # What a lost worker gave back may be of an earlier epoch.
+        while (following := hand.epoch(done)) <= epoch:
+            taken = trainer.guard(lambda: self._drawn_stretch(following, done))  # noqa: B023 (called at once)
+            done, stopped = taken or (trainer.step, trainer.stops)
+            if stopped:
+                return done, epoch, True
+        return done, following, False
+
+    def _drawn_stretch(self, epoch: int, done: int) -> tuple[int, bool]:
+        """Take the steps that this worker draws of an epoch, until there are none or a rank was asked to stop."""
+        workload, take, next_step = self._workload, self._take, self._replica.part.next_step
+        due = self._next_due(done, MOST_STEPS)
+        if self._timer is not None:
+            self._timer.begin()
+        for batch in workload.batches(epoch, done):
+            stop = take(batch, done)
+            before, done = done, next_step(done)
+            if stop or done >= due:
+                self._follow_up(epoch, before, done, stops=stop, ends=stop)
+                if stop:
+                    return done, True
+                due = self._next_due(done, MOST_STEPS)
+            if done != before + 1:
+                break
+        self._replica.settle()
+        if self._tally.unsaid:
+            self._report(epoch, done)
+        return done, False
 
     def _stretch(self, epoch: int, done: int, end: int) -> tuple[int, bool]:
         """Take steps until the epoch is over or a rank was asked to stop; call it inside `Trainer.guard`.
@@ -363,9 +451,12 @@ class TrainingRun:
         """
         workload, take, next_step = self._workload, self._take, self._replica.part.next_step
         epoch_start, due = self._calendar.start(epoch), self._next_due(done, end)
+        balancer = self._balancer
         while True:
             if self._timer is not None:
                 self._timer.begin()
+            if balancer is not None:
+                self._share_out(balancer, epoch, done)
             for batch in workload.batches(epoch, done - epoch_start):
                 stop = take(batch, done)
                 before, done = done, next_step(done)
@@ -373,24 +464,87 @@ class TrainingRun:
                     done = min(done, self._calendar.total_steps)
                     self._follow_up(epoch, before, done, stops=stop, ends=stop or done >= end)
                     if stop or done >= end:
+                        if not stop and balancer is not None:
+                            self._balance(balancer, before, done)
                         return done, stop
                     due = self._next_due(done, end)
                 if done != before + 1:  # the part leaves steps out
+                    if balancer is not None:
+                        self._balance(balancer, before, done)
                     break
+                if balancer is not None and self._balance(balancer, before, done):
+                    break
+
+    def _share_out(self, balancer: Balancer, epoch: int, done: int) -> None:
+        """Give the workload the parts of the workers that are there, and of the epoch's global batch."""
+        regroup = self._trainer.regroup
+        batch = self._workload.global_batch(epoch)
+        if regroup is not None and regroup.number != self._view:
+            self._view = regroup.number
+            balancer.regroup(regroup.workers, regroup.members, batch, done)
+            self._report_sizes(done)
+        before = balancer.sizes
+        balancer.resize(batch, done)
+        if balancer.sizes != before:
+            self._report_sizes(done)
+        self._workload.sizes = balancer.sizes
+
+    def _balance(self, balancer: Balancer, before: int, done: int) -> bool:
+        """Let all workers decide on their parts, if they do so after this step; return whether they have changed.
+
+        Raises:
+            PeerLost: a worker is lost.
+        """
+        if done >= self._calendar.total_steps:
+            return False
+        part, meetings = self._replica.part, done - before
+        if self._trainer.regroup is not None:
+            meetings = int(part.meetings(done) > part.meetings(before))
+        if not meetings or not balancer.after(done, meetings):
+            return False
+        self._report_sizes(done)
+        return True
+
+    def _balance_after_epoch(self, done: int) -> bool:
+        """Let all workers follow their speeds from here on, if the epoch has shown that they are uneven."""
+        assert self._balancer is not None
+        uneven = self._balancer.after_epoch()
+        if uneven and self._world.leads:
+            text = (
+                f"workers are uneven: the slowest takes {uneven:.0%} longer for an image than the fastest, so batches "
+                "follow their speeds from here on (--balance off keeps them equal)"
+            )
+            self._control.report(Notice(time_s=self._tally.elapsed_s, text=text))
+            self._report_sizes(done)
+        return True
+
+    def _report_sizes(self, step: int) -> None:
+        if self._world.leads and self._balancer is not None:
+            sizes = self._balancer.images
+            self._control.report(BatchesBalanced(time_s=self._tally.elapsed_s, step=step, sizes=list(sizes)))
 
     def _take(self, batch: Any, number: int) -> bool:
         """Take a step; return whether to stop. The simulator's hot path."""
-        replica, timer, now = self._replica, self._timer, self._now
+        # A call of what an object holds, written as one of its methods, is looked up anew.
+        replica, workload, timer, now = self._replica, self._workload, self._timer, self._now
         if timer is not None:
             timer.lap("data")
-        images = batch.size
-        step = Step(number, images / self._workload.batch_size, self._asked.requested)
+        images, compute, balancer = batch.size, self._compute, self._balancer
+        step = Step(number, images / workload.batch_size, self._asked.requested)
+        began_s = 0.0
+        if balancer is not None:
+            step.share = balancer.share
         replica.begin(step)
-        loss, self._rate, usable = self._compute(step, batch)
+        if balancer is not None:
+            began_s = balancer.compute_time()
+        loss, self._rate, usable = compute(step, batch)
         if not usable:
-            step = Step(number, 0.0, step.stop)
+            step = Step(number, 0.0, step.stop, step.share)
+        if balancer is not None:
+            balancer.limit = workload.limit
+            balancer.note(images, balancer.compute_time() - began_s)
         computed_at_s = now()
-        stop = replica.exchange(step, self._rate * self._workload.rate_ratio)
+        stop = replica.exchange(step, self._rate * workload.rate_ratio)
         if timer is not None:
             timer.lap("update")
         self._tally.add(images, loss, now() - computed_at_s)
@@ -436,17 +590,27 @@ class TrainingRun:
         every = self._workload.report_steps
         if not every:
             return ends or self._tally.due
-        return stops or done >= self._calendar.total_steps or done // every > before // every
+        over = self._hand is None and done >= self._calendar.total_steps
+        return stops or over or done // every > before // every
 
     def _report(self, epoch: int, step: int) -> None:
         progress = self._tally.say(epoch, step, self._rate)
         self._control.report(progress)
+        if self._workload.limit != self._limit:
+            self._limit = self._workload.limit
+            text = (
+                f"worker {progress.worker}: batches do not fit into its memory at once, and are computed in pieces of "
+                f"{self._limit} images from here on"
+            )
+            self._control.report(Notice(time_s=progress.time_s, text=text))
         if cached := self._workload.cache_use():
             self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
         if self._timer is not None:
             self._control.report(self._timer.say(progress, in_step=self._in_step))
 
-    def _record(self, step: int, *, stopped: bool = False, final: bool = False) -> WorkerState:
+    def _record(
+        self, step: int, *, stopped: bool = False, final: bool = False, through: bool = False
+    ) -> WorkerState:
         tally, arrivals = self._tally, self._world.arrivals
         account = Account(
             worker=self._trainer.worker,
@@ -459,6 +623,7 @@ class TrainingRun:
             staleness={str(key): count for key, count in self._replica.part.staleness.items()},
             stopped=stopped,
             final=final,
+            through=through or (final and not stopped),
             arrivals=arrivals.to_json() if final and arrivals else {},
         )
         return self._workload.record(account)
@@ -481,6 +646,9 @@ class StepRetry:
         self._fresh: Tensor | None = None
         self._step = Step(-1)
         self._rate = 0.0
+        self._place = 0
+        self._averaged: int | None = None
+        """How many means there were in the step before the latest; None where a step is exchange and update in one."""
 
     def take(self, step: Step, learning_rate: float) -> None:
         """Exchange the gradients and update the parameters.
@@ -501,6 +669,37 @@ class StepRetry:
         if self.trainer.guard(lambda: self._exchange(step, learning_rate)) is None:
             self._repeat()
         self.trainer.step = step.number + 1
+
+    def average(self, step: Step, place: int = 0) -> None:
+        """Overwrite the gradients with the workers' mean, where the part holds it; `update` follows.
+
+        Args:
+            step: as for `HoldsMeanGradient.average`.
+            place: likewise.
+
+        Raises:
+            OutOfStep: this worker is not where the others are.
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
+        self._replica.flat.gather_gradients()
+        if self.trainer.regrouping is None:
+            self._replica.average(step, place)
+            return
+        self._keep()
+        self._place = place
+        self._step, self._averaged = step, self._replica.part.averaged
+        self.trainer.step = step.number
+        if self.trainer.guard(lambda: self._exchange(step, 0.0)) is None:
+            self._repeat()
+
+    def update(self, step: int, learning_rate: float) -> None:
+        """Update with gradients that were averaged, unless another worker has passed the update on."""
+        if self.trainer.regrouping is None:
+            self._replica.update(step, learning_rate)
+            return
+        if self.trainer.step <= step:
+            self._replica.update(step, learning_rate)
+        self.trainer.step = step + 1
 
     def regroup(self) -> None:
         """Regroup with whoever is there, between two steps; a step that was half done is repeated.
@@ -541,13 +740,25 @@ class StepRetry:
         return True
 
     def _repeat(self) -> None:
-        """Repeat the latest step until it succeeds, unless another worker has passed its update on."""
-        while self._kept is not None and self.trainer.step <= self._step.number:
+        """Repeat the latest exchange until it succeeds, unless another worker has passed its result on."""
+        while self._kept is not None and self._is_due:
             self._replica.flat.gradients.copy_(self._kept)
             if self.trainer.guard(lambda: self._exchange(self._step, self._rate)) is not None:
-                self.trainer.step = self._step.number + 1
+                if self._averaged is None:
+                    self.trainer.step = self._step.number + 1
+                return
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether neither this worker nor one whose state it has taken over has come through the latest exchange."""
+        if self.trainer.step > self._step.number:
+            return False
+        return self._averaged is None or self._replica.part.averaged == self._averaged
 
     def _exchange(self, step: Step, learning_rate: float) -> bool:
+        if self._averaged is not None:
+            self._replica.average(step, self._place)
+            return True
         self._replica.begin(step)
         return self._replica.exchange(step, learning_rate)
 

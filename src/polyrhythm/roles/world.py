@@ -40,7 +40,7 @@ FORWARD_SHARE = 1 / 3
 Announce = Callable[[int], None]
 
 
-@dataclass
+@dataclass(slots=True)
 class DrawnPace:
     """Passes the time of a step on a virtual clock.
 
@@ -148,16 +148,16 @@ class StopRequest:
         self.leave_requested = False
 
     def request(self) -> None:
-        """Asks the run to stop."""
+        """Ask the run to stop."""
         self.requested = True
 
     def request_leave(self) -> None:
-        """Asks this worker to leave."""
+        """Ask this worker to leave."""
         self.leave_requested = True
 
 
 def _ignore(event: Event) -> None:
-    """Takes an event that nobody wants."""
+    """Ignore an event."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,12 @@ class World:
 
     Attributes:
         network: all ranks; strategies talk here.
-        cast: which of them do what.
+        roles: which of them do what.
         pace: how computing passes time; None: by itself, and hooks announce uses and buckets while a pass runs.
         stop: whether someone wants to stop.
         emit: takes the run's events; called on the leader only.
         arrivals: whom this rank has heard, where the network notes it.
-        incarnation: how many ranks have had this number before, and were lost.
+        generation: how many ranks have had this number before, and were lost.
         activity: what this rank is doing, for its watchdog.
         timer: measures where a worker's steps go; None: nobody wants to know.
         refused: links and bytes at this rank that nobody of ours sends, by reason.
@@ -181,12 +181,12 @@ class World:
     """
 
     network: Communicator
-    cast: RoleAssignment
+    roles: RoleAssignment
     pace: DrawnPace | None = None
     stop: StopRequest = field(default_factory=StopRequest)
     emit: Callable[[Event], None] = _ignore
     arrivals: Arrivals | None = None
-    incarnation: int = 0
+    generation: int = 0
     activity: Activity = field(default_factory=Activity)
     timer: StepTimer | None = None
     refused: Counter[str] = field(default_factory=Counter)
@@ -197,7 +197,7 @@ class World:
     @property
     def rejoins(self) -> bool:
         """Whether this rank is the successor of one that was lost, and the others are under way."""
-        return self.incarnation > 0
+        return self.generation > 0
 
     @property
     def clock(self) -> Clock:
@@ -207,7 +207,7 @@ class World:
     @property
     def is_worker(self) -> bool:
         """Whether this rank is a worker."""
-        return self.cast.works(self.network.rank)
+        return self.roles.works(self.network.rank)
 
     @property
     def leads(self) -> bool:
@@ -216,10 +216,10 @@ class World:
 
     def goes_on_without(self, rank: int, faults: FaultPolicy) -> bool:
         """Return whether a run with this policy goes on when a rank is lost."""
-        return faults.survives(rank, self.cast, leader_returns=self.leader_returns)
+        return faults.survives(rank, self.roles, leader_returns=self.leader_returns)
 
     def timed(self, finish: Callable[[], None] = lambda: None) -> World:
-        """Gives this world with a timer, and with a network that tells it for how long it blocks.
+        """Return this world with a timer, and with a network that tells it for how long it blocks.
 
         Args:
             finish: returns when the device has done what it was told.
@@ -232,9 +232,9 @@ class World:
         return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)
 
     def control(self) -> Communicator:
-        """Makes the communicator for what is not training: states, reports, events."""
+        """Make the communicator for what is not training: states, reports, events."""
         return self.network.subgroup("control", range(self.network.size))
 
     def workers(self) -> Communicator:
-        """Makes the workers' communicator."""
-        return self.network.subgroup("workers", self.cast.workers)
+        """Make the workers' communicator."""
+        return self.network.subgroup("workers", self.roles.workers)

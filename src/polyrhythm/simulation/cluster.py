@@ -17,6 +17,7 @@ from polyrhythm.simulation.injection.fault import Faults
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.specs import Config, chosen, plainly
 from polyrhythm.training.quantities import Count, NonNegative, Positive
+from polyrhythm.user_files import parse_yaml, read_text
 
 
 class Described(BaseModel):
@@ -50,7 +51,7 @@ class HostKind(Described):
     """
 
     name: str
-    count: Count
+    count: Annotated[Count, Field(le=1_000_000)]
     cores: Count = 1
     accelerators: int = Field(default=0, ge=0)
     workers: Count | None = None
@@ -160,13 +161,7 @@ def open_cluster(name_or_file: str | Path) -> Cluster:
     path = Path(name_or_file)
     if not path.suffix and not path.exists():
         raise unknown("cluster", str(name_or_file), ready_clusters())
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot read the cluster file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise RequestError(f"the cluster file {path} is not text") from None
-    return parse_cluster(text, str(path))
+    return parse_cluster(read_text(path, "the cluster file"), str(path))
 
 
 def parse_cluster(text: str, where: str) -> Cluster:
@@ -179,14 +174,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
     Raises:
         RequestError: a value is missing or impossible.
     """
-    try:
-        read = yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # dates and numbers that cannot be, endless nesting
-        raise RequestError(f"cluster {where} is not YAML: {' '.join(str(error).split())}") from None
+    read = parse_yaml(text, f"cluster {where}")
     if not isinstance(read, dict):
         raise RequestError(
             f"cluster {where} must be lines of `key: value`, with hosts, nic, inside, step_time"

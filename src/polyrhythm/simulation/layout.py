@@ -22,12 +22,12 @@ class Layout:
 
     Attributes:
         cluster: the hosts.
-        cast: which ranks do what.
+        roles: which ranks do what.
         host_of: the number of each rank's host.
     """
 
     cluster: Cluster
-    cast: RoleAssignment
+    roles: RoleAssignment
     host_of: tuple[int, ...]
 
     @property
@@ -44,7 +44,7 @@ class Layout:
         """Return by how much a step of a worker is longer than on a host of speed 1 that is the workers' alone."""
         host = self.host_of[worker]
         machine = self.cluster.machines[host]
-        servers = sum(self.host_of[rank] == host for rank in self.cast.servers)
+        servers = sum(self.host_of[rank] == host for rank in self.roles.servers)
         return machine.slowed_by(servers) / machine.speed
 
 
@@ -68,9 +68,9 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
         )
     used = places[:workers]
     homes = _server_homes(cluster, used, servers, placement)
-    cast = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
-    layout = Layout(cluster, cast, (*used, *homes))
-    for worker in cast.workers:
+    roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
+    layout = Layout(cluster, roles, (*used, *homes))
+    for worker in roles.workers:
         if layout.step_factor(worker) == float("inf"):
             machine = cluster.machines[layout.host_of[worker]]
             raise RequestError(

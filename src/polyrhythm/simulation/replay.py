@@ -24,7 +24,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.recording import Recording
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.run import run_rank
-from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
+from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
 
 
 class ScriptOver(RunError):
@@ -197,9 +197,11 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
         recording: of the run.
         emit: takes the events, with virtual seconds.
     """
-    assert job.keeping.folder is None or not job.keeping.checkpoints, "a replay writes no checkpoints"
+    assert job.checkpointing.folder is None or not job.checkpointing.checkpoints, (
+        "a replay writes no checkpoints"
+    )
     scripts = {
-        rank: Script(rank, recording.ranks.get(rank, Arrivals())) for rank in range(recording.cast.size)
+        rank: Script(rank, recording.ranks.get(rank, Arrivals())) for rank in range(recording.roles.size)
     }
     performance = Performance()
     digests: list[str] = []
@@ -214,7 +216,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
         run_rank(job, replace(world, network=network))
 
     try:  # all ranks are equally fast: what was recorded decides
-        plain_stage(recording.cast, Piece(role), hear, Surroundings()).play()
+        constant_run(recording.roles, RankProgram(role), hear, ConstantCluster()).play()
     except (
         PolyrhythmError
     ) as error:  # the order cannot be played: it leads nowhere, or the loss grows without end

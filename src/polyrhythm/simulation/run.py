@@ -18,23 +18,23 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import StopRequest, World
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import Piece, Surroundings, modelled_stage, plain_stage
+from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run, modelled_run
 from polyrhythm.simulation.timeline import Timeline
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import time_shares
 
-__all__ = ["Surroundings", "simulate", "simulate_on"]
+__all__ = ["ConstantCluster", "simulate", "simulate_on"]
 
 
-def simulate(job: Job, surroundings: Surroundings | None = None) -> list[Event]:
+def simulate(job: Job, cluster: ConstantCluster | None = None) -> list[Event]:
     """Train with real gradients in virtual time, on a cluster of constant links.
 
     Args:
         job: what to train; its run folder, if it has one, must exist.
-        surroundings: the cluster.
+        cluster: the links and compute times.
 
     Returns:
         The run's events, in order, with virtual seconds.
@@ -43,8 +43,8 @@ def simulate(job: Job, surroundings: Surroundings | None = None) -> list[Event]:
         Deadlock: no rank can go on.
     """
     events: list[Event] = []
-    cast = cast_in_order(job.workers, job.traits.servers)
-    plain_stage(cast, _piece(job), events.append, surroundings or Surroundings()).play()
+    roles = roles_in_order(job.workers, job.traits.servers)
+    constant_run(roles, job_program(job), events.append, cluster or ConstantCluster()).play()
     return events
 
 
@@ -70,13 +70,14 @@ def simulate_on(
         Deadlock: no rank can go on.
     """
     seed = job.learning.seed
-    stage = modelled_stage(layout, _piece(job), emit, seed=seed, stop=stop, timeline=timeline)
-    Scene(stage, job.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
+    run = modelled_run(layout, job_program(job), emit, seed=seed, stop=stop, timeline=timeline)
+    FaultInjector(run, job.strategy, layout.cluster.faults, seed=seed, host_of=layout.host_of).play()
 
 
-def _piece(job: Job) -> Piece:
-    timed = replace(job, time_shares=_SharesOnce(job.dataset.image_shape))
-    return Piece(partial(run_rank, timed))
+def job_program(job: Job) -> RankProgram:
+    """Return what the ranks of a job do."""
+    timed = replace(job, time_shares=_shares_once(job.dataset.image_shape))
+    return RankProgram(partial(run_rank, timed))
 
 
 def run_rank(job: Job, world: World) -> None:
@@ -84,23 +85,24 @@ def run_rank(job: Job, world: World) -> None:
     if world.is_worker:
         work(job, world)
     else:
-        serve(job.strategy, world, job.keeping.resume)
+        serve(job.strategy, world, job.checkpointing.resume, draws=job.draws)
 
 
-class _SharesOnce:
-    """The time shares of the first replica, which are those of all others."""
+def _shares_once(
+    image_shape: tuple[int, int, int],
+) -> Callable[[nn.Module, FlatParameters], tuple[float, ...]]:
+    """Return what finds the time shares of the first replica, which are those of all others."""
+    found: list[tuple[float, ...]] = []
 
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
-        self._image_shape = image_shape
-        self._shares: tuple[float, ...] | None = None
+    def shares(model: nn.Module, flat: FlatParameters) -> tuple[float, ...]:
+        if not found:
+            found.append(time_shares(model, flat, image_shape))
+        return found[0]
 
-    def __call__(self, model: nn.Module, flat: FlatParameters) -> tuple[float, ...]:
-        if self._shares is None:
-            self._shares = time_shares(model, flat, self._image_shape)
-        return self._shares
+    return shares
 
 
-def dry_events(dry_run: DryRun, surroundings: Surroundings | None = None) -> list[Event]:
+def dry_events(dry_run: DryRun, cluster: ConstantCluster | None = None) -> list[Event]:
     """Run a dry run on a cluster of constant links.
 
     Returns:
@@ -110,8 +112,8 @@ def dry_events(dry_run: DryRun, surroundings: Surroundings | None = None) -> lis
         Deadlock: no rank can go on.
     """
     events: list[Event] = []
-    cast = cast_in_order(dry_run.workers, dry_run.traits.servers)
-    plain_stage(cast, piece_of(dry_run), events.append, surroundings or Surroundings()).play()
+    roles = roles_in_order(dry_run.workers, dry_run.traits.servers)
+    constant_run(roles, program_of(dry_run), events.append, cluster or ConstantCluster()).play()
     return events
 
 
@@ -123,26 +125,14 @@ def simulate_dry_on(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Run a dry run on a modelled cluster, with its faults.
-
-    Args:
-        layout: the cluster, and which rank is on which of its hosts.
-        dry_run: the dry run.
-        emit: takes the run's events, in order, with virtual seconds.
-        stop: whether the run is asked to stop.
-        timeline: records what ranks do; None: nothing is recorded.
-
-    Raises:
-        RequestError: the cluster slows a rank that is no worker.
-        Deadlock: no rank can go on.
-    """
+    """Run a dry run on a modelled cluster, with its faults; arguments and errors are those of `simulate_on`."""
     seed, faults = dry_run.seed, layout.cluster.faults
-    piece = piece_of(dry_run, faultless=not faults)
-    stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
-    Scene(stage, dry_run.strategy, faults, seed=seed, host_of=layout.host_of).play()
+    program = program_of(dry_run, faultless=not faults)
+    run = modelled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
+    FaultInjector(run, dry_run.strategy, faults, seed=seed, host_of=layout.host_of).play()
 
 
-def piece_of(dry_run: DryRun, *, faultless: bool = True) -> Piece:
+def program_of(dry_run: DryRun, *, faultless: bool = True) -> RankProgram:
     """Return what a dry run's ranks do; messages count as many bytes as the model's.
 
     Args:
@@ -151,9 +141,9 @@ def piece_of(dry_run: DryRun, *, faultless: bool = True) -> Piece:
     """
     # No `partial`: a call through C deepens the stack that is put aside whenever a rank waits.
     if not (faultless and dry_run.computes_nothing):
-        return Piece(lambda world: perform(dry_run, world), dry_run.stand_in.nbytes)
+        return RankProgram(lambda world: perform(dry_run, world), dry_run.stand_in.nbytes)
     still = replace(dry_run, still=True)
-    return Piece(lambda world: perform(still, world), still.stand_in.nbytes, as_it_was_sent)
+    return RankProgram(lambda world: perform(still, world), still.stand_in.nbytes, as_it_was_sent)
 
 
 def perform(dry_run: DryRun, world: World) -> None:
@@ -161,4 +151,4 @@ def perform(dry_run: DryRun, world: World) -> None:
     if world.is_worker:
         work_dry(dry_run, world)
     else:
-        serve(dry_run.strategy, world, finite=dry_run.still)
+        serve(dry_run.strategy, world, finite=dry_run.still, draws=dry_run.draws)

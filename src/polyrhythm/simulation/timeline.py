@@ -146,7 +146,6 @@ class ObservedTime(VirtualTime):
         self._note(COMPUTE, start)
 
     def park(self, reason: str, task: Task | None = None) -> Any:
-        """Block the running task until it is woken; return what it is handed."""
         start = self.now_s
         handed = super().park(reason, task)
         self._note(WAIT, start, reason)

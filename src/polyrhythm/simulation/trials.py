@@ -24,15 +24,15 @@ from polyrhythm.errors import RunError
 from polyrhythm.events import Event
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import LEADER, StopRequest
+from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import Fault
 from polyrhythm.simulation.injection.faults.cut import Cut
 from polyrhythm.simulation.injection.faults.delay import Delay
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.injection.faults.slow import Slow
 from polyrhythm.simulation.layout import Layout
-from polyrhythm.simulation.run import piece_of
-from polyrhythm.simulation.scene import Scene
-from polyrhythm.simulation.stage import modelled_stage
+from polyrhythm.simulation.run import program_of
+from polyrhythm.simulation.simulated_run import modelled_run
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
@@ -121,11 +121,11 @@ def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
     spares = faults.spares
     length_s = dry_run.steps * _step_s(trial.layout)
     settle_s = _PASSAGES_TO_SETTLE * _passage_s(trial.layout, dry_run.sizes.nbytes)
-    drawn = drawn_faults(trial.layout.cast, seed, length_s, spares=spares, settle_s=settle_s)
+    drawn = drawn_faults(trial.layout.roles, seed, length_s, spares=spares, settle_s=settle_s)
     if faults.leader and leaves_some(drawn, spares, to_hand_on=spares < dry_run.workers):
         drawn += drawn_change_of_lead(seed, dry_run.steps, length_s)
     if dry_run.traits.servers and faults.keeps_shards((0,)):
-        drawn += drawn_deaths(trial.layout.cast.servers, seed, length_s, settle_s)
+        drawn += drawn_deaths(trial.layout.roles.servers, seed, length_s, settle_s)
     return drawn
 
 
@@ -133,7 +133,7 @@ def _step_s(layout: Layout) -> float:
     """Return about how long a step computes."""
     random = Random(0)
     drawn = sorted(layout.cluster.step_time.draw(random) for _ in range(_DRAWS))
-    return drawn[_DRAWS // 2] * max(map(layout.step_factor, layout.cast.workers))
+    return drawn[_DRAWS // 2] * max(map(layout.step_factor, layout.roles.workers))
 
 
 def _passage_s(layout: Layout, nbytes: int) -> float:
@@ -151,19 +151,7 @@ def play(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Run one seed.
-
-    Args:
-        trial: what is tried.
-        seed: of the step times and of the faults.
-        emit: takes the run's events.
-        stop: whether the run is asked to stop.
-        timeline: records what ranks do; None: nothing is recorded.
-
-    Raises:
-        RequestError: a fault names a rank or host that is not there.
-        RunError: an invariant does not hold, or no rank can go on.
-    """
+    """Run one seed; see `prepare` and `PreparedSeed.play`."""
     prepare(trial, seed, emit, stop=stop, timeline=timeline).play()
 
 
@@ -172,16 +160,18 @@ class PreparedSeed:
     """One seed that is ready to run.
 
     Attributes:
-        scene: the run.
+        injector: the run.
         watch: checks its invariants; None: nothing does.
         steps: that every worker has to take.
         stop: whether the run is asked to stop.
+        drawn: whether each worker takes as many steps as it comes to.
     """
 
-    scene: Scene
+    injector: FaultInjector
     watch: Watch | None
     steps: int
     stop: StopRequest
+    drawn: bool
 
     def play(self) -> None:
         """Run to the end.
@@ -189,9 +179,9 @@ class PreparedSeed:
         Raises:
             RunError: an invariant does not hold, or no rank can go on; virtual time then stands still.
         """
-        self.scene.play()
+        self.injector.play()
         if self.watch is not None and not self.stop.requested:
-            self.watch.ended(self.steps)
+            self.watch.ended(self.steps, drawn=self.drawn)
 
 
 def prepare(
@@ -202,7 +192,14 @@ def prepare(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> PreparedSeed:
-    """Return the run of one seed; see `play`.
+    """Return the run of one seed.
+
+    Args:
+        trial: what is tried.
+        seed: of the step times and of the faults.
+        emit: takes the run's events.
+        stop: whether the run is asked to stop.
+        timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
         RequestError: a fault names a rank or host that is not there.
@@ -212,21 +209,23 @@ def prepare(
     conditions: Conditions | None = None
     if trial.check:
         dry_run, conditions = _watchable(trial, dry_run, faults)
-    piece = piece_of(dry_run, faultless=not faults)
-    stage = modelled_stage(layout, piece, emit, seed=seed, stop=stop, timeline=timeline)
-    scene = Scene(stage, dry_run.strategy, faults, seed=seed, host_of=layout.host_of)
+    program = program_of(dry_run, faultless=not faults)
+    run = modelled_run(layout, program, emit, seed=seed, stop=stop, timeline=timeline)
+    injector = FaultInjector(run, dry_run.strategy, faults, seed=seed, host_of=layout.host_of)
     watch: Watch | None = None
     if conditions is not None:
         invariants = invariants_for(dry_run.strategy, conditions)
-        watch = Watch(invariants, layout.cast, stage.time.now, lambda: stage.cluster.ranks)
-        stage.observer, scene.links.on_arrival = watch, watch.delivered
-    return PreparedSeed(scene, watch, dry_run.steps, stage.stop)
+        watch = Watch(invariants, layout.roles, run.time.now, lambda: run.cluster.ranks)
+        run.observer, injector.links.on_arrival = watch, watch.delivered
+    return PreparedSeed(injector, watch, dry_run.steps, run.stop, dry_run.draws)
 
 
 def _watchable(trial: Trial, dry_run: DryRun, faults: tuple[Fault, ...]) -> tuple[DryRun, Conditions]:
     """Return the dry run with exact gradients, where there are such, and what invariants may know of it."""
     workers, numbers = dry_run.workers, dry_run.stand_in.numbers
     gradients = None
+    roles, units = trial.layout.roles, dry_run.units if dry_run.draws else ()
+    units = tuple(tuple(roles.workers[worker] for worker in unit) for unit in units)
     if ExactGradients.possible(workers, dry_run.steps):
         gradients = ExactGradients(numbers, workers)
         dry_run = replace(dry_run, optimizer=SGD(lr=1, momentum=0), gradient=gradients.fill, epoch_images=0)
@@ -234,11 +233,12 @@ def _watchable(trial: Trial, dry_run: DryRun, faults: tuple[Fault, ...]) -> tupl
     quick_s = step_s + _passage_s(trial.layout, dry_run.sizes.nbytes)
     patience_s = _STEPS_OF_PATIENCE * quick_s + sum(fault.holds_up_s(step_s) for fault in faults)
     conditions = Conditions(
-        cast=trial.layout.cast,
+        roles=roles,
         numbers=numbers,
         gradient=gradients,
         patience_s=patience_s,
         steps=dry_run.steps,
+        units=units,
     )
     return dry_run, conditions
 
@@ -265,7 +265,7 @@ def try_seeds(
             prepared.play()
         except RunError as error:
             faults = faults_text(faults_of(trial, seed))
-            at_s = prepared.scene.time.now()
+            at_s = prepared.injector.time.now()
             failures.append(Failure(seed, str(error), at_s, faults, trial.command(seed, faults)))
             if not on_failure(failures[-1]):
                 break
@@ -278,14 +278,14 @@ _ALONE, _SETTLED = 0.5, 0.5
 
 
 def drawn_faults(
-    cast: RoleAssignment, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
+    roles: RoleAssignment, seed: int, length_s: float, *, spares: int, settle_s: float = 0.0
 ) -> tuple[Fault, ...]:
     """Return one to three faults, drawn.
 
     Messages are neither dropped, duplicated nor corrupted, since no strategy is meant to survive that.
 
     Args:
-        cast: which ranks do what.
+        roles: which ranks do what.
         seed: of the draw.
         length_s: about how long the run takes.
         spares: how many workers may be missing at once; for the leader see `drawn_change_of_lead`.
@@ -293,11 +293,11 @@ def drawn_faults(
     """
     random = Random(seed_for("fault mix", seed))
     calm = [_slow, _delay, _cut]
-    bounded = spares < len(cast.workers) - 1
-    kills = [_kill, _kill, _kill if bounded else _kills] if len(cast.workers) > 1 else []
+    bounded = spares < len(roles.workers) - 1
+    kills = [_kill, _kill, _kill if bounded else _kills] if len(roles.workers) > 1 else []
     found: list[Fault] = []
     for _ in range(random.randint(1, _MOST)):
-        found.append(random.choice(calm + kills if spares > 0 else calm)(cast, random, length_s))
+        found.append(random.choice(calm + kills if spares > 0 else calm)(roles, random, length_s))
         if bounded and found[-1].name == Kill.name:
             spares -= 1
     return tuple(_apart(fault, settle_s) for fault in found)
@@ -375,29 +375,29 @@ def _window(random: Random, length_s: float) -> tuple[float, float]:
     return _rounded(begin), _rounded(begin + length_s * random.uniform(0.01, 0.3) + 1e-9)
 
 
-def _slow(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
+def _slow(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
     from_s, to_s = _window(random, length_s)
     factor = _rounded(random.uniform(1.5, 10))
-    return Slow(rank=random.choice(cast.workers), factor=factor, from_s=from_s, to_s=to_s)
+    return Slow(rank=random.choice(roles.workers), factor=factor, from_s=from_s, to_s=to_s)
 
 
-def _delay(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
+def _delay(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
     seconds = _rounded(length_s * random.uniform(0.001, 0.1))
     return Delay(seconds=seconds, probability=_rounded(random.uniform(0.01, 0.3)))
 
 
-def _cut(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
+def _cut(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
     from_s, to_s = _window(random, length_s)
-    return Cut(source=random.randrange(cast.size), from_s=from_s, to_s=to_s)
+    return Cut(source=random.randrange(roles.size), from_s=from_s, to_s=to_s)
 
 
-def _kill(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
-    rank = random.choice([rank for rank in cast.workers if rank != LEADER])
+def _kill(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
+    rank = random.choice([rank for rank in roles.workers if rank != LEADER])
     at_s = _rounded(length_s * random.uniform(0.001, 1))
     return Kill(rank=rank, at_s=at_s, restart_after_s=_restart(random, length_s))
 
 
-def _kills(cast: RoleAssignment, random: Random, length_s: float) -> Fault:
+def _kills(roles: RoleAssignment, random: Random, length_s: float) -> Fault:
     every_s = _rounded(length_s * random.uniform(0.5, 1))  # so that a group gets through a step in between
     return Kill(rank="any", every_s=every_s, restart_after_s=_restart(random, length_s))
 

@@ -67,12 +67,12 @@ class Speed:
     seconds_per_number: float
 
     def seconds(self, piece: Piece) -> float:
-        """Gives what a piece takes."""
+        """Return what a piece takes."""
         return self.latency_s + (piece.stop - piece.start) * self.seconds_per_number
 
 
 def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
-    """Cuts large buckets into equal pieces, in the order in which buckets are filled, the end of each bucket first.
+    """Cut large buckets into equal pieces, in the order in which buckets are filled, the end of each bucket first.
 
     Args:
         buckets: of the vector.
@@ -90,7 +90,7 @@ def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
 def urgent_first(
     pieces: Sequence[Piece], ready_s: Sequence[float], use_s: Sequence[float], speed: Speed
 ) -> list[int]:
-    """Gives the order in which pieces set out, as numbers of `pieces`: piece 0, and then as the rule has it.
+    """Return the order in which pieces set out, as numbers of `pieces`: piece 0, and then as the rule has it.
 
     Args:
         pieces: in the order in which they are filled.
@@ -124,7 +124,7 @@ _TRIES = 3
 def bucket_bytes_for(
     asked: BucketBytes, workers: Communicator | None, collective: Collective, like: Tensor
 ) -> int | None:
-    """Gives the least bytes of a bucket; None for the default. All workers must call it.
+    """Return the least bytes of a bucket; None for the default. All workers must call it.
 
     Args:
         asked: by the user.
@@ -152,7 +152,7 @@ def bucket_bytes_for(
 
 
 def measured_speed(workers: Communicator, sums: AllReduce, probe: Tensor) -> Speed:
-    """Measures all-reduces of one number and of all of a vector; gives what worker 0 has found.
+    """Measure all-reduces of one number and of all of a vector; return what worker 0 has found.
 
     Args:
         workers: all of them must call it.

@@ -41,6 +41,10 @@ class GradientMean:
         group: who takes part.
         flat: whose gradients.
         collective: how they are added up.
+
+    Attributes:
+        word: a small number that travels in place of the request to stop; None: that request.
+        words: the sum of all members'.
     """
 
     def __init__(
@@ -56,15 +60,17 @@ class GradientMean:
         self._buckets = self._cut()
         self._parts: list[Tensor] = []
         self._weight = 0.0
+        self.word: float | None = None
+        self.words = 0.0
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
     def over(self, group: Communicator) -> GradientMean:
-        """Makes the mean of others' gradients, of the same kind; what is known of the links goes with it."""
+        """Make the mean of others' gradients, of the same kind; what is known of the links goes with it."""
         return GradientMean(group, self._flat, self._sum.passed_on())
 
     def prepare(self) -> None:
-        """Lets the collective look at the links, if it wants to; all members must call it before the first step.
+        """Let the collective look at the links, if it wants to; all members must call it before the first step.
 
         Gradients, which are zero, move to where they are added up soonest.
         """
@@ -96,12 +102,12 @@ class GradientMean:
         return [whole[place.start : place.stop] for place in self._flat.buckets]
 
     def begin(self, step: Step) -> None:
-        """Forgets the last step."""
+        """Forget the last step."""
         self._step = step
         self._under_way = []
 
     def start(self, bucket: int) -> None:
-        """Starts to sum a bucket whose gradients are final; buckets must come in order."""
+        """Start to sum a bucket whose gradients are final; buckets must come in order."""
         if self._group.size == 1:
             return
         self._under_way.append(self._sum.start(self._weighted(bucket)))
@@ -111,8 +117,12 @@ class GradientMean:
         if self._step.weight != 1.0:
             gradients.mul_(self._step.weight)
         if bucket == 0:
-            self._flat.set_tail(self._step.weight, float(self._step.stop))
+            self._flat.set_tail(self._step.weight, self._own_word)
         return gradients
+
+    @property
+    def _own_word(self) -> float:
+        return float(self._step.stop) if self.word is None else self.word
 
     def break_off(self) -> None:
         """Wait until the sums under way have failed, as they do once the group is revoked."""
@@ -122,7 +132,7 @@ class GradientMean:
         self._under_way = []
 
     def finish(self, step: Step) -> tuple[float, bool]:
-        """Waits for all buckets, starting those that nobody has.
+        """Wait for all buckets, starting those that nobody has.
 
         Args:
             step: as in `begin`; may weigh less if no bucket has been started.
@@ -138,13 +148,13 @@ class GradientMean:
             self._add_up(self._weighted(0))
         else:
             self._finish_buckets()
-        weight, stop = self._flat.tail()
+        weight, self.words = self._flat.tail()
         if weight > 0:
             self._flat.divide_by_tail()
-        return weight, stop > 0
+        return weight, self.words > 0
 
     def finish_first(self, step: Step) -> tuple[float, bool]:
-        """Starts the buckets that nobody has, and waits for the first; for means that come in parts.
+        """Start the buckets that nobody has, and wait for the first; for means that come in parts.
 
         Args:
             step: as in `finish`.
@@ -159,7 +169,7 @@ class GradientMean:
         return self._weight, stop > 0
 
     def take(self, bucket: int) -> Tensor:
-        """Waits for a bucket of a mean that comes in parts; gives its mean, or zeros if there is no weight."""
+        """Wait for a bucket of a mean that comes in parts; return its mean, or zeros if there is no weight."""
         self._under_way[bucket].wait()
         part = self._parts[bucket]
         if self._weight > 0:
@@ -186,7 +196,7 @@ _PARTS_OF_ONE = 1 << 32
 def gradient_mean(
     group: Communicator, flat: FlatParameters, collective: Collective, transfer: Transfer
 ) -> GradientMean:
-    """Makes the mean of gradients that travel as asked."""
+    """Make the mean of gradients that travel as asked."""
     if transfer == "full":
         return GradientMean(group, flat, collective)
     return NarrowGradientMean(group, flat, collective, getattr(torch, transfer))
@@ -212,15 +222,13 @@ class NarrowGradientMean(GradientMean):
         self._weights_under_way: Handle | None = None
 
     def over(self, group: Communicator) -> NarrowGradientMean:
-        """Makes the mean of others' gradients; see `GradientMean.over`."""
         return NarrowGradientMean(group, self._flat, self._sum.passed_on(), self._narrow.dtype)
 
     def start(self, bucket: int) -> None:
-        """Starts to sum a bucket whose gradients are final; buckets must come in order."""
         if self._group.size == 1:
             return
         if bucket == 0:
-            told = [round(self._step.weight * _PARTS_OF_ONE), int(self._step.stop)]
+            told = [round(self._step.weight * _PARTS_OF_ONE), round(self._own_word)]
             self._weights.copy_(self._weights.new_tensor(told))
             self._weights_under_way = self._sum.start(self._weights)
         place = self._flat.buckets[bucket]
@@ -231,14 +239,13 @@ class NarrowGradientMean(GradientMean):
         self._under_way.append(self._sum.start(narrow))
 
     def break_off(self) -> None:
-        """Wait until the sums under way have failed, as they do once the group is revoked."""
         if self._weights_under_way is not None:
             self._under_way.append(self._weights_under_way)
             self._weights_under_way = None
         super().break_off()
 
     def finish(self, step: Step) -> tuple[float, bool]:
-        """Waits for all buckets, starting those that nobody has; see `GradientMean.finish`.
+        """Wait for all buckets, starting those that nobody has; see `GradientMean.finish`.
 
         Raises:
             RequestError: a gradient is out of the range of float16.
@@ -251,7 +258,7 @@ class NarrowGradientMean(GradientMean):
             handle.wait()
         assert self._weights_under_way is not None, "they set out with bucket 0"
         self._weights_under_way.wait()
-        parts, stops = self._weights.tolist()
+        parts, self.words = self._weights.tolist()
         self._flat.gradients.copy_(self._narrow)
         if self._narrow.dtype == torch.float16 and not bool(self._narrow.isfinite().all()):
             raise RequestError(
@@ -261,4 +268,4 @@ class NarrowGradientMean(GradientMean):
         share = parts / _PARTS_OF_ONE / self._group.size
         if share not in (0, 1):
             self._flat.gradients.div_(share)
-        return parts / _PARTS_OF_ONE, stops > 0
+        return parts / _PARTS_OF_ONE, self.words > 0

@@ -26,7 +26,7 @@ class Placement(Config):
 
     @abstractmethod
     def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
-        """Chooses the ranks that are servers; rank 0 is never one.
+        """Choose the ranks that are servers; rank 0 is never one.
 
         Args:
             hosts: the host of every rank.
@@ -52,7 +52,7 @@ class RoleAssignment:
         return len(self.workers) + len(self.servers)
 
     def works(self, rank: int) -> bool:
-        """Tells whether a rank is a worker; at once, since thousands of ranks ask about thousands."""
+        """Return whether a rank is a worker; at once, since thousands of ranks ask about thousands."""
         return rank in self._working
 
     @cached_property
@@ -60,13 +60,13 @@ class RoleAssignment:
         return frozenset(self.workers)
 
 
-def cast_in_order(workers: int, servers: int) -> RoleAssignment:
-    """Numbers the workers first, as a local run does."""
+def roles_in_order(workers: int, servers: int) -> RoleAssignment:
+    """Number the workers first, as a local run does."""
     return RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
 
 
-def cast_for(hosts: Sequence[int], servers: int, placement: Placement) -> RoleAssignment:
-    """Gives every rank its role.
+def roles_for(hosts: Sequence[int], servers: int, placement: Placement) -> RoleAssignment:
+    """Return the role of every rank.
 
     Args:
         hosts: the host of every rank.

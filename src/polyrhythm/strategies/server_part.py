@@ -16,12 +16,12 @@ class ServerSetting:
 
     Attributes:
         index: of its shard.
-        cast: which ranks do what.
+        roles: which ranks do what.
         finite: whether all gradients are known to be finite.
     """
 
     index: int
-    cast: RoleAssignment
+    roles: RoleAssignment
     finite: bool = False
 
 
@@ -107,18 +107,18 @@ class KeepingPart(ServerPart, Protocol):
     def whole(self) -> bool:
         """Whether it has all of its shards."""
 
-    def rejoin(self, incarnation: int) -> list[tuple[int, Message]]:
+    def rejoin(self, generation: int) -> list[tuple[int, Message]]:
         """Begins as the successor of so many lost servers; gives what asks others for its shards."""
 
     def on_losses(self, rank: int, losses: int) -> list[tuple[int, Message]]:
         """Hears what `on_loss` says, and how many that had the rank are gone."""
 
     def state_of(self, shard: int) -> State:
-        """Gives all that a resumed server of a shard needs.
+        """Return all that a resumed server of a shard needs.
 
         Raises:
             RefusedMessage: the shard is not here.
         """
 
     def load_state_of(self, shard: int, state: State) -> None:
-        """Takes back what `state_of` gave, before any message."""
+        """Take back what `state_of` gave, before any message."""

@@ -234,7 +234,6 @@ class Resharding:
         return [worker for worker in fits if worker < self.after]
 
     def _common(self, held: Held) -> State:
-        """Return what all workers get, of the fields per run."""
         states = [held.workers[index] for index in sorted(held.workers)] or [({}, {})]
         weights = [float(facts[self.weight]) if self.weight else 1.0 for _, facts in states]
         tensors: dict[str, Tensor] = {}

@@ -47,7 +47,7 @@ class Paper:
         return f"{first}{' et al.' if others else ''} {self.year}"
 
     def __str__(self) -> str:
-        """Gives the citation on one line."""
+        """Return the citation on one line."""
         number = f", arXiv {self.arxiv}" if self.arxiv else ""
         return f"{self.authors}, “{self.title}”, {self.venue} {self.year}{number}"
 
@@ -116,8 +116,11 @@ class Traits:
         replayable: whether the order in which each rank receives messages determines the run.
         one_host: whether all workers must be on one host.
         sends_by_value: whether the bytes sent depend on the parameters' values, and not on their number alone.
+        draws: whether each worker, or each of the `groups`, may take as many steps as it comes to, so that its batches
+            can be drawn from a common deal (`data.dealer`) in place of a fixed share.
         common_start: whether workers, which go in lockstep, can be set to a common point between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
+        counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
         cuts_network: whether workers share a network's last layers, and so compute together (`CutsNetwork.compute`);
             what another worker trains of them comes at the end of an epoch.
     """
@@ -143,14 +146,20 @@ class Traits:
     replayable: bool = True
     one_host: bool = False
     sends_by_value: bool = False
+    draws: bool = False
     common_start: bool = False
     waits_between_layers: bool = False
+    counts_samples: bool = True
     cuts_network: bool = False
 
     @property
     def identical(self) -> bool:
         """Whether all workers hold the same parameters after every step."""
         return self.lockstep and not self.local_models
+
+    def units(self, workers: int) -> tuple[tuple[int, ...], ...]:
+        """Return who takes batches of a deal together, by their indices among so many workers."""
+        return self.groups or tuple((worker,) for worker in range(workers))
 
     def pushers(self, roles: RoleAssignment) -> dict[int, tuple[int, ...]]:
         """Return, for each rank that pushes gradients to servers, the indices of the workers whose mean it pushes."""

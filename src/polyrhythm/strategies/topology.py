@@ -79,7 +79,7 @@ class Topology(Config):
         return 1.0 - sum(self.weight(peer, to, peers, turn) for to in self.targets(peer, peers, turn))
 
     def check(self, peers: int) -> None:
-        """Refuses a number of peers that this graph cannot have, and a graph in which a word does not reach everybody.
+        """Refuse a number of peers that this graph cannot have, and a graph in which a word does not reach everybody.
 
         Raises:
             RequestError: with the reason and what would work.
@@ -87,7 +87,7 @@ class Topology(Config):
         self.check_connected(peers)
 
     def check_connected(self, peers: int) -> None:
-        """Refuses a graph that falls apart.
+        """Refuse a graph that falls apart.
 
         Raises:
             RequestError: names a worker that cannot be reached, or cannot reach others.
@@ -111,7 +111,7 @@ class Topology(Config):
         )
 
     def shares(self, peer: int, peers: int, turn: int = 0) -> Shares:
-        """Gives what one peer gives and takes in a turn."""
+        """Return what one peer gives and takes in a turn."""
         return Shares(
             self.own_weight(peer, peers, turn),
             {source: self.weight(source, peer, peers, turn) for source in self.sources(peer, peers, turn)},
@@ -149,19 +149,15 @@ class Circulant(Topology):
         raise NotImplementedError
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """The peers at all offsets."""
         return sorted((peer + offset) % peers for offset in self.offsets(peers, turn))
 
     def sources(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """The peers at all offsets the other way."""
         return sorted((peer - offset) % peers for offset in self.offsets(peers, turn))
 
     def weight(self, source: int, to: int, peers: int, turn: int = 0) -> float:
-        """An equal part for everybody."""
         return 1 / (1 + len(self.offsets(peers, turn)))
 
     def own_weight(self, peer: int, peers: int, turn: int = 0) -> float:
-        """The same part as for the others."""
         return 1 / (1 + len(self.offsets(peers, turn)))
 
     def check(self, peers: int) -> None:

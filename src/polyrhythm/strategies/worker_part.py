@@ -34,11 +34,13 @@ class Step:
         number: the worker's steps before this one.
         weight: samples that the gradient is the mean of, in units of a full batch; 0 for an empty batch.
         stop: whether this worker has been asked to stop.
+        share: this worker's part of a full global batch, over an equal part.
     """
 
     number: int
     weight: float = 1.0
     stop: bool = False
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,27 @@ class WorkerSetting:
     Attributes:
         network: all ranks of the run.
         workers: the workers only; `workers.rank` is this worker's index.
-        cast: which ranks of `network` do what.
+        roles: which ranks of `network` do what.
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
         head: in a dry run of a strategy that cuts the network, `ModelSizes.head`.
         batch_size: of a step of weight 1, in a dry run.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
-        incarnation: how many have had this worker's rank before it.
+        generation: how many have had this worker's rank before it.
         leader_returns: whether worker 0 gets a successor when it is lost.
     """
 
     network: Communicator
     workers: Communicator
-    cast: RoleAssignment
+    roles: RoleAssignment
     flat: FlatParameters
     plan: OptimizerPlan
     steps: int | None = None
     head: tuple[int, ...] = ()
     batch_size: int = 0
     succeeds: bool = False
-    incarnation: int = 0
+    generation: int = 0
     leader_returns: bool = False
 
 
@@ -149,6 +151,42 @@ class OverlapsBackward(BeginsEarly):
 
         A loop may still not call it.
         """
+        raise NotImplementedError
+
+
+PLACES = 63
+"""Least number that is no place in a program."""
+
+
+class HoldsMeanGradient:
+    """Taken on where every worker has the mean of all gradients, of all parameters, before it updates with it.
+
+    A loop may then call `average` and `update` in place of `gradients_ready`, and look at or change the mean between
+    the two, as a user's loop does that clips it.
+    """
+
+    @property
+    def averaged(self) -> int:
+        """How many times the gradients were averaged since the last update."""
+        raise NotImplementedError
+
+    def average(self, step: Step, place: int = 0) -> None:
+        """Overwrite the gradients with the workers' mean.
+
+        It may be called several times before `update`: others may be added to gradients that are a mean already.
+        A parameter is then listed in the flat vector's `without_gradient` only if it is so on all workers.
+
+        Args:
+            step: the one whose gradients these are; `stop` is not regarded.
+            place: where this worker is in its program, from 0 to `PLACES`; must be the same on all.
+
+        Raises:
+            OutOfStep: it is not, on all workers.
+        """
+        raise NotImplementedError
+
+    def update(self, learning_rate: float) -> None:
+        """Update the parameters with the gradients as they are, unless the latest mean was of no weight."""
         raise NotImplementedError
 
 
@@ -399,7 +437,9 @@ class WorkerCalls:
         inner: the part.
         replicated: see `WorkerPart`.
         uses_bucket_ready: whether it makes use of `bucket_ready`.
+        holds_mean: whether it has `average` and `update`.
         uses_before_use: whether it needs `before_use`.
+        skips_steps: whether `next_step` may skip some.
     """
 
     def __init__(self, part: WorkerPart) -> None:
@@ -415,10 +455,15 @@ class WorkerCalls:
         )
         self.uses_bucket_ready = isinstance(part, OverlapsBackward)
         self.bucket_ready = part.bucket_ready if isinstance(part, OverlapsBackward) else _ignore
+        self.holds_mean = isinstance(part, HoldsMeanGradient) and not isinstance(part, SkipsSteps)
+        if isinstance(part, HoldsMeanGradient):
+            self.average, self.update = part.average, part.update
+        self._holder = part if isinstance(part, HoldsMeanGradient) else None
         self.uses_before_use = isinstance(part, LazyUse)
         self.before_use = part.before_use if isinstance(part, LazyUse) else _ignore
         if isinstance(part, CutsNetwork):
             self.take_parts, self.compute = part.take_parts, part.compute
+        self.skips_steps = isinstance(part, SkipsSteps)
         self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
         self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing
         self.catch_up = part.catch_up if isinstance(part, CatchesUp) else _nothing
@@ -443,6 +488,11 @@ class WorkerCalls:
     def staleness(self) -> Counter[int]:
         """See `WorkerPart`."""
         return self.inner.staleness
+
+    @property
+    def averaged(self) -> int:
+        """How many times the gradients were averaged since the last update, where the part holds their mean."""
+        return 0 if self._holder is None else self._holder.averaged
 
     @property
     def has_stopped(self) -> bool:

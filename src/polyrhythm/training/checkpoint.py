@@ -188,7 +188,6 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _instead_of(path: Path) -> str:
-    """Return the end of an error message: which other checkpoint to use."""
     for other in checkpoints(path.parent):
         if other.name != path.name and _is_whole(other):
             return f"; the newest whole one beside it is {other}"

@@ -217,7 +217,6 @@ def _made(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 def _unwrapped(kind: str) -> Callable[[torch.optim.Optimizer], object]:
-    """Return the method `step` of a class of optimisers, without torch's wrappers."""
     method: Any = KINDS[kind].step
     while (inner := getattr(method, "__wrapped__", None)) is not None:
         method = inner
@@ -226,7 +225,6 @@ def _unwrapped(kind: str) -> Callable[[torch.optim.Optimizer], object]:
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """Turn JSON's lists back into the tuples (`betas`) that optimisers expect."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
 
 

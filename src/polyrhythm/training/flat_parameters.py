@@ -11,7 +11,7 @@ someone wants to stop), so that they cost no message of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -62,6 +62,7 @@ class FlatParameters:
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
         stands_for: how many numbers each of these stands for; more than 1 in dry runs only.
+        also: frozen parameters of the model that may be trained later, and so have a place in the vector.
 
     Attributes:
         size: how many numbers there are, tail excluded.
@@ -70,16 +71,28 @@ class FlatParameters:
         views: the parameters in the model's order.
         buckets: in the order in which the backward pass fills them.
         stands_for: as given.
+        without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
+            zero. Kept by loops that users write.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
     """
 
     def __init__(
-        self, model: nn.Module, bucket_bytes: int = DEFAULT_BUCKET_BYTES, stands_for: float = 1.0
+        self,
+        model: nn.Module,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        stands_for: float = 1.0,
+        also: Collection[Tensor] = (),
     ) -> None:
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if not named:
+        later = set(map(id, also))
+        named = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad or id(parameter) in later
+        ]
+        self.without_gradient: tuple[int, ...] = ()
+        if not any(parameter.requires_grad for _, parameter in named):
             raise RequestError("the model has no parameter to train: let at least one require a gradient")
         dtypes = {str(parameter.dtype) for _, parameter in named}
         if len(dtypes) > 1:
@@ -198,6 +211,16 @@ class FlatParameters:
             else:
                 view.gradient.copy_(gradient)
             view.parameter.grad = view.gradient
+
+    def gather_parameters(self) -> None:
+        """Copy parameters that were given other memory back into the vector: by `parameter.data = …`, for instance."""
+        first, number_bytes = self.vector.data_ptr(), self.vector.element_size()
+        for view in self.views:
+            parameter = view.parameter
+            if parameter.data_ptr() != first + view.start * number_bytes and view.start < view.stop:
+                place = self.vector[view.start : view.stop].view(parameter.shape)
+                place.copy_(parameter.detach())
+                parameter.data = place
 
     def _move(self, named: list[tuple[str, nn.Parameter]]) -> Iterator[View]:
         start = 0

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class OptimizerConfig(Config, ABC):
+class OptimizerConfig(Config):
     """An optimiser's keys; `create` makes the optimiser.
 
     All of them make ordinary `torch.optim` objects. Those that are not `layerwise` treat every element alone: one
@@ -30,54 +30,60 @@ class OptimizerConfig(Config, ABC):
     would depend on where in memory a number lies.
 
     Attributes:
+        kind: the optimiser's class, whose arguments have the names of the keys.
         layerwise: whether it looks at whole layers, so that it can run on no slice that cuts one.
+        for_vectors: options of parameters of one dimension (biases, batch norm) that are not those of the others.
         lr: the learning rate, before any schedule.
         weight_decay: L2: this times the parameter is added to the gradient, before anything else.
-        decay_vectors: whether parameters of one dimension (biases, batch norm) decay as well.
+        decay_vectors: whether parameters of one dimension decay as well.
     """
 
+    kind: ClassVar[Callable[..., torch.optim.Optimizer]]
     layerwise: ClassVar[bool] = False
+    for_vectors: ClassVar[dict[str, Any]] = {}
 
     lr: Positive
     weight_decay: NonNegative = 0.0
     decay_vectors: bool = True
 
-    @abstractmethod
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimiser of these parameters, which it changes in place at every step."""
+        """Make the optimiser of these parameters, or groups of them, which it changes in place at every step."""
+        return type(self).kind(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
     def groups(self, parameters: Iterable[Any]) -> list[Any]:
-        """Return what a `torch.optim` optimiser takes, with the parameters that must not decay in a group of their own.
-
-        Args:
-            parameters: as given to `create`: parameters, or groups of them.
-        """
+        """Return parameters, or groups of them, with those of one dimension or none apart where options differ."""
         given = list(parameters)
-        if self.decay_vectors:
+        of_vectors = self.for_vectors if self.decay_vectors else {**self.for_vectors, "weight_decay": 0.0}
+        if not of_vectors:
             return given
-        return apart(given, {"weight_decay": 0.0})
-
-
-def apart(parameters: list[Any], of_vectors: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put parameters of one dimension or none (biases, batch norm) into groups of their own.
-
-    Args:
-        parameters: parameters, or groups of them.
-        of_vectors: options of the groups of such parameters.
-    """
-    groups = [{"params": parameters}] if parameters and isinstance(parameters[0], Tensor) else parameters
-    found = []
-    for group in groups:
-        members = list(group["params"])
-        matrices = [each for each in members if each.ndim > 1]
-        vectors = [each for each in members if each.ndim <= 1]
-        found += [{**group, "params": matrices}] if matrices else []
-        found += [{**group, **of_vectors, "params": vectors}] if vectors else []
-    return found
+        groups = [{"params": given}] if given and isinstance(given[0], Tensor) else given
+        found = []
+        for group in groups:
+            members = list(group["params"])
+            matrices = [each for each in members if each.ndim > 1]
+            vectors = [each for each in members if each.ndim <= 1]
+            found += [{**group, "params": matrices}] if matrices else []
+            found += [{**group, **of_vectors, "params": vectors}] if vectors else []
+        return found
 
 
 class ParameterwiseOptimizer(torch.optim.Optimizer):
-    """An optimiser whose rule sees one parameter, its gradient and its state at a time."""
+    """An optimiser whose rule sees one parameter, its gradient and its state at a time.
+
+    Args:
+        params: what to train, or groups of it, as for every `torch.optim` optimiser.
+        options: of all groups that do not say otherwise.
+
+    Attributes:
+        options: all that there are, with their defaults.
+    """
+
+    options: ClassVar[dict[str, Any]]
+
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
+        if unknown := options.keys() - self.options.keys():
+            raise TypeError(f"{type(self).__name__} has no {sorted(unknown)[0]!r}")
+        super().__init__(params, {**self.options, **options})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -11,8 +11,11 @@ The plan says how, in JSON: nothing that a server receives is executed or unpick
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
+from itertools import accumulate
 from sys import float_info
 from typing import Any
 
@@ -28,6 +31,8 @@ from polyrhythm.training.flat_optimizer import (
     Span,
     check_spans,
     joined,
+    pack_optimizer_state,
+    unpack_optimizer_state,
 )
 from polyrhythm.training.flat_parameters import FlatParameters, shards
 
@@ -44,23 +49,33 @@ class OptimizerPlan:
         kind: name of the class.
         spans: ordered, without overlap; what none covers is not trained.
         rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
+        own: the user's own object, which a user's loop steps where a worker holds the whole vector.
     """
 
     kind: str
     spans: tuple[Span, ...]
     rate: float
+    own: OwnOptimizer | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
+    def of(
+        cls, optimizer: torch.optim.Optimizer, flat: FlatParameters, *, keeps: bool = False
+    ) -> OptimizerPlan:
         """Make the plan of an optimiser over the model's own parameters.
+
+        Args:
+            optimizer: the user's.
+            flat: the parameters that it trains.
+            keeps: whether the object itself is to be used on the whole vector; it may then be of any class.
 
         Raises:
             RequestError: its class cannot run on a slice, or it trains what is not in the vector.
         """
         kind = type(optimizer).__name__
         if KINDS.get(kind) is not type(optimizer):
-            known = ", ".join(sorted(KINDS))
-            raise RequestError(f"{kind} cannot run on a slice of the parameters: use one of {known}")
+            if keeps:
+                return cls(kind, (), float(optimizer.param_groups[0]["lr"]), OwnOptimizer(optimizer, flat))
+            raise _not_on_slices(kind)
         places = {view.parameter: (view.start, view.stop) for view in flat.views}
         spans = []
         for group in optimizer.param_groups:
@@ -78,7 +93,8 @@ class OptimizerPlan:
         ordered = tuple(sorted(spans, key=lambda span: span.start))
         if kind in ELEMENTWISE:
             ordered = joined(ordered)
-        return cls(kind, ordered, float(ordered[0].options["lr"]))
+        own = OwnOptimizer(optimizer, flat) if keeps else None
+        return cls(kind, ordered, float(ordered[0].options["lr"]), own)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> OptimizerPlan:
@@ -125,9 +141,124 @@ class OptimizerPlan:
         ]
         return OptimizerPlan(self.kind, tuple(inside), self.rate)
 
+    def whole(self, vector: Tensor) -> FlatOptimizer | OwnOptimizer:
+        """Return the user's own optimiser of the model's flat vector, or make one of its kind."""
+        return self.build(vector) if self.own is None else self.own
+
     def build(self, vector: Tensor) -> FlatOptimizer:
-        """Make the optimiser of a vector which this plan covers."""
+        """Make the optimiser of a vector which this plan covers.
+
+        Raises:
+            RequestError: an optimiser of its class cannot run on any vector.
+        """
+        if self.kind not in KINDS:
+            raise _not_on_slices(self.kind)
         return FlatOptimizer(self.kind, self.spans, self.rate, vector)
+
+
+def _not_on_slices(kind: str) -> RequestError:
+    return RequestError(
+        f"{kind} cannot run on a slice of the parameters: use one of {', '.join(sorted(KINDS))}, or synchronous"
+    )
+
+
+class OwnOptimizer:
+    """The user's own optimiser object, on a model's parameters, which are views of the flat vector.
+
+    It sees what it would see alone: parameters that have no gradient have None, so that it passes over them, and its
+    param groups are the user's, in which schedulers may change any option.
+
+    Args:
+        optimizer: over the model's parameters.
+        flat: these.
+
+    Attributes:
+        inner: the optimiser.
+        asks_for_closure: whether its steps need one, as those of LBFGS.
+        closure: evaluates the model, for the next step of an optimiser that asks for it.
+        loss: what such a step returned.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
+        self.inner = optimizer
+        closure = signature(optimizer.step).parameters.get("closure")
+        self.asks_for_closure = closure is not None and closure.default is Parameter.empty
+        self.closure: Callable[[], float] | None = None
+        self.loss: float | None = None
+        self._flat = flat
+
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """Update the flat vector.
+
+        Args:
+            gradient: the flat gradients.
+            learning_rate: not regarded: the param groups have it.
+        """
+        hidden = [self._flat.views[position] for position in self._flat.without_gradient]
+        for view in hidden:
+            view.parameter.grad = None
+        try:
+            if self.closure is None:
+                self.inner.step()
+            else:
+                self.loss = self.inner.step(self.closure)
+        finally:
+            for view in hidden:
+                view.parameter.grad = view.gradient
+        self._flat.gather_parameters()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        return pack_optimizer_state(self.inner)
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Load what `state` returned, or a `FlatOptimizer` of the same plan, as users' loops saved it before."""
+        groups = self.inner.param_groups
+        if facts and facts["shapes"] != [[list(each.shape) for each in group["params"]] for group in groups]:
+            tensors, facts = self._by_parameter(tensors, facts)
+        unpack_optimizer_state(self.inner, tensors, facts)
+
+    def _by_parameter(
+        self, tensors: dict[str, Tensor], facts: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state of spans as that of the parameters in them; as it is, where they are not in these."""
+        groups = [group["params"] for group in self.inner.param_groups]
+        known = {id(each) for group in groups for each in group}
+        trained = [
+            view for view in self._flat.views if view.parameter.requires_grad and id(view.parameter) in known
+        ]
+        sizes = [shape[0] for group in facts["shapes"] for shape in group if len(shape) == 1]
+        ends = list(accumulate(sizes))
+        if len(sizes) != len(facts["groups"]) or ends[-1:] != [
+            sum(view.stop - view.start for view in trained)
+        ]:
+            return tensors, facts
+        places: dict[int, tuple[int, int, int]] = {}
+        done = 0
+        for view in trained:
+            span, length = bisect_right(ends, done), view.stop - view.start
+            first = done - (ends[span] - sizes[span])
+            places[id(view.parameter)] = span, first, first + length
+            done += length
+        found: dict[str, Tensor] = {}
+        values: dict[str, dict[str, Any]] = {}
+        options: list[dict[str, Any]] = []
+        index = 0
+        for group in groups:
+            spans = [places[id(each)][0] for each in group if id(each) in places]
+            options.append(facts["groups"][spans[0]] if spans else {})
+            for each in group:
+                span, start, stop = places.get(id(each), (-1, 0, 0))
+                for name, value in tensors.items():
+                    _, number, key = name.split(".", 2)
+                    if int(number) == span:
+                        sliced = value[start:stop].view(each.shape) if value.ndim else value
+                        found[f"state.{index}.{key}"] = sliced
+                if str(span) in facts["state"]:
+                    values[str(index)] = facts["state"][str(span)]
+                index += 1
+        shapes = [[list(each.shape) for each in group] for group in groups]
+        return found, {**facts, "state": values, "groups": options, "shapes": shapes}
 
 
 def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int) -> None:
@@ -191,7 +322,7 @@ class SlicedOptimizer:
             plan.part(place.start, place.stop).build(vector[place]) for place in slices
         ]
         self._order = sorted(range(len(slices)), key=lambda number: slices[number].start)
-        self._whole = plan.build(vector)  # never steps
+        self._whole = replace(plan, own=None).build(vector)  # never steps
 
     def step(self, number: int, gradient: Tensor, learning_rate: float) -> None:
         """Update a slice.
@@ -281,7 +412,6 @@ def _places(optimizer: torch.optim.Optimizer | None) -> Iterator[_Place]:
 
 
 def _is_sliced(value: Any, parameter: Tensor) -> bool:
-    """Return whether a part of the state has a number for each number of its parameter; counters have not."""
     return isinstance(value, Tensor) and value.shape == parameter.shape
 
 

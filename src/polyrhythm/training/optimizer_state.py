@@ -122,7 +122,6 @@ def weighted_mean(values: Sequence[Tensor | None], weights: Sequence[float], lik
 
 
 def _is_per_number(name: str, value: Tensor, facts: dict[str, Any]) -> bool:
-    """Return whether a tensor has a number for each number of a parameter."""
     if value.ndim == 0 or not value.is_floating_point():
         return False
     shapes = [shape for group in facts.get("shapes", []) for shape in group]

@@ -98,18 +98,29 @@ class Schedule(Config, ABC):
         Raises:
             RequestError: the warm-up is longer than the run.
         """
+        return self.factor_at(run.nominal(step), run)
+
+    def factor_at(self, place: float, run: RunLength) -> float:
+        """Return what the base learning rate is multiplied by at a place of the run.
+
+        Args:
+            place: how far the run has come, in steps of all workers as if all epochs were as long as the first.
+            run: the run's length. Places beyond its end keep the last value.
+
+        Raises:
+            RequestError: the warm-up is longer than the run.
+        """
         if self.warmup_epochs > run.epochs:
             raise RequestError(
                 f"schedule {self.name}: warmup_epochs={self.warmup_epochs:g} is longer than the run; "
                 f"with epochs={run.epochs} it may be {run.epochs} at most"
             )
         warmup_steps = round(self.warmup_epochs * run.steps_per_epoch)
-        place = run.nominal(step)
         scale = 1.0 if self.reference_batch is None else run.global_batch / self.reference_batch
         ramp = scale
         if place < warmup_steps:
             if self.reference_batch is None:
-                ramp = (place + 1) / warmup_steps
+                ramp = min(1.0, (place + 1) / warmup_steps)
             else:
                 start = min(1.0, scale)
                 ramp = start + (scale - start) * place / warmup_steps

@@ -22,7 +22,7 @@ class _Model:
     """One worker: its vector after step `at`, and whether it counts in a mean."""
 
     vector: Tensor
-    incarnation: int = 0
+    generation: int = 0
     at: int = _NEVER
     counts: bool = True
 
@@ -41,7 +41,7 @@ class LocalModels(Invariant):
 
     def __init__(self, conditions: Conditions, meet: Callable[[int], bool]) -> None:
         self._gradient = conditions.gradient
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._meet = meet
         zeros = torch.zeros(conditions.numbers if self._gradient else 0)
         self._models = {rank: _Model(zeros) for rank in self._workers}
@@ -53,7 +53,7 @@ class LocalModels(Invariant):
         if self._gradient is None:
             return
         model = self._models[event.rank]
-        if event.incarnation != model.incarnation:
+        if event.generation != model.generation:
             model = self._came(event)
         elif model.at < self._met < event.step:  # the mean broke for this worker, and was handed on to it
             model.vector, model.at, model.counts = self._outcome, self._met, True
@@ -67,7 +67,7 @@ class LocalModels(Invariant):
     def _came(self, event: Stepped) -> _Model:
         """Enter a successor: it holds the last mean at the beginning of a round, else a model of another worker."""
         first = self._met == event.step - 1 and not self._meet(event.step)
-        model = _Model(self._outcome, event.incarnation, event.step - 1 if first else _NEVER, first)
+        model = _Model(self._outcome, event.generation, event.step - 1 if first else _NEVER, first)
         self._models[event.rank] = model
         return model
 
@@ -75,7 +75,7 @@ class LocalModels(Invariant):
         if event.step > self._met:
             self._met, self._before = event.step, self._outcome
             self._brought = {
-                (rank, model.incarnation): self._stepped_on(model.vector, rank, event.step)
+                (rank, model.generation): self._stepped_on(model.vector, rank, event.step)
                 for rank, model in self._models.items()
                 if model.counts and model.at == event.step - 1 and (event.step == 0 or model.at > _NEVER)
             }
@@ -102,8 +102,8 @@ class LocalModels(Invariant):
         early = [self._stepped_on(self._before, rank, step) for rank, _ in new]
         replaced = [
             vector
-            for (rank, incarnation), vector in self._brought.items()
-            if there.get(rank, incarnation) != incarnation
+            for (rank, generation), vector in self._brought.items()
+            if there.get(rank, generation) != generation
         ]
         return early + replaced
 
@@ -117,8 +117,8 @@ class LocalModels(Invariant):
         if min(wrong, default=1):
             raise Violation(
                 f"parameters after step {event.step}",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected="the sum of all workers' mean gradients"
                 if self._meet(event.step)
                 else "its own step",
@@ -139,17 +139,17 @@ class Elastic(Invariant):
     """
 
     def __init__(self, conditions: Conditions, alpha: float, *, plain: bool, pull: float = 1.0) -> None:
-        cast = conditions.cast
+        roles = conditions.roles
         self._alpha = alpha
         self._pull = pull
         self._gradient = conditions.gradient if plain else None
-        self._workers = cast.workers
-        self._shards = dict(zip(cast.servers, shards(conditions.numbers, len(cast.servers)), strict=True))
+        self._workers = roles.workers
+        self._shards = dict(zip(roles.servers, shards(conditions.numbers, len(roles.servers)), strict=True))
         self._centre: dict[int, Tensor] = {}
         self._offered: dict[tuple[int, int], Tensor] = {}
-        self._own = {rank: torch.zeros(conditions.numbers) for rank in cast.workers}
+        self._own = {rank: torch.zeros(conditions.numbers) for rank in roles.workers}
         self._parting: defaultdict[int, set[int]] = defaultdict(set)
-        self._incarnation: dict[tuple[int, int], int] = {}
+        self._generation: dict[tuple[int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
         """Note what a worker offers, begins with, and is given."""
@@ -163,8 +163,8 @@ class Elastic(Invariant):
             key = event.source, event.to
             if event.message.kind is Kind.DIFFERENCE:
                 own.sub_(tensor)
-            elif self._incarnation.get(key) != event.to_incarnation:
-                self._incarnation[key] = event.to_incarnation
+            elif self._generation.get(key) != event.to_generation:
+                self._generation[key] = event.to_generation
                 own.copy_(tensor)
 
     def handled(self, event: Handled) -> None:
@@ -212,6 +212,4 @@ class Elastic(Invariant):
         expected, found = values
         if not torch.equal(expected, found.to(expected.dtype)):
             away = (expected - found).abs().max()
-            raise Violation(
-                what, rank=rank, time_s=time_s, expected="the same bits", found=f"up to {float(away):g} away"
-            )
+            raise Violation(what, rank, time_s, expected="the same bits", found=f"up to {float(away):g} away")

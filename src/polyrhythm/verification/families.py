@@ -6,7 +6,7 @@ more beside its class or, better, beside its tests:
 
     @invariants_for.register
     def _(strategy: MyStrategy, conditions: Conditions) -> list[Invariant]:
-        return [*general(strategy, conditions), Replicas(conditions, [conditions.cast.workers], alone=False)]
+        return [*general(strategy, conditions), Replicas(conditions, [conditions.roles.workers], alone=False)]
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ from polyrhythm.strategies.gossip.sgp import SGP
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.downpour import Downpour
 from polyrhythm.strategies.parameter_server.elastic.averaging import ElasticAveraging
-from polyrhythm.strategies.parameter_server.gaia import Gaia
-from polyrhythm.strategies.parameter_server.hierarchical import Hierarchical
+from polyrhythm.strategies.parameter_server.gaia import Gaia, SiteMap
+from polyrhythm.strategies.parameter_server.hierarchical import Hierarchical, Levels
 from polyrhythm.strategies.parameter_server.hogwild import Hogwild
-from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
 from polyrhythm.strategies.parameter_server.mixed import Mixed
 from polyrhythm.strategies.parameter_server.periodic_averaging import PeriodicAveraging
 from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.verification.averaging import Elastic, LocalModels
-from polyrhythm.verification.general import EveryStep, Meetings, Progress, Undisturbed, Versions
+from polyrhythm.verification.general import EveryBatch, EveryStep, Meetings, Progress, Undisturbed, Versions
 from polyrhythm.verification.gossip import Exchanges, MatrixMixing
 from polyrhythm.verification.groups import AtRoots, InRounds, Means, OfGroups, OfMembers, of_rounds
 from polyrhythm.verification.invariant import Conditions, Invariant
@@ -65,12 +63,16 @@ def general(
         conditions: of the run.
         every_step: what takes the place of `EveryStep` over all workers.
     """
-    workers = conditions.cast.workers
+    workers = conditions.roles.workers
     if every_step is None:
         traits, faults = strategy.traits(len(workers)), strategy.faults(len(workers))
         leaves_out, again = traits.skips_steps, faults.may_repeat
-        every_step = [EveryStep(workers, leaves_out=leaves_out, regroups=faults.regroups, again=again)]
-    return [Progress(conditions.patience_s), Versions(), *every_step]
+        counted, regroups = not conditions.units, faults.regroups
+        every_step = [
+            EveryStep(workers, leaves_out=leaves_out, regroups=regroups, again=again, counted=counted)
+        ]
+    batches = [EveryBatch(conditions.units)] if conditions.units else []
+    return [Progress(conditions.patience_s), Versions(), *every_step, *batches]
 
 
 @singledispatch
@@ -89,7 +91,7 @@ def invariants_for(strategy: Strategy, conditions: Conditions) -> list[Invariant
 
 @invariants_for.register
 def _(strategy: Synchronous, conditions: Conditions) -> list[Invariant]:
-    workers = conditions.cast.workers
+    workers = conditions.roles.workers
     replicas = Replicas(conditions, [workers], alone=strategy.traits(len(workers)).exact_sums)
     return [*general(strategy, conditions), replicas]
 
@@ -113,14 +115,14 @@ def _meets(strategy: Averaging, conditions: Conditions) -> Callable[[int], bool]
 @invariants_for.register
 def _averaging(strategy: Averaging, conditions: Conditions) -> list[Invariant]:
     meet = _meets(strategy, conditions)
-    replicas = Meetings(Replicas(conditions, [conditions.cast.workers], alone=False), meet)
+    replicas = Meetings(Replicas(conditions, [conditions.roles.workers], alone=False), meet)
     models = [LocalModels(conditions, meet)] if strategy.sums_gradients else []
     return [*general(strategy, conditions), replicas, *models]
 
 
 @invariants_for.register
 def _(strategy: HierarchicalAveraging, conditions: Conditions) -> list[Invariant]:
-    workers = conditions.cast.workers
+    workers = conditions.roles.workers
     groups = [workers[start : start + strategy.group] for start in range(0, len(workers), strategy.group)]
     # Groups may leave a mean out while they regroup.
     inside = Undisturbed(Meetings(Replicas(conditions, groups, alone=False), every(strategy.steps)))
@@ -155,42 +157,42 @@ def _(strategy: ADPSGD, conditions: Conditions) -> list[Invariant]:
 @invariants_for.register
 def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
     consistency, handling = strategy.rules()
-    pushers = strategy.traits(len(conditions.cast.workers)).pushers(conditions.cast)
+    pushers = strategy.traits(len(conditions.roles.workers)).pushers(conditions.roles)
     in_step = consistency.in_step()
     found = general(strategy, conditions)
     found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
     if in_step:
-        replicas = Replicas(conditions, [conditions.cast.workers], alone=adds_up(handling))
+        replicas = Replicas(conditions, [conditions.roles.workers], alone=adds_up(handling))
         found.append(Undisturbed(replicas))
-    return found if strategy.replicas == 1 else [OfShards(conditions.cast, found)]
+    return found if strategy.replicas == 1 else [OfShards(conditions.roles, found)]
 
 
 @invariants_for.register
 def _(strategy: Downpour, conditions: Conditions) -> list[Invariant]:
-    found = [*general(strategy, conditions), Answers(conditions.cast, (Kind.PULL, Kind.FETCH))]
+    found = [*general(strategy, conditions), Answers(conditions.roles, (Kind.PULL, Kind.FETCH))]
     return found if conditions.gradient is None else [*found, Sums(conditions)]
 
 
 @invariants_for.register
 def _(strategy: Sandblaster, conditions: Conditions) -> list[Invariant]:
-    replicas = Replicas(conditions, [conditions.cast.workers], alone=False)
-    answers = Answers(conditions.cast, (Kind.PULL, Kind.PUSH))
+    replicas = Replicas(conditions, [conditions.roles.workers], alone=False)
+    answers = Answers(conditions.roles, (Kind.PULL, Kind.PUSH))
     together = Undisturbed(Meetings(replicas, every(strategy.portions)))
-    return [*general(strategy, conditions), answers, Batches(conditions.cast), together]
+    return [*general(strategy, conditions), answers, Batches(conditions.roles), together]
 
 
 @invariants_for.register
 def _(strategy: ElasticAveraging, conditions: Conditions) -> list[Invariant]:
-    alpha = strategy.rule(len(conditions.cast.workers)).alpha
+    alpha = strategy.rule(len(conditions.roles.workers)).alpha
     elastic = Elastic(conditions, alpha, plain=strategy.plain_steps)
-    return [*general(strategy, conditions), Answers(conditions.cast), elastic]
+    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
 
 
 @invariants_for.register
 def _(strategy: PeriodicAveraging, conditions: Conditions) -> list[Invariant]:
-    alpha = strategy.rule(len(conditions.cast.workers)).alpha
+    alpha = strategy.rule(len(conditions.roles.workers)).alpha
     elastic = Elastic(conditions, alpha, plain=True, pull=(1 - alpha) / alpha)
-    return [*general(strategy, conditions), Answers(conditions.cast), elastic]
+    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
 
 
 @invariants_for.register
@@ -201,7 +203,7 @@ def _(strategy: Hogwild, conditions: Conditions) -> list[Invariant]:
 
 @invariants_for.register
 def _(strategy: Gaia, conditions: Conditions) -> list[Invariant]:
-    sites = SiteMap.of(conditions.cast, strategy.sites)
+    sites = SiteMap.of(conditions.roles, strategy.sites)
     return [*general(strategy, conditions), Sites(conditions, sites, strategy.lag)]
 
 
@@ -210,14 +212,15 @@ def _(strategy: Gaia, conditions: Conditions) -> list[Invariant]:
 
 @invariants_for.register
 def _(strategy: Hierarchical, conditions: Conditions) -> list[Invariant]:
-    cast, levels = conditions.cast, Levels.of(conditions.cast, strategy.groups)
-    traits, faults = strategy.traits(len(cast.workers)), strategy.faults(len(cast.workers))
-    steps = EveryStep(cast.workers, leaves_out=traits.skips_steps, skips=faults.goes_on)
+    roles, levels = conditions.roles, Levels.of(conditions.roles, strategy.groups)
+    traits, faults = strategy.traits(len(roles.workers)), strategy.faults(len(roles.workers))
+    counted = not conditions.units
+    steps = EveryStep(roles.workers, leaves_out=traits.skips_steps, skips=faults.goes_on, counted=counted)
     groups = [members for members in levels.groups if members]
     found = general(strategy, conditions, [steps])
     found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))
     if traits.lockstep:
-        found.append(Undisturbed(Replicas(conditions, [cast.workers], alone=True)))
+        found.append(Undisturbed(Replicas(conditions, [roles.workers], alone=True)))
     if conditions.gradient is not None:
         found.append(AtRoots(conditions, levels, drops=traits.skips_steps))
     return found
@@ -225,28 +228,30 @@ def _(strategy: Hierarchical, conditions: Conditions) -> list[Invariant]:
 
 @invariants_for.register
 def _(strategy: Mixed, conditions: Conditions) -> list[Invariant]:
-    cast, workers = conditions.cast, len(conditions.cast.workers)
+    roles, workers = conditions.roles, len(conditions.roles.workers)
     traits, apart = strategy.traits(workers), strategy.faults(workers).regroups_apart
-    steps, leaves_out = traits.exchange_every, traits.skips_steps
-    groups, handling = strategy.members(cast), Handling(strategy.merge)
+    steps, leaves_out, counted = traits.exchange_every, traits.skips_steps, not conditions.units
+    groups, handling = strategy.members(roles), Handling(strategy.merge)
     exact = conditions if traits.exact_sums else replace(conditions, gradient=None)
-    means = Means(cast, groups, drops=leaves_out)
+    means = Means(roles, groups, drops=leaves_out)
     serving = serving_invariants(
         of_rounds(exact, steps),
-        traits.pushers(cast),
+        traits.pushers(roles),
         strategy.consistency,
         handling,
         in_step=traits.lockstep,
         behind=means.behind,
     )
     every_step: list[Invariant] = [
-        OfMembers(EveryStep(ranks, leaves_out=leaves_out, regroups=apart, apart=apart), ranks)
+        OfMembers(
+            EveryStep(ranks, leaves_out=leaves_out, regroups=apart, apart=apart, counted=counted), ranks
+        )
         for ranks in groups
     ]
     found = general(strategy, conditions, every_step)
     # Before the servers' invariants: these ask it which workers are behind a push.
     found.append(means)
-    found += [OfGroups(InRounds(invariant, steps), cast, groups) for invariant in serving]
+    found += [OfGroups(InRounds(invariant, steps), roles, groups) for invariant in serving]
     found.append(Meetings(Replicas(exact, groups, alone=False), every(steps)))
     if len(groups) == 1 and adds_up(handling):
         found.append(Undisturbed(Meetings(Replicas(exact, groups, alone=True), every(steps))))

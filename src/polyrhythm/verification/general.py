@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.verification.invariant import (
@@ -32,8 +33,8 @@ class Progress(Invariant):
         if quiet_s > self._patience_s:
             raise Violation(
                 "messages, but neither an update nor a step",
-                rank=event.to,
-                time_s=event.time_s,
+                event.to,
+                event.time_s,
                 expected=f"one within {self._patience_s:g} s",
                 found=f"none for {quiet_s:g} s",
             )
@@ -58,8 +59,8 @@ class Versions(Invariant):
         if event.version_before != known or event.version not in (known, known + 1):
             raise Violation(
                 "a server's version",
-                rank=event.server,
-                time_s=event.time_s,
+                event.server,
+                event.time_s,
                 expected=f"{known} and then {known} or {known + 1}",
                 found=f"{event.version_before} and then {event.version}",
             )
@@ -68,13 +69,13 @@ class Versions(Invariant):
     def delivered(self, event: Delivered) -> None:
         if event.message.kind is not Kind.PARAMETERS or event.source not in self._latest:
             return
-        key = event.source, event.to, event.to_incarnation
+        key = event.source, event.to, event.to_generation
         before = self._shown.get(key, 0)
         if event.message.version < before:
             raise Violation(
                 f"the version that rank {event.source} answers with",
-                rank=event.to,
-                time_s=event.time_s,
+                event.to,
+                event.time_s,
                 expected=f"at least {before}",
                 found=event.message.version,
             )
@@ -82,7 +83,7 @@ class Versions(Invariant):
 
 
 class EveryStep(Invariant):
-    """No step is left out, and none is taken twice by the same incarnation.
+    """No step is left out, and none is taken twice by the same generation.
 
     A step of a worker is a batch. So every sample is seen, unless it belongs to a step of a worker that was lost, from
     the step on that the worker had reached.
@@ -99,6 +100,7 @@ class EveryStep(Invariant):
         apart: whether groups regroup by themselves: then a worker is told how far its group has come, and the very last
             step may be done though no survivor has reported it.
         skips: whether a successor begins where the others are, and the steps that they took without it count as done.
+        counted: whether every worker takes as many steps as the others.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class EveryStep(Invariant):
         again: bool = False,
         apart: bool = False,
         skips: bool = False,
+        counted: bool = True,
     ) -> None:
+        self._counted = counted
         self._apart = apart
         self._skips = skips
         self._again = again
@@ -118,11 +122,11 @@ class EveryStep(Invariant):
         self._leaves_out = leaves_out
         self._regroups = regroups
         self._reached = dict.fromkeys(workers, 0)
-        self._incarnations = dict.fromkeys(workers, 0)
+        self._generations = dict.fromkeys(workers, 0)
 
     def stepped(self, event: Stepped) -> None:
         expected = self._reached[event.rank]
-        lost = event.incarnation - self._incarnations[event.rank]
+        lost = event.generation - self._generations[event.rank]
         first, last = (0 if lost else expected), expected + lost
         if self._again and event.view != self._views[event.rank]:
             first = min(first, expected - 1)
@@ -131,48 +135,73 @@ class EveryStep(Invariant):
         if event.step < first or (event.step > last and bounded):
             raise Violation(
                 "a step out of turn",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected=f"step {first}" + (f" to {last}" if last > first else ""),
                 found=f"step {event.step}",
             )
-        self._incarnations[event.rank] = event.incarnation
+        self._generations[event.rank] = event.generation
         self._reached[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
         """Go on where the group has come to, which is never behind what its members had done."""
         if not self._apart:
             return
-        told, lost = event.steps[event.rank], event.members[event.rank] - self._incarnations[event.rank]
+        told, lost = event.steps[event.rank], event.members[event.rank] - self._generations[event.rank]
         if told < self._reached[event.rank] and not (lost or self._leaves_out):
             raise Violation(
                 "steps that a group has done",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected=f"at least {self._reached[event.rank]}",
                 found=told,
             )
-        self._reached[event.rank], self._incarnations[event.rank] = told, event.members[event.rank]
+        self._reached[event.rank], self._generations[event.rank] = told, event.members[event.rank]
 
     def ended(self, event: Ended) -> None:
         """Where workers regroup, it is enough that one of them had taken the last step."""
-        if self._leaves_out:
+        if self._leaves_out or not self._counted:
             return
         missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}
         if self._regroups:
             missed = {rank: min(missed.values()) for rank in event.survivors}
         for rank, count in missed.items():
-            lost = event.incarnations.get(rank, 0) - self._incarnations[rank]
+            lost = event.generations.get(rank, 0) - self._generations[rank]
             if self._skips and lost:
                 continue
             if not 0 <= count <= lost + self._apart:
                 raise Violation(
-                    "steps at the end",
-                    rank=rank,
-                    time_s=event.time_s,
-                    expected=event.steps,
-                    found=event.steps - count,
+                    "steps at the end", rank, event.time_s, expected=event.steps, found=event.steps - count
                 )
+
+
+class EveryBatch(Invariant):
+    """All batches are taken, by whichever unit of workers draws them; of a run in which no worker is lost.
+
+    Args:
+        units: their workers, by rank.
+    """
+
+    def __init__(self, units: Sequence[Sequence[int]]) -> None:
+        self._units = units
+        self._taken: Counter[int] = Counter()
+
+    def stepped(self, event: Stepped) -> None:
+        self._taken[event.rank] += 1
+
+    def ended(self, event: Ended) -> None:
+        workers = [rank for unit in self._units for rank in unit]
+        if any(event.generations.get(rank, 1) for rank in workers):
+            return
+        taken = [{self._taken[rank] for rank in unit} for unit in self._units]
+        if any(len(each) > 1 for each in taken) or sum(map(max, taken)) != event.steps * len(self._units):
+            raise Violation(
+                "batches that are taken",
+                self._units[0][0],
+                event.time_s,
+                expected=f"{event.steps * len(self._units)} in all, as many by each member of a unit",
+                found=", ".join(f"{rank}: {self._taken[rank]}" for rank in workers),
+            )
 
 
 class Filter(Invariant):

@@ -151,7 +151,7 @@ class _View:
     """A membership view.
 
     Attributes:
-        members: incarnations by rank.
+        members: generations by rank.
         rule: of their turns.
         begun: how many steps each has done that has begun there.
         before: what the others may still hold.
@@ -183,7 +183,7 @@ class MatrixMixing(Invariant):
         gradient_first: bool,
         delay: int = 0,
     ) -> None:
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._topology = topology
         self._check = check
         self._first = gradient_first
@@ -206,8 +206,8 @@ class MatrixMixing(Invariant):
         if not _near(values / mass, event.vector):
             raise Violation(
                 f"parameters after step {event.step}",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected="what mixing by the matrices gives",
                 found=f"numbers that differ by up to {_away(values / mass, event.vector):g}",
             )
@@ -245,10 +245,10 @@ class MatrixMixing(Invariant):
         members = self._view.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
-    def _shares(self, rank: int, incarnation: int) -> Iterator[_Share]:
+    def _shares(self, rank: int, generation: int) -> Iterator[_Share]:
         """Yield what a worker may bring; nothing if it has just come."""
         view = self._view
-        if view.members.get(rank) != incarnation:
+        if view.members.get(rank) != generation:
             return
         assert self._gradient is not None, "asked only where gradients are known"
         member, steps = list(view.members).index(rank), self._steps(rank)
@@ -274,11 +274,7 @@ class MatrixMixing(Invariant):
 
     def _refuse(self, event: Regrouped, expected: str) -> None:
         raise Violation(
-            "where it begins anew",
-            rank=event.rank,
-            time_s=event.time_s,
-            expected=expected,
-            found="another point",
+            "where it begins anew", event.rank, event.time_s, expected=expected, found="another point"
         )
 
 
@@ -298,7 +294,7 @@ def _near(expected: Tensor, found: Tensor) -> bool:
 
 
 _Who = tuple[int, int]
-"""A rank and its incarnation."""
+"""A rank and its generation."""
 """Of sums in float32, relative to the largest number; a gradient or difference that is lost or doubled is far more."""
 
 
@@ -310,7 +306,7 @@ class _Question:
 
 @dataclass
 class _Known:
-    """One incarnation of a worker.
+    """One generation of a worker.
 
     Attributes:
         base: `(n,)`, its parameters without the gradients from `from_step` on; None if they are not known.
@@ -332,7 +328,7 @@ class Exchanges(Invariant):
     """
 
     def __init__(self, conditions: Conditions, topology: Topology) -> None:
-        workers = conditions.cast.workers
+        workers = conditions.roles.workers
         self._places = {rank: place_of(topology, workers, index) for index, rank in enumerate(workers)}
         self._workers = workers
         self._gradient = conditions.gradient
@@ -343,7 +339,7 @@ class Exchanges(Invariant):
 
     def delivered(self, event: Delivered) -> None:
         """Follow a question or an answer; messages of a worker to itself are no exchange."""
-        self._latest[event.source] = max(self._latest[event.source], event.source_incarnation)
+        self._latest[event.source] = max(self._latest[event.source], event.source_generation)
         if event.source == event.to or event.message.kind not in (Kind.VECTOR, Kind.DIFFERENCE):
             return
         if event.message.kind is Kind.VECTOR:
@@ -353,28 +349,28 @@ class Exchanges(Invariant):
 
     def _asked(self, event: Delivered) -> None:
         place: Place = self._places[event.source]
-        who = event.source, event.source_incarnation
+        who = event.source, event.source_generation
         if not place.active or event.to not in place.partners:
             raise Violation(
                 f"a question to rank {event.to}",
-                rank=event.source,
-                time_s=event.time_s,
+                event.source,
+                event.time_s,
                 expected=f"one to {place.partners}" if place.active else "none of a passive worker",
                 found=f"one of step {event.message.step}",
             )
         assert event.message.tensor is not None, "who asks sends its parameters"
-        question = _Question((event.to, event.to_incarnation), event.message.tensor.double())
+        question = _Question((event.to, event.to_generation), event.message.tensor.double())
         self._open.setdefault(who, []).append(question)
 
     def _answered(self, event: Delivered) -> None:
-        asker = event.to, event.to_incarnation
-        answerer = event.source, event.source_incarnation
+        asker = event.to, event.to_generation
+        answerer = event.source, event.source_generation
         questions = self._open.pop(asker, [])  # all but the last went to workers that were lost
         if not questions or questions[-1].to != answerer:
             raise Violation(
                 f"an answer of rank {event.source}",
-                rank=event.to,
-                time_s=event.time_s,
+                event.to,
+                event.time_s,
                 expected=f"one of rank {questions[-1].to[0]}, which was asked last" if questions else "none",
                 found=f"one of step {event.message.step}",
             )
@@ -389,7 +385,7 @@ class Exchanges(Invariant):
 
     def _follow(self, event: Delivered, before: Tensor, after: Tensor) -> None:
         """Compare what two successive answers of a worker show of it."""
-        theirs = self._of((event.source, event.source_incarnation))
+        theirs = self._of((event.source, event.source_generation))
         number = event.message.version
         theirs.answers[number] = event.message.step, before, after
         for later in (number, number + 1):
@@ -412,14 +408,14 @@ class Exchanges(Invariant):
 
     def ended(self, event: Ended) -> None:
         """No survivor still waits for an answer of another."""
-        for (rank, incarnation), questions in self._open.items():
-            asked, asked_incarnation = questions[-1].to
+        for (rank, generation), questions in self._open.items():
+            asked, asked_generation = questions[-1].to
             alive = {rank, asked} <= {*event.survivors}
-            if alive and (incarnation, asked_incarnation) == (self._latest[rank], self._latest[asked]):
+            if alive and (generation, asked_generation) == (self._latest[rank], self._latest[asked]):
                 raise Violation(
                     f"a question to rank {asked}",
-                    rank=rank,
-                    time_s=event.time_s,
+                    rank,
+                    event.time_s,
                     expected="an answer before the end",
                     found="none",
                 )
@@ -442,8 +438,8 @@ class Exchanges(Invariant):
         if error > _TOLERANCE * (1 + float(expected.abs().max())):
             raise Violation(
                 what,
-                rank=rank,
-                time_s=time_s,
+                rank,
+                time_s,
                 expected="its parameters, changed by its gradients and by what it was answered",
                 found=f"numbers that differ by up to {error:g}",
             )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.parameter_server.levels.leaf_server import Levels
+from polyrhythm.strategies.parameter_server.hierarchical import Levels
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.verification.general import Filter
 from polyrhythm.verification.invariant import (
@@ -61,15 +61,15 @@ class OfGroups(Filter):
 
     Args:
         inner: the other invariant.
-        cast: which ranks do what.
+        roles: which ranks do what.
         groups: ranks of the members of each.
     """
 
-    def __init__(self, inner: Invariant, cast: RoleAssignment, groups: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, inner: Invariant, roles: RoleAssignment, groups: Sequence[tuple[int, ...]]) -> None:
         super().__init__(inner)
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speaks: dict[tuple[int, int], int | None] = {
-            (server, ranks[0]): ranks[0] for ranks in groups for server in cast.servers
+            (server, ranks[0]): ranks[0] for ranks in groups for server in roles.servers
         }
         self._speaks_next: dict[tuple[int, int], int] = {}
 
@@ -94,7 +94,14 @@ class OfGroups(Filter):
 
     def ended(self, event: Ended) -> None:
         there = tuple(sorted({self._named(rank) for rank in event.survivors}))
-        self._inner.ended(replace(event, survivors=there, incarnations={}))
+        taken, generations = event.taken, dict[int, int]()
+        if taken is not None:
+            members = {name: [rank for rank in taken if self._named(rank) == name] for name in there}
+            taken = {name: max(taken[rank] for rank in ranks) for name, ranks in members.items()}
+            generations = {
+                name: max(event.generations.get(rank, 1) for rank in ranks) for name, ranks in members.items()
+            }
+        self._inner.ended(replace(event, survivors=there, generations=generations, taken=taken))
 
     def _named(self, rank: int) -> int:
         return self._name_of.get(rank, rank)
@@ -104,13 +111,13 @@ class Means(Invariant):
     """Note whose gradients are in what a group pushes; finds nothing wrong itself.
 
     Args:
-        cast: which ranks do what.
+        roles: which ranks do what.
         groups: ranks of the members of each.
         drops: whether a gradient may be dropped, and come again.
     """
 
-    def __init__(self, cast: RoleAssignment, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
-        self._indices = {rank: index for index, rank in enumerate(cast.workers)}
+    def __init__(self, roles: RoleAssignment, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
+        self._indices = {rank: index for index, rank in enumerate(roles.workers)}
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._there = {rank: ranks for ranks in groups for rank in ranks}
         self._behind: dict[tuple[int, int, int], tuple[int, ...]] = {}
@@ -141,7 +148,9 @@ def of_rounds(conditions: Conditions, steps: int) -> Conditions:
         conditions: of the run.
         steps: of a round; the last of a run may have fewer.
     """
-    gradient, total = conditions.gradient, conditions.steps
+    # Where batches are drawn, nobody knows beforehand how long a group's last round is.
+    gradient = None if conditions.units and steps > 1 else conditions.gradient
+    total = None if conditions.units else conditions.steps
 
     def moved(worker: int, number: int) -> Tensor:
         assert gradient is not None, "asked only where gradients are known"
@@ -151,7 +160,7 @@ def of_rounds(conditions: Conditions, steps: int) -> Conditions:
     return replace(
         conditions,
         gradient=None if gradient is None else moved,
-        steps=None if total is None else -(-total // steps),
+        steps=None if conditions.steps is None else -(-conditions.steps // steps),
     )
 
 
@@ -172,7 +181,10 @@ class InRounds(Filter):
             self._inner.stepped(replace(event, step=event.step // self._steps))
 
     def ended(self, event: Ended) -> None:
-        self._inner.ended(replace(event, steps=-(-event.steps // self._steps)))
+        taken = event.taken
+        if taken is not None:
+            taken = {rank: -(-steps // self._steps) for rank, steps in taken.items()}
+        self._inner.ended(replace(event, steps=-(-event.steps // self._steps), taken=taken))
 
 
 class AtRoots(Invariant):
@@ -185,12 +197,12 @@ class AtRoots(Invariant):
     """
 
     def __init__(self, conditions: Conditions, levels: Levels, *, drops: bool) -> None:
-        cast = conditions.cast
-        self._indices = {rank: index for index, rank in enumerate(cast.workers)}
+        roles = conditions.roles
+        self._indices = {rank: index for index, rank in enumerate(roles.workers)}
         self._leaves, self._roots = set(levels.leaves), set(levels.roots)
         self._taken: defaultdict[int, set[int]] = defaultdict(set)
         self._behind: dict[tuple[int, int], tuple[int, ...]] = {}
-        roots = replace(conditions, cast=RoleAssignment(cast.workers, levels.roots))
+        roots = replace(conditions, roles=RoleAssignment(roles.workers, levels.roots))
         self._ledger = Ledger(roots, self._members, drops=drops)
 
     def handled(self, event: Handled) -> None:

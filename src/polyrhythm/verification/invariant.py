@@ -1,6 +1,6 @@
 """Invariants: what must hold after every event of a run, whatever goes wrong.
 
-They see from outside what ranks send, receive and hold. Ranks are global ones; an incarnation counts the processes
+They see from outside what ranks send, receive and hold. Ranks are global ones; a generation counts the processes
 that have had a rank before.
 """
 
@@ -20,7 +20,7 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 class Violation(RunError):
     """An invariant does not hold."""
 
-    def __init__(self, what: str, *, rank: int, time_s: float, expected: object, found: object) -> None:
+    def __init__(self, what: str, rank: int, time_s: float, *, expected: object, found: object) -> None:
         super().__init__(f"at {time_s:g} s, rank {rank}: {what}: expected {expected}, found {found}")
         self.rank = rank
         self.time_s = time_s
@@ -31,31 +31,39 @@ class Conditions:
     """What is known of a run before it begins.
 
     Attributes:
-        cast: which ranks do what.
+        roles: which ranks do what.
         numbers: in the flat vector, which begins with zeros.
         gradient: returns the gradient, `(numbers,)`, of a worker's index and step; sums and means of them are exact,
             and optimizers are plain SGD with rate 1. None: gradients are not known.
         patience_s: virtual seconds within which there must be an update or a step.
         steps: that every worker takes; None: not known.
+        units: who draws batches together, by their ranks, where each takes as many as it comes to, and all together
+            take `steps` each on average; empty where each worker takes `steps`.
     """
 
-    cast: RoleAssignment
+    roles: RoleAssignment
     numbers: int
     gradient: Callable[[int, int], Tensor] | None = None
     patience_s: float = float("inf")
     steps: int | None = None
+    units: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message has arrived, and is about to be received."""
+    """A message has arrived, and is about to be received.
+
+    Attributes:
+        context: of the communicator that it was sent on: messages of another do not come in between.
+    """
 
     time_s: float
     source: int
-    source_incarnation: int
+    source_generation: int
     to: int
-    to_incarnation: int
+    to_generation: int
     message: Message
+    context: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,8 @@ class Stepped:
         rank: of the worker.
         step: its number.
         vector: `(numbers,)`, the parameters after it; a view, which changes later.
-        regrouped: incarnations of the members of the worker's view by rank; None before anyone has regrouped.
-        incarnation: of the worker.
+        regrouped: generations of the members of the worker's view by rank; None before anyone has regrouped.
+        generation: of the worker.
         view: tells it from another one with the same members; None before anyone has regrouped.
     """
 
@@ -102,7 +110,7 @@ class Stepped:
     step: int
     vector: Tensor
     regrouped: dict[int, int] | None = None
-    incarnation: int = 0
+    generation: int = 0
     view: str | int | None = None
 
 
@@ -114,7 +122,7 @@ class Regrouped:
         time_s: virtual seconds.
         rank: of the worker.
         vector: `(numbers,)`, its parameters; a view, which changes later.
-        members: incarnations of all members by rank, in their order.
+        members: generations of all members by rank, in their order.
         steps: that each of them has done, by rank; a successor counts as having done those of the worker that it
             replaces. The others may have gone on since.
     """
@@ -132,15 +140,26 @@ class Ended:
 
     Attributes:
         time_s: virtual seconds.
-        steps: that every worker had to take.
+        steps: that every worker had to take, or takes on average where batches are drawn.
         survivors: ranks of the workers that were alive at the end.
-        incarnations: of each of them, by rank.
+        generations: of each of them, by rank.
+        taken: where batches are drawn: the steps of every worker, by rank.
     """
 
     time_s: float
     steps: int
     survivors: tuple[int, ...]
-    incarnations: dict[int, int] = field(default_factory=dict)
+    generations: dict[int, int] = field(default_factory=dict)
+    taken: dict[int, int] | None = None
+
+    def steps_of(self, rank: int) -> int | None:
+        """Return the steps that a survivor had to take.
+
+        None where nobody knows: of a successor where batches are drawn, since others may have drawn its last ones.
+        """
+        if self.taken is None:
+            return self.steps
+        return None if self.generations.get(rank) else self.taken[rank]
 
 
 class Invariant:

@@ -27,7 +27,7 @@ class Replicas(Invariant):
     def __init__(self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool) -> None:
         self._group_of = {rank: number for number, group in enumerate(groups) for rank in group}
         self._groups = [tuple(group) for group in groups]
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._gradient = conditions.gradient if alone else None
         self._latest: dict[int, Stepped] = {}
         self._finishers: dict[int, set[tuple[int, int]]] = {}
@@ -51,8 +51,8 @@ class Replicas(Invariant):
         elif event.step < step or not torch.equal(first, event.vector):
             raise Violation(
                 "a replica beside the others of its group",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected=f"step {step} and the same bits",
                 found=f"step {event.step}, {int((first != event.vector).sum())} numbers differ",
             )
@@ -75,8 +75,8 @@ class Replicas(Invariant):
         if wrong:
             raise Violation(
                 f"parameters after step {event.step}",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected="the sum of all workers' mean gradients",
                 found=f"{wrong} of {len(event.vector)} numbers wrong",
             )
@@ -93,7 +93,7 @@ class _Taken:
     Attributes:
         before: `(numbers,)`, with the updates of all steps before it.
         by_view: parameters after it, for each view that has taken it.
-        finishers: rank and incarnation of every worker that has taken it.
+        finishers: rank and generation of every worker that has taken it.
     """
 
     before: Tensor
@@ -112,7 +112,7 @@ class LateReplicas(Invariant):
     """
 
     def __init__(self, conditions: Conditions) -> None:
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._gradient = conditions.gradient
         nothing = torch.zeros(conditions.numbers if self._gradient else 0)
         self._steps = [_Taken(nothing)]
@@ -174,8 +174,8 @@ class LateReplicas(Invariant):
     def _refuse(self, event: Stepped, expected: str, wrong: int) -> None:
         raise Violation(
             f"parameters after step {event.step}",
-            rank=event.rank,
-            time_s=event.time_s,
+            event.rank,
+            event.time_s,
             expected=expected,
             found=f"{wrong} of {len(event.vector)} numbers differ",
         )
@@ -193,7 +193,7 @@ class OneVector(Invariant):
     def __init__(self, conditions: Conditions) -> None:
         assert conditions.gradient is not None, "updates are checked that are known"
         self._gradient = conditions.gradient
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._sum = torch.zeros(conditions.numbers)
         self._steps: Counter[int] = Counter()
 
@@ -204,19 +204,19 @@ class OneVector(Invariant):
         if wrong:
             raise Violation(
                 f"the shared vector after step {event.step}",
-                rank=event.rank,
-                time_s=event.time_s,
+                event.rank,
+                event.time_s,
                 expected=f"the sum of {self._steps.total()} updates",
                 found=f"{wrong} of {len(self._sum)} numbers wrong",
             )
 
     def ended(self, event: Ended) -> None:
         for rank in event.survivors:
-            if self._steps[rank] != event.steps:
+            if event.steps_of(rank) not in (None, self._steps[rank]):
                 raise Violation(
                     f"updates of rank {rank} at the end",
-                    rank=rank,
-                    time_s=event.time_s,
-                    expected=event.steps,
+                    rank,
+                    event.time_s,
+                    expected=event.steps_of(rank),
                     found=self._steps[rank],
                 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap
+from polyrhythm.strategies.parameter_server.gaia import SiteMap
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.verification.invariant import Conditions, Ended, Handled, Invariant, Violation
 
@@ -27,7 +27,7 @@ class Sites(Invariant):
 
     def __init__(self, conditions: Conditions, sites: SiteMap, lag: int) -> None:
         self._gradient = conditions.gradient
-        self._workers = conditions.cast.workers
+        self._workers = conditions.roles.workers
         self._sites = sites
         self._lag = lag
         cuts = shards(conditions.numbers, len(sites.servers[0]))
@@ -105,8 +105,8 @@ class Sites(Invariant):
         if left_out < 0 or (left_out and server not in self._asleep):
             raise Violation(
                 f"the round of site {site}",
-                rank=server,
-                time_s=event.time_s,
+                server,
+                event.time_s,
                 expected=self._clocks[server] + 1,
                 found=clock,
             )
@@ -118,8 +118,8 @@ class Sites(Invariant):
         if clock - slowest > self._lag + 1 and clock > self._let_on[server]:
             raise Violation(
                 f"rounds of site {site}",
-                rank=server,
-                time_s=event.time_s,
+                server,
+                event.time_s,
                 expected=f"at most {self._lag + 1} more than the slowest site's {slowest}",
                 found=clock,
             )
@@ -137,8 +137,8 @@ class Sites(Invariant):
             if wrong:
                 raise Violation(
                     "the final parameters",
-                    rank=server,
-                    time_s=event.time_s,
+                    server,
+                    event.time_s,
                     expected="the sum of all sites' updates",
                     found=f"{wrong} of {len(expected)} numbers wrong",
                 )

@@ -22,7 +22,7 @@ class Watch:
 
     Args:
         invariants: are told everything, in order.
-        cast: which ranks do what.
+        roles: which ranks do what.
         now: virtual time, in seconds.
         ranks: returns the simulated ranks, of which the latest of every number counts.
     """
@@ -30,7 +30,7 @@ class Watch:
     def __init__(
         self,
         invariants: Sequence[Invariant],
-        cast: RoleAssignment,
+        roles: RoleAssignment,
         now: Callable[[], float],
         ranks: Callable[[], Sequence[SimulatedRank]],
     ) -> None:
@@ -48,41 +48,41 @@ class Watch:
             each.regrouped for each in invariants if type(each).regrouped is not Invariant.regrouped
         ]
         self._on_end = [each.ended for each in invariants]
-        self._cast = cast
+        self._roles = roles
         self._now = now
         self._ranks = ranks
-        self._agreement = Agreement(cast)
+        self._agreement = Agreement(roles)
         self._steps: dict[int, int] = {}
         self._views: dict[tuple[int, int], tuple[Sequence[int], str | int]] = {}
-        """Members and view of every incarnation of a worker that has regrouped."""
+        """Members and view of every generation of a worker that has regrouped."""
 
-    def ended(self, steps: int) -> None:
-        """Note that the run is over, in which every worker had to take so many steps."""
-        survivors = tuple(rank for rank in self._cast.workers if self._ranks()[rank].alive)
-        event = Ended(self._now(), steps, survivors, self._incarnations(survivors))
+    def ended(self, steps: int, *, drawn: bool = False) -> None:
+        """Note that the run is over, in which every worker had to take so many steps, or so many on average."""
+        survivors = tuple(rank for rank in self._roles.workers if self._ranks()[rank].alive)
+        taken = {rank: self._steps.get(rank, 0) for rank in self._roles.workers} if drawn else None
+        event = Ended(self._now(), steps, survivors, self._generations(survivors), taken)
         for tell in self._on_end:
             tell(event)
 
     def delivered(self, parcel: Parcel) -> None:
         """Note that a message has arrived."""
         source, to = parcel.source, parcel.to
-        event = Delivered(
-            self._now(), source.rank, source.incarnation, to.rank, to.incarnation, parcel.message
-        )
+        ends = source.rank, source.generation, to.rank, to.generation
+        event = Delivered(self._now(), *ends, parcel.message, parcel.context)
         for tell in self._on_delivered:
             tell(event)
 
     def joined(self, rank: int, members: Sequence[int], view: str | int) -> None:
         """Note in which view a worker goes on; see `Observer`."""
-        self._views[rank, self._incarnation(rank)] = members, view
+        self._views[rank, self._generation(rank)] = members, view
 
     def regrouped(self, rank: int, vector: Tensor, step: int | None = None) -> None:
         """Note that a worker has regrouped; see `Observer`."""
-        members, _ = self._views[rank, self._incarnation(rank)]
+        members, _ = self._views[rank, self._generation(rank)]
         if step is not None:
             self._steps[rank] = step
         steps = {member: self._steps.get(member, 0) if step is None else step for member in members}
-        event = Regrouped(self._now(), rank, vector, self._incarnations(members), steps)
+        event = Regrouped(self._now(), rank, vector, self._generations(members), steps)
         for tell in self._on_regrouped:
             tell(event)
 
@@ -93,12 +93,12 @@ class Watch:
     def stepped(self, rank: int, step: int, vector: Tensor) -> None:
         """Note that a worker has taken a step; see `Observer`."""
         self._steps[rank] = step + 1
-        incarnation = self._incarnation(rank)
+        generation = self._generation(rank)
         regrouped, view = None, None
-        if (rank, incarnation) in self._views:
-            members, view = self._views[rank, incarnation]
-            regrouped = self._incarnations(members)
-        event = Stepped(self._now(), rank, step, vector, regrouped, incarnation, view)
+        if (rank, generation) in self._views:
+            members, view = self._views[rank, generation]
+            regrouped = self._generations(members)
+        event = Stepped(self._now(), rank, step, vector, regrouped, generation, view)
         for tell in self._on_stepped:
             tell(event)
 
@@ -125,7 +125,7 @@ class Watch:
         """Note an entry of a shard that can be lost no more; two servers report it, and it counts once."""
         now_s = self._now()
         if self._agreement.is_new(entry, now_s):
-            server = self._cast.servers[entry.shard]
+            server = self._roles.servers[entry.shard]
             what = entry.message, entry.replies, entry.version_before, entry.version, entry.applied
             self._handled(Handled(now_s, server, entry.source, *what))
 
@@ -133,9 +133,9 @@ class Watch:
         for tell in self._on_handled:
             tell(event)
 
-    def _incarnation(self, rank: int) -> int:
-        return self._ranks()[rank].incarnation
+    def _generation(self, rank: int) -> int:
+        return self._ranks()[rank].generation
 
-    def _incarnations(self, ranks: Sequence[int]) -> dict[int, int]:
+    def _generations(self, ranks: Sequence[int]) -> dict[int, int]:
         latest = self._ranks()
-        return {rank: latest[rank].incarnation for rank in ranks}
+        return {rank: latest[rank].generation for rank in ranks}

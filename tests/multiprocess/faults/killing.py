@@ -31,7 +31,7 @@ from polyrhythm.api.faults import Outcome
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice, WorkerJoined, WorkerLost
 from polyrhythm.roles.job import Job
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 
 PAUSE_S = 0.01
 STOPPED = 1
@@ -74,15 +74,15 @@ def killed(spec: str, rank: int, folder: Path) -> Seen:
     job = paced(
         job_of(spec, folder / "run", restarts=1), folder / "steps"
     )  # a watchdog's word would take minutes
-    cast = cast_in_order(WORKERS, job.strategy.traits(WORKERS).servers)
-    role = f"worker {rank}" if rank in cast.workers else f"server {cast.servers.index(rank)}"
+    roles = roles_in_order(WORKERS, job.strategy.traits(WORKERS).servers)
+    role = f"worker {rank}" if rank in roles.workers else f"server {roles.servers.index(rank)}"
     words = rf"^{role} \(rank {rank}\) was killed by SIGKILL"
     death = Death(rank, folder / "steps")
-    joined = ((of(WorkerJoined), nothing),) if rank in cast.workers[1:] else ()
+    joined = ((of(WorkerJoined), nothing),) if rank in roles.workers[1:] else ()
     after: tuple[Stage, ...] = (
         (said(words), nothing),
         *joined,
-        *progress(cast.workers),
+        *progress(roles.workers),
         (steps_of(0), ask_to_stop),
     )
     try:

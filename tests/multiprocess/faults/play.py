@@ -52,7 +52,7 @@ def job_of(
     """Makes a job that takes longer than any trial, and in which whoever is slow is not lost, unless told otherwise."""
     learning = {"epochs": 100_000, "dataset": blobs(train=IMAGES)} | learning
     job = make_job(spec, WORKERS, folder=folder, **learning)  # type: ignore[arg-type]
-    return replace(job, losses=FaultTolerance(silence_s=silence_s, restarts=restarts))
+    return replace(job, fault_tolerance=FaultTolerance(silence_s=silence_s, restarts=restarts))
 
 
 def played(job: Job, *stages: Stage) -> list[Event]:

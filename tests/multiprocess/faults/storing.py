@@ -40,7 +40,9 @@ def disk_full(spec: str, folder: Path) -> Seen:
         job = job_of(spec, disk, epochs=EPOCHS)
         brake = Brake(folder / "brake", STEPS_OF_EPOCH)
         job = replace(
-            job, keeping=replace(job.keeping, checkpoints=1), make_model=lambda: brake.on(perceptron())
+            job,
+            checkpointing=replace(job.checkpointing, checkpoints=1),
+            make_model=lambda: brake.on(perceptron()),
         )
         filler = disk / "filler"
         events: list[Event] = []

@@ -203,7 +203,12 @@ def test_states_of_something_else_are_refused(group: Group) -> None:
         optimizer.load_state_dict(state | {"param_groups": state["param_groups"] * 2})
 
 
-def test_options_that_the_strategy_cannot_follow_are_refused(group: Group) -> None:
+def test_options_that_the_strategy_cannot_follow_are_refused() -> None:
+    with join("local_sgd") as group:
+        _refuse_options(group)
+
+
+def _refuse_options(group: Group) -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[3].parameters(), "lr": 0.2}]
     model, optimizer = group.distribute(model, torch.optim.SGD(groups, momentum=0.9))
@@ -231,7 +236,7 @@ def test_several_optimizers_are_refused() -> None:
 def test_a_ratio_that_nobody_can_know_is_refused() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters(), "lr": 0.2}]
-    with pytest.raises(RequestError, match="make the scheduler after"), join() as group:
+    with pytest.raises(RequestError, match="make the scheduler after"), join("local_sgd") as group:
         group.distribute(model, torch.optim.SGD(groups))
 
 
@@ -274,7 +279,7 @@ def test_a_strategy_that_computes_the_passes_itself_is_refused() -> None:
 def test_a_worker_that_waits_for_others_at_the_end_names_them(group: Group) -> None:
     model = network()
     group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    group._world = replace(group._world, cast=RoleAssignment((0, 1, 2)))
+    group._world = replace(group._world, roles=RoleAssignment((0, 1, 2)))
     group._home.rendezvous.store.set("script/left/0", "")
     words = "worker 0 has left the loop after 0 steps and waits for worker 1, 2 to leave"
     assert group._who_is_missing() == words

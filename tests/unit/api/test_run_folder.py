@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import io
 import json
 import re
 from pathlib import Path
@@ -9,9 +11,13 @@ import yaml
 
 from polyrhythm.api import observed_run
 from polyrhythm.api.observed_run import choose_folder, create_folder, discard_folder
+from polyrhythm.api.train import train
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
+from polyrhythm.events import Evaluated, Event, RunEnded
+from polyrhythm.reporting.event_log import read_events
+from polyrhythm.reporting.tensorboard import TensorBoardWriter
 from polyrhythm.roles.job import CheckpointConfig
 
 
@@ -62,3 +68,62 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     job = assemble(config, CheckpointConfig())
     with pytest.raises(RequestError, match=r"cannot write into .*file/run: Not a directory; name another"):
         create_folder(tmp_path / "file" / "run", config, job)
+
+
+class FullDisk:
+    """An observer that can write nothing, not even at the end."""
+
+    def on_event(self, event: Event) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def close(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_observer_that_cannot_write_ends_no_run_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Event] = []
+
+    class Kept(FullDisk):
+        def on_event(self, event: Event) -> None:
+            seen.append(event)
+
+    run = train(
+        data="digits", model="mlp(hidden=[4])", epochs=1, workers=1, batch_size=512, out=tmp_path / "run",
+        observers=[FullDisk(), Kept()],
+    )  # fmt: skip
+    assert run is not None
+    assert run.outcome == "done"
+    *_, notice, end = read_events(tmp_path / "run" / "events.jsonl")
+    assert isinstance(end, RunEnded)
+    assert (
+        notice.to_json()["text"]
+        == f"FullDisk could not write {len(seen) - 1} times (No space left on device)"
+    )
+    said = capsys.readouterr().err
+    assert (
+        f"FullDisk could not write {len(seen) + 1} times (No space left on device); the run went on" in said
+    )
+    assert "Kept could not write 1 time (No space left on device); the run went on" in said
+
+
+def test_half_a_record_of_tensorboard_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TensorBoardWriter(tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    writer.close()
+    monkeypatch.setattr(writer, "_file", ShortOfRoom(path, room=10))
+    with pytest.raises(OSError, match="No space left"):
+        writer.on_event(Evaluated(time_s=1.0, epoch=1, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    assert path.read_bytes() == whole
+    writer.close()
+
+
+class ShortOfRoom(io.FileIO):
+    def __init__(self, path: Path, room: int) -> None:
+        super().__init__(path, "ab")
+        self._room = room
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        return super().write(data[: self._room])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_rank_of_torchrun_that_comes_late_finds_the_folder_begun(
 
     monkeypatch.setattr("polyrhythm.launch.torchrun.started_rank.run_under_torchrun", play)
     assert polyrhythm.train(data="digits", model="mlp", out=tmp_path) is None
-    assert [job.keeping.folder for job in played] == [tmp_path]
+    assert [job.checkpointing.folder for job in played] == [tmp_path]
 
 
 def test_places_that_are_kept_come_on_top_of_torchruns_workers(
@@ -98,9 +99,29 @@ def test_places_that_are_kept_come_on_top_of_torchruns_workers(
     options = {"data": "digits", "strategy": "parameter_server", "vacant": 2, "listen": "127.0.0.1:4711"}
     assert polyrhythm.train(**options, out=tmp_path / "run") is None
     ((job, admission),) = played
-    assert (job.workers, job.losses.vacant) == (4, 2)  # two of three processes work
+    assert (job.workers, job.fault_tolerance.vacant) == (4, 2)  # two of three processes work
     assert (str(admission.address), admission.token()) == ("127.0.0.1:4711", "the token of this test")
     assert admission.entrance is None
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RequestError, match="torchrun's processes leave 4 workers, not 3: omit --workers"):
         polyrhythm.train(**options, workers=3, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("guard", "words"),
+    [
+        ("", r"script\.py, line 2: .* below an `if __name__"),
+        ('if __name__ == "__main__": ', "nothing of the kind"),
+        ('if "__main__" == __name__ and True:\n    ', "nothing of the kind"),
+        ("if True: ", r"script\.py, line 2: "),
+    ],
+)
+def test_a_script_that_workers_would_run_again_is_named_before_anything_starts(
+    guard: str, words: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f'import polyrhythm\n{guard}polyrhythm.train(data="digits", model="nothing of the kind")\n'
+    )
+    with pytest.raises(RequestError, match=words):
+        runpy.run_path(str(script), run_name="__main__")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,3 +208,18 @@ class TestWeights:
         assert "damaged or no weights file" in refused(
             "train", *TINY, "--weights", tmp_path / "garbage.safetensors"
         )
+
+
+def test_a_model_for_which_there_is_no_room_is_refused_at_once(
+    refused: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    complaint = refused("train", *TINY, "--out", "run")
+    assert re.fullmatch(
+        r"run has no room for the model, [\d,]+ bytes \(No space left on device\): make some, or name another folder "
+        r"with --out",
+        complaint,
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.communication.all_reduce import InTurn
+from polyrhythm.communication.all_reduce import one_by_one
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -19,7 +19,7 @@ def test_each_begins_when_those_before_it_have_ended():
     lines = []
 
     def body(time, start):
-        turns = InTurn()
+        turns = one_by_one()
 
         def work(name, seconds):
             lines.append((name, time.now()))
@@ -27,12 +27,12 @@ def test_each_begins_when_those_before_it_have_ended():
             return name
 
         handles = [
-            turns.start(start, lambda name=name, seconds=seconds: work(name, seconds))
+            turns(start, lambda name=name, seconds=seconds: work(name, seconds))
             for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 2.0))
         ]
         assert [handle.wait() for handle in handles] == ["a", "b", "c"]
         time.sleep(4.0)
-        turns.start(start, lambda: work("d", 0.0)).wait()
+        turns(start, lambda: work("d", 0.0)).wait()
 
     play(body)
     assert lines == [("a", 0.0), ("b", 3.0), ("c", 4.0), ("d", 10.0)]
@@ -40,14 +40,14 @@ def test_each_begins_when_those_before_it_have_ended():
 
 def test_what_waits_behind_a_failure_fails_with_it():
     def body(time, start):
-        turns, done = InTurn(), []
+        turns, done = one_by_one(), []
 
         def fail():
             time.sleep(1.0)
             raise ValueError("broken")
 
-        first = turns.start(start, fail)
-        second = turns.start(start, lambda: done.append("second"))
+        first = turns(start, fail)
+        second = turns(start, lambda: done.append("second"))
         for handle in (second, first):
             with pytest.raises(ValueError, match="broken"):
                 handle.wait()

@@ -18,7 +18,7 @@ GOOD = {"data": "digits", "model": "mlp", "strategy": "parameter_server", "worke
 
 def test_places_are_kept_for_who_joins() -> None:
     job = assemble(configure(GOOD, {"vacant": 2, "notice_s": 30}), CheckpointConfig())
-    assert (job.losses.vacant, job.losses.notice_s) == (2, 30)
+    assert (job.fault_tolerance.vacant, job.fault_tolerance.notice_s) == (2, 30)
 
 
 def test_messages_are_bounded_by_the_job() -> None:

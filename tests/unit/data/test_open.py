@@ -95,7 +95,7 @@ def test_own_objects_are_opened():
         ("fashin-mnist", "unknown data 'fashin-mnist': did you mean fashion-mnist?"),
         ("imagenet-22k", "unknown data 'imagenet-22k'.* \\(or a folder of pictures, a table"),
         ("photos.tar.gz", "unknown data 'photos.tar.gz'.* or tar files"),
-        ("mnist(", "unknown data 'mnist\\('"),
+        ("notmnist(", "unknown data 'notmnist\\('"),
         ("digits(size=3)", "data digits takes no keys"),
         ("digits=/somewhere", "data digits takes no keys"),
         ("digits(", "cannot read 'digits\\('"),

@@ -13,7 +13,7 @@ from torch import nn
 
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.evaluate import evaluate
+from polyrhythm.evaluation.evaluate import evaluate, evaluate_scores
 
 
 def _split(images, classes, seed=0):
@@ -115,3 +115,21 @@ def test_a_model_for_other_classes_is_refused():
 def test_no_images_are_refused():
     with pytest.raises(RequestError, match="no images"):
         evaluate(_model(3), _split(0, 3), classes="abc")
+
+
+def test_mistakes_are_listed_by_their_number_and_accuracy_has_an_interval() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)
+    said = labels.clone()
+    said[:3], said[10], said[20:22] = 2, 0, 1
+    scores = torch.nn.functional.one_hot(said, 3).float()
+    found = evaluate_scores(lambda indices: scores[indices], labels, classes=("a", "b", "c"))
+    assert found.confused() == [
+        {"class": "a", "taken_for": "c", "images": 3},
+        {"class": "c", "taken_for": "b", "images": 2},
+        {"class": "b", "taken_for": "a", "images": 1},
+    ]
+    assert found.confused(most=1) == found.confused()[:1]
+    # p is a bound where it lies z standard errors, as they are at p, from what was found
+    for p in found.top1_interval:
+        assert abs(found.top1 - p) == pytest.approx(1.959964 * (p * (1 - p) / 30) ** 0.5, abs=1e-9)
+    assert found.top1_interval[0] < 24 / 30 < found.top1_interval[1]

@@ -55,7 +55,7 @@ def test_ranks_have_torchruns_variables_their_arguments_and_their_share_of_the_c
             "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "POLYRHYTHM_WORKERS": "2",
-            "POLYRHYTHM_INCARNATION": "0",
+            "POLYRHYTHM_GENERATION": "0",
             "OMP_NUM_THREADS": str(max(1, available_cores() // 2)),
         }
         assert {name: facts["environment"][name] for name in expected} == expected

@@ -25,7 +25,7 @@ def test_pauses_double_for_the_same_worker_and_restarts_are_of_the_run() -> None
 
 def test_pauses_have_a_limit() -> None:
     made = Succession(20)
-    pauses = [made.lose(Peer(1, incarnation), 0.0) for incarnation in range(9)]
+    pauses = [made.lose(Peer(1, generation), 0.0) for generation in range(9)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 

@@ -39,17 +39,19 @@ def test_rank_0_asks_the_launcher_for_servers_which_come_after_the_workers(
     strategy = strategy_from("parameter_server(servers=3)")
     for rank in (0, 1, 4):
         become(monkeypatch, rank)
-        rendezvous, cast = meet(strategy)
+        rendezvous, roles = meet(strategy)
         assert (rendezvous.rank, rendezvous.size, rendezvous.keeper) == (rank, 5, False)
-        assert cast == RoleAssignment((0, 1), (2, 3, 4))
+        assert roles == RoleAssignment((0, 1), (2, 3, 4))
     assert dist.PrefixStore(PREFIX, store).get(SERVERS_KEY) == b"3"
 
 
 def test_all_must_mean_the_same_run(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     meet(strategy_from("synchronous"))
     become(monkeypatch, 1)
-    with pytest.raises(RequestError, match=r"rank 1 joins with mixed\(replicas=3\), rank 0 with synchronous"):
-        meet(strategy_from("mixed(replicas=3)"))
+    with pytest.raises(
+        RequestError, match=r"rank 1 joins with local_sgd\(steps=3\), rank 0 with synchronous"
+    ):
+        meet(strategy_from("local_sgd(steps=3)"))
 
 
 def test_a_process_joins_once(store: dist.TCPStore) -> None:
@@ -68,5 +70,5 @@ def test_torchruns_processes_must_be_enough(store: dist.TCPStore, monkeypatch: p
 def test_one_process_on_its_own_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "POLYRHYTHM_WORKERS"):
         monkeypatch.delenv(name, raising=False)
-    rendezvous, cast = meet(strategy_from("synchronous"))
-    assert (rendezvous.rank, rendezvous.size, cast) == (0, 1, RoleAssignment((0,)))
+    rendezvous, roles = meet(strategy_from("synchronous"))
+    assert (rendezvous.rank, rendezvous.size, roles) == (0, 1, RoleAssignment((0,)))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, policy_of
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 
 
 def policy(spec: str, workers: int) -> FaultPolicy:
@@ -31,14 +31,14 @@ def policy(spec: str, workers: int) -> FaultPolicy:
     ],
 )
 def test_it_asks_the_strategy(spec: str, borne: set[int]) -> None:
-    cast = cast_in_order(3, strategy_from(spec).traits(3).servers)
+    roles = roles_in_order(3, strategy_from(spec).traits(3).servers)
     found = policy(spec, 3)
-    assert {rank for rank in range(cast.size) if found.survives(rank, cast, leader_returns=True)} == borne
+    assert {rank for rank in range(roles.size) if found.survives(rank, roles, leader_returns=True)} == borne
 
 
 def test_neighbouring_servers_cannot_both_be_spared() -> None:
-    found, cast = policy("parameter_server(servers=4, replicas=2)", 2), cast_in_order(2, 4)
-    assert [rank for rank in (3, 4, 5) if found.survives(rank, cast, [2])] == [4]
+    found, roles = policy("parameter_server(servers=4, replicas=2)", 2), roles_in_order(2, 4)
+    assert [rank for rank in (3, 4, 5) if found.survives(rank, roles, [2])] == [4]
 
 
 def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> None:

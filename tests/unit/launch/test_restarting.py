@@ -13,7 +13,7 @@ from polyrhythm.events import Event, Notice, Restarted, WorkerProgress
 from polyrhythm.launch.children import RankLost, run_restarting
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive, Snapshot
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 
 Emit = Callable[[Event], None]
 LOST = RankLost("server 0 (rank 2) was killed by SIGKILL", "continue with --resume a")
@@ -39,14 +39,14 @@ def job(tmp_path: Path) -> Job:
 
 
 def test_it_goes_on_from_the_last_checkpoint_and_counts_what_is_lost(job: Job) -> None:
-    simulated(job, Surroundings(stop_at_s=0.025))
+    simulated(job, ConstantCluster(stop_at_s=0.025))
     (held, *others) = [facts["steps"] for _, facts in _saved(job).servers]
     assert others == [held]
     played: list[bool] = []
     events: list[Event] = []
 
     def play(session: Job, emit: Emit) -> bool:
-        played.append(session.keeping.resume)
+        played.append(session.checkpointing.resume)
         emit(progress(0, held[0] + 3, time_s=4.0))
         emit(progress(1, held[1] + 2, time_s=5.0))
         if len(played) == 1:
@@ -69,7 +69,7 @@ def test_without_a_checkpoint_it_begins_anew(job: Job) -> None:
     events: list[Event] = []
 
     def play(session: Job, emit: Emit) -> bool:
-        played.append(session.keeping.resume)
+        played.append(session.checkpointing.resume)
         emit(progress(0, 7))
         if len(played) == 1:
             raise LOST
@@ -104,7 +104,7 @@ def test_what_dies_before_it_has_begun_is_tried_as_often(job: Job) -> None:
     events: list[Event] = []
 
     def play(session: Job, emit: Emit) -> bool:
-        played.append(session.keeping.resume)
+        played.append(session.checkpointing.resume)
         raise LOST
 
     with pytest.raises(RankLost):

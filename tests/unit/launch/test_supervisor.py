@@ -66,7 +66,7 @@ def too_few(left: int) -> RunError:
 
 
 def of_train(
-    cast: RoleAssignment = THREE_AND_A_SERVER,
+    roles: RoleAssignment = THREE_AND_A_SERVER,
     spec: str = "parameter_server",
     *,
     vacant: tuple[int, ...] = (),
@@ -74,10 +74,10 @@ def of_train(
     **rules: Any,
 ) -> Supervisor:
     """Return the supervisor of a run of `train` that is under way."""
-    policy = strategy_from(spec).faults(len(cast.workers))
-    started = [rank for rank in range(cast.size) if rank not in vacant]
+    policy = strategy_from(spec).faults(len(roles.workers))
+    started = [rank for rank in range(roles.size) if rank not in vacant]
     given = {"restarts": 2, "too_few": too_few, "resume": RESUME} | rules
-    made = Supervisor(cast, started, Rules(**given), policy, admits="")
+    made = Supervisor(roles, started, Rules(**given), policy, admits="")
     if began:
         made.on(Began(), 0.0)
     return made

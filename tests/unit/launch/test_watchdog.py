@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
+from polyrhythm.communication.transports.torch_distributed.rank import CLOSING_PATIENCE_S
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
 from polyrhythm.launch import watchdog
 from polyrhythm.launch import watchdog as lived_clock
@@ -32,7 +33,7 @@ def setting(
 ) -> WatchdogSetting:
     return WatchdogSetting(
         rendezvous=Rendezvous(store, rank, size, LOOPBACK),
-        roles=[f"worker {worker}" for worker in range(size)],
+        names=[f"worker {worker}" for worker in range(size)],
         host=f"host {rank}",
         activity=Activity(),
         is_lost=lambda rank: False,
@@ -58,6 +59,13 @@ def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -
     assert dog.limit_s([]) == 3.0
     assert dog.limit_s([0.1, 0.2, 0.1]) == 3.0
     assert dog.limit_s([1.0, 2.0, 40.0]) == GAPS * 2.0
+
+
+def test_who_leaves_waits_for_longer_than_a_cut_that_nobody_is_lost_by() -> None:
+    """Else a worker that is through while its host is cut off is lost, though all that it did has been done."""
+    cut_s = watchdog.LOST_AFTER * watchdog.FLOOR_S + watchdog._MARGIN_BEATS * watchdog._SLOWEST_BEAT_S
+    sent_again_s = 0.2 * 2**6  # by TCP, at the most, after a cut of that length
+    assert cut_s + sent_again_s < CLOSING_PATIENCE_S
 
 
 def test_who_never_beats_again_is_diagnosed_with_stacks_then_taken_for_lost(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
 from polyrhythm.events import RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.training.model_sizes import ModelSizes
@@ -38,7 +38,7 @@ def test_batches_are_as_large_as_in_training() -> None:
 
 @pytest.mark.parametrize("spec", strategies())
 def test_every_strategy_can_be_run_dry(spec: str) -> None:
-    events = dry_events(dry_run(spec), Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+    events = dry_events(dry_run(spec), ConstantCluster(step_s=lambda worker: 0.1 + 0.01 * worker))
     assert isinstance(events[0], RunStarted)
     assert events[0].parameters == 10_000_000
     assert isinstance(events[-1], RunEnded)
@@ -54,7 +54,7 @@ def test_every_strategy_can_be_run_dry(spec: str) -> None:
 
 
 def test_a_wish_to_stop_is_heard() -> None:
-    around = Surroundings(step_s=lambda worker: 1.0, stop_at_s=2.5)
+    around = ConstantCluster(step_s=lambda worker: 1.0, stop_at_s=2.5)
     for spec in ("synchronous", "parameter_server"):
         ended = dry_events(dry_run(spec, steps=50), around)[-1]
         assert isinstance(ended, RunEnded)
@@ -89,7 +89,7 @@ def test_given_gradients_are_applied_to_the_last_digit(monkeypatch: pytest.Monke
         optimizer=build("optimizer", "sgd(lr=1, momentum=0)", OPTIMIZERS),
         gradient=gradient,
     )
-    dry_events(made, Surroundings(step_s=lambda worker: 0.1 + 0.01 * worker))
+    dry_events(made, ConstantCluster(step_s=lambda worker: 0.1 + 0.01 * worker))
     shards = list(values.values())
     pushed = 4 * (0 + 1 + 2) + 3 * 10 * (0 + 1 + 2 + 3)
     expected = torch.full((made.stand_in.numbers,), -float(pushed))

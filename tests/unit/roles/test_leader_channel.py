@@ -33,16 +33,16 @@ class Stage:
 
     def lead(self, *words: Message, hears: int = 0) -> None:
         """Lets a leader say something, and hear so many messages; notes who heard which step."""
-        incarnation = self.cluster.ranks[LEADER].incarnation
+        generation = self.cluster.ranks[LEADER].generation
         control = self._world(LEADER).control()
 
         def role() -> None:
             for word in words:
                 control.send(WORKER, word)
             for _ in range(hears):
-                self.heard.append((incarnation, control.receive(WORKER)[1].step))
+                self.heard.append((generation, control.receive(WORKER)[1].step))
 
-        self.time.spawn(f"leader {incarnation}", role, owner=self.cluster.ranks[LEADER])
+        self.time.spawn(f"leader {generation}", role, owner=self.cluster.ranks[LEADER])
 
     def work(self, role: Callable[[LeaderChannel], None]) -> None:
         channel = LeaderChannel(self._world(WORKER), SERVED)
@@ -56,8 +56,8 @@ def event(number: int) -> Message:
     return Message(Kind.EVENT, step=number)
 
 
-def lead(incarnation: int) -> Message:
-    return EnterLeader(incarnation).message()
+def lead(generation: int) -> Message:
+    return EnterLeader(generation).message()
 
 
 def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
@@ -89,7 +89,7 @@ def test_what_is_said_while_nobody_leads_is_kept_for_the_next_leader() -> None:
 
     def succeed(hears: int) -> None:
         stage.cluster.replace(LEADER)
-        stage.lead(lead(stage.cluster.ranks[LEADER].incarnation), hears=hears)
+        stage.lead(lead(stage.cluster.ranks[LEADER].generation), hears=hears)
 
     stage.time.at(2.0, lambda: succeed(4))
     stage.time.at(3.0, lambda: stage.cluster.kill(LEADER))

@@ -153,3 +153,17 @@ def test_what_is_not_trained_becomes_worker_0s():
     assert models[1][0].num_batches_tracked == 5
     assert torch.equal(models[1][1].weight, models[0][1].weight)
     assert torch.equal(models[1][2].weight, trained)
+
+
+def test_a_step_of_two_passes_announces_buckets_in_the_second_with_the_gradients_of_both():
+    made, reference = make(three_layers()), three_layers()
+    reference(torch.ones(4, 3)).sum().backward()
+    made.begin(Step(0))
+    assert made.recount(2)
+    made.model(torch.ones(2, 3)).sum().backward()
+    assert not [line for line in made.part.inner.lines if line.startswith("ready")]
+    made.model(torch.ones(2, 3)).sum().backward()
+    assert [line for line in made.part.inner.lines if line.startswith("ready")] == ["ready 0", "ready 1"]
+    for found, layer in zip(made.part.inner.gradients, reversed(reference), strict=False):
+        torch.testing.assert_close(found[: layer.weight.numel()], layer.weight.grad.flatten())
+    assert not made.recount(1), "what was announced may be on its way"

@@ -13,14 +13,14 @@ from unit.simulation.clusters import cluster
 def test_workers_fill_hosts_in_order() -> None:
     layout = lay_out(cluster({"accelerators": 2}, {"workers": 3}, {}), 5, 0, Shared())
     assert layout.host_of == (0, 0, 1, 1, 1)
-    assert layout.cast.workers == (0, 1, 2, 3, 4)
+    assert layout.roles.workers == (0, 1, 2, 3, 4)
     assert layout.hosts_used == [0, 1]
 
 
 def test_shared_servers_go_to_workers_hosts_from_the_last_one_backwards() -> None:
     layout = lay_out(cluster({"count": 4, "cores": 4}), 3, 2, Shared())
     assert layout.host_of == (0, 1, 2, 1, 2)
-    assert layout.cast.servers == (3, 4)
+    assert layout.roles.servers == (3, 4)
 
 
 def test_bsc_has_eight_workers_and_seven_servers_on_eight_nodes() -> None:

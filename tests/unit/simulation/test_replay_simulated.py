@@ -20,7 +20,7 @@ from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.replay import replay
 from polyrhythm.simulation.run import run_rank, simulate
-from polyrhythm.simulation.stage import Piece, Surroundings, plain_stage
+from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 WORKERS = 4
@@ -41,10 +41,10 @@ class Erratic(ForwardingCommunicator):
 
 
 def _job(spec: str) -> Job:
-    return replace(make_job(spec, WORKERS), keeping=CheckpointConfig(checkpoints=0))
+    return replace(make_job(spec, WORKERS), checkpointing=CheckpointConfig(checkpoints=0))
 
 
-def _cast(job: Job) -> RoleAssignment:
+def _roles(job: Job) -> RoleAssignment:
     servers = job.traits.servers
     return RoleAssignment(tuple(range(WORKERS)), tuple(range(WORKERS, WORKERS + servers)))
 
@@ -52,15 +52,15 @@ def _cast(job: Job) -> RoleAssignment:
 @cache
 def _recorded(spec: str, seed: int = 0) -> Recording:
     job, noted, events = _job(spec), dict[int, Arrivals](), list[Event]()
-    cast = _cast(job)
+    roles = _roles(job)
 
     def role(world: World) -> None:
         found = noted[world.network.rank] = Arrivals()
         run_rank(job, replace(world, network=RecordingCommunicator(Erratic(world.network, seed), found)))
 
-    plain_stage(cast, Piece(role), events.append, Surroundings()).play()
+    constant_run(roles, RankProgram(role), events.append, ConstantCluster()).play()
     return recording_of(
-        job, cast, noted, outcome="done", parameters_sha256=result_of(events)["parameters_sha256"]
+        job, roles, noted, outcome="done", parameters_sha256=result_of(events)["parameters_sha256"]
     )
 
 

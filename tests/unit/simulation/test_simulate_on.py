@@ -11,7 +11,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import Surroundings, simulate, simulate_on
+from polyrhythm.simulation.run import ConstantCluster, simulate, simulate_on
 from polyrhythm.simulation.timeline import Timeline
 from simulation.traces import wide
 from unit.simulation.clusters import cluster
@@ -58,7 +58,7 @@ def test_the_cluster_does_not_change_what_is_learned_in_step() -> None:
         step_time="log_normal(median=1, sigma=0.5)",
     )
     modelled = result_of(on(slow, make_job("synchronous", 3)))
-    plain = result_of(simulate(make_job("synchronous", 3), Surroundings()))
+    plain = result_of(simulate(make_job("synchronous", 3), ConstantCluster()))
     assert modelled["parameters_sha256"] == plain["parameters_sha256"]
     assert modelled["seconds"] > plain["seconds"]
 

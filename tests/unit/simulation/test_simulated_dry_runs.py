@@ -11,7 +11,7 @@ from polyrhythm.events import Event
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import dry_events, simulate_dry_on
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.training.model_sizes import ModelSizes
 from unit.simulation.clusters import cluster
@@ -24,7 +24,9 @@ def _dry_run(spec: str, workers: int, steps: int, sizes: ModelSizes) -> DryRun:
 
 
 def _seconds(sizes: ModelSizes, steps: int, latency_s: float = 0.0) -> float:
-    around = Surroundings(step_s=lambda worker: STEP_S, latency_s=latency_s, bandwidth_bytes_per_s=BANDWIDTH)
+    around = ConstantCluster(
+        step_s=lambda worker: STEP_S, latency_s=latency_s, bandwidth_bytes_per_s=BANDWIDTH
+    )
     made = _dry_run("synchronous", 2, steps, sizes)
     one, both = (
         dry_events(_dry_run("synchronous", 2, count, made.sizes), around) for count in (1, steps + 1)
@@ -64,7 +66,7 @@ def test_buckets_that_meet_on_the_link_take_turns() -> None:
 def test_equal_workers_are_n_minus_1_updates_stale() -> None:
     workers, steps = 20, 30
     made = _dry_run("parameter_server", workers, steps, ModelSizes((25_000_000,), (1.0,)))
-    around = Surroundings(step_s=lambda worker: 1.0, bandwidth_bytes_per_s=1e12)
+    around = ConstantCluster(step_s=lambda worker: 1.0, bandwidth_bytes_per_s=1e12)
     staleness = dry_events(made, around)[-1].to_json()["result"]["staleness"]
     histogram = {int(key): count for key, count in staleness["histogram"].items()}
     # the first gradient of each is as old as those before it are many

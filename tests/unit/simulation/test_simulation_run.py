@@ -9,7 +9,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import Deadlock
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.roles.job import Job
-from polyrhythm.simulation.run import Surroundings, simulate
+from polyrhythm.simulation.run import ConstantCluster, simulate
 from polyrhythm.strategies.allreduce.synchronous import Synchronous, SynchronousWorker
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 
@@ -24,7 +24,7 @@ def _last_step_s(events: list[Event], worker: int) -> float:
 
 def test_one_worker_takes_its_steps_times() -> None:
     job = make_job("synchronous")
-    events = simulate(job, Surroundings(step_s=lambda worker: 0.25, **FAST))
+    events = simulate(job, ConstantCluster(step_s=lambda worker: 0.25, **FAST))
     assert isinstance(events[0], RunStarted)
     assert events[0].time_s == 0
     assert isinstance(events[-1], RunEnded)
@@ -35,7 +35,7 @@ def test_one_worker_takes_its_steps_times() -> None:
 
 def test_workers_in_step_go_at_the_slowest_ones_pace() -> None:
     job = make_job("synchronous", 3)
-    events = simulate(job, Surroundings(step_s=lambda worker: [0.1, 0.4, 0.2][worker], **FAST))
+    events = simulate(job, ConstantCluster(step_s=lambda worker: [0.1, 0.4, 0.2][worker], **FAST))
     steps = 2 * 5  # two epochs of 53 images, 4 at a time on each of 3 workers
     assert result_of(events)["steps"] == steps
     for worker in range(3):
@@ -45,7 +45,7 @@ def test_workers_in_step_go_at_the_slowest_ones_pace() -> None:
 def test_workers_out_of_step_go_at_their_own_pace() -> None:
     job = make_job("parameter_server(placement=dedicated)", 3)
     paces = [0.1, 0.4, 0.2]
-    events = simulate(job, Surroundings(step_s=lambda worker: paces[worker], **FAST))
+    events = simulate(job, ConstantCluster(step_s=lambda worker: paces[worker], **FAST))
     for worker, pace in enumerate(paces):
         said = [event for event in events if isinstance(event, WorkerProgress) and event.worker == worker]
         assert sum(event.steps for event in said) == 10
@@ -56,7 +56,7 @@ def test_workers_out_of_step_go_at_their_own_pace() -> None:
 
 def test_a_slow_network_costs_what_its_formula_says() -> None:
     latency_s, bandwidth = 0.01, 1e5
-    around = Surroundings(step_s=lambda worker: 0.1, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
+    around = ConstantCluster(step_s=lambda worker: 0.1, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
     events = simulate(make_job("synchronous", 2), around)
     first = next(event for event in events if isinstance(event, WorkerProgress) and event.worker == 0)
     # 103 parameters and a tail of two: slices of 53 and 52, of which the larger sets the pace, twice
@@ -67,22 +67,22 @@ def test_a_slow_network_costs_what_its_formula_says() -> None:
 
 
 def test_the_network_does_not_change_what_is_learned_in_step() -> None:
-    slow = simulate(make_job("synchronous", 2), Surroundings(latency_s=1.0, bandwidth_bytes_per_s=1e3))
-    fast = simulate(make_job("synchronous", 2), Surroundings(**FAST))
+    slow = simulate(make_job("synchronous", 2), ConstantCluster(latency_s=1.0, bandwidth_bytes_per_s=1e3))
+    fast = simulate(make_job("synchronous", 2), ConstantCluster(**FAST))
     assert result_of(slow)["seconds"] > 10 * result_of(fast)["seconds"]
     assert result_of(slow)["parameters_sha256"] == result_of(fast)["parameters_sha256"]
 
 
 @pytest.mark.parametrize("spec", ["synchronous", "parameter_server"])
 def test_the_same_run_gives_the_same_events(spec: str) -> None:
-    surroundings = Surroundings(step_s=lambda worker: 0.01 * (1 + 0.37 * worker))
-    first, second = (simulate(make_job(spec, 3), surroundings) for _ in range(2))
+    cluster = ConstantCluster(step_s=lambda worker: 0.01 * (1 + 0.37 * worker))
+    first, second = (simulate(make_job(spec, 3), cluster) for _ in range(2))
     assert [event.to_json() for event in first] == [event.to_json() for event in second]
 
 
 def test_a_wish_to_stop_ends_the_run_early() -> None:
     events = simulate(
-        make_job("synchronous", 2), Surroundings(step_s=lambda worker: 0.1, stop_at_s=0.55, **FAST)
+        make_job("synchronous", 2), ConstantCluster(step_s=lambda worker: 0.1, stop_at_s=0.55, **FAST)
     )
     assert isinstance(events[-1], RunEnded)
     assert events[-1].outcome == "interrupted"
@@ -125,5 +125,5 @@ def test_arithmetic_is_counted_once_for_all_workers(monkeypatch: pytest.MonkeyPa
         return (1.0,)
 
     monkeypatch.setattr("polyrhythm.simulation.run.time_shares", count)
-    simulate(make_job("synchronous", 3), Surroundings(**FAST))
+    simulate(make_job("synchronous", 3), ConstantCluster(**FAST))
     assert counted == [(1, 4, 4)]

@@ -5,7 +5,7 @@ import pytest
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.stage import check_slowness, step_times
+from polyrhythm.simulation.simulated_run import check_slowness, step_times
 from polyrhythm.strategies.placements.shared import Shared
 from unit.simulation.clusters import cluster
 

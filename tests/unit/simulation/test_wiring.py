@@ -6,7 +6,7 @@ from polyrhythm.communication.transports.simulated.contended_network import Cont
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.stage import Wiring
+from polyrhythm.simulation.simulated_run import Wiring
 from polyrhythm.strategies.placements.shared import Shared
 from unit.simulation.clusters import cluster
 

@@ -9,9 +9,9 @@ from polyrhythm.verification.general import EveryStep
 from polyrhythm.verification.invariant import Ended, Stepped, Violation
 
 
-def step(number: int, *, rank: int = 1, incarnation: int = 0, members: tuple[int, ...] = ()) -> Stepped:
+def step(number: int, *, rank: int = 1, generation: int = 0, members: tuple[int, ...] = ()) -> Stepped:
     regrouped = dict.fromkeys(members, 0) if members else None
-    return Stepped(1.0, rank, number, torch.zeros(2), regrouped, incarnation)
+    return Stepped(1.0, rank, number, torch.zeros(2), regrouped, generation)
 
 
 def watching(*numbers: int, **options: bool) -> EveryStep:
@@ -32,15 +32,15 @@ def test_steps_come_one_after_the_other(number: int, complaint: str) -> None:
 
 
 def test_a_successor_may_repeat_but_misses_one_step_for_each_that_was_lost() -> None:
-    watching(0, 1).stepped(step(0, incarnation=1))
-    watching(0, 1).stepped(step(3, incarnation=1))
-    watching(0, 1).stepped(step(4, incarnation=2))
+    watching(0, 1).stepped(step(0, generation=1))
+    watching(0, 1).stepped(step(3, generation=1))
+    watching(0, 1).stepped(step(4, generation=2))
     with pytest.raises(Violation, match="expected step 0 to 3, found step 4"):
-        watching(0, 1).stepped(step(4, incarnation=1))
+        watching(0, 1).stepped(step(4, generation=1))
     later = watching(0, 1)
-    later.stepped(step(2, incarnation=1))
+    later.stepped(step(2, generation=1))
     with pytest.raises(Violation, match="expected step 3, found step 2"):
-        later.stepped(step(2, incarnation=1))
+        later.stepped(step(2, generation=1))
 
 
 def test_who_is_late_may_leave_steps_out_and_never_goes_back() -> None:

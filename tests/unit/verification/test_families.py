@@ -10,7 +10,7 @@ import torch
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
 from polyrhythm.verification.families import general, invariants_for
 from polyrhythm.verification.invariant import Conditions, Invariant
@@ -27,7 +27,7 @@ def names(strategy: Strategy, workers: int = 4) -> list[str]:
 def conditions(strategy: Strategy, workers: int) -> Conditions:
     nothing = torch.zeros(8)
     return Conditions(
-        cast=cast_in_order(workers, strategy.traits(workers).servers),
+        roles=roles_in_order(workers, strategy.traits(workers).servers),
         numbers=8,
         gradient=lambda worker, step: nothing,
         steps=6,
@@ -101,7 +101,7 @@ def test_an_own_strategy_keeps_the_general_ones() -> None:
 def test_an_own_strategy_may_register_more() -> None:
     @invariants_for.register
     def _(strategy: Registered, conditions: Conditions) -> list[Invariant]:
-        return [*general(strategy, conditions), Replicas(conditions, [conditions.cast.workers], alone=False)]
+        return [*general(strategy, conditions), Replicas(conditions, [conditions.roles.workers], alone=False)]
 
     assert names(Registered()) == [*GENERAL, "Replicas"]
     assert names(Own()) == GENERAL

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.verification.gossip import MatrixMixing
 from polyrhythm.verification.invariant import Conditions, Regrouped, Violation
@@ -23,7 +23,7 @@ def gradient(worker: int, step: int) -> Tensor:
 
 @pytest.fixture
 def mixed() -> MatrixMixing:
-    conditions = Conditions(cast=cast_in_order(3, 0), numbers=2, gradient=gradient, steps=8)
+    conditions = Conditions(roles=roles_in_order(3, 0), numbers=2, gradient=gradient, steps=8)
     return MatrixMixing(conditions, OnePeerExponential(), lambda workers: None, gradient_first=True)
 
 

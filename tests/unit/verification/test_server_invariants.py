@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.verification.general import Progress, Versions
 from polyrhythm.verification.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
 from polyrhythm.verification.replicas import Replicas
-from polyrhythm.verification.servers import Answers, Ledger, ShardsTogether, Staleness
+from polyrhythm.verification.servers import Answers, Ledger, OfShards, ShardsTogether, Staleness
 
 WORKERS, SERVER = 2, 2
-CAST = cast_in_order(WORKERS, 1)
+CAST = roles_in_order(WORKERS, 1)
 GRADIENTS = {
     (worker, step): torch.tensor([1.0, 2.0]) * (1 + worker + 2 * step) * 2
     for worker in range(2)
@@ -24,7 +25,7 @@ GRADIENTS = {
 
 
 def _conditions() -> Conditions:
-    return Conditions(cast=CAST, numbers=2, gradient=lambda worker, step: GRADIENTS[worker, step])
+    return Conditions(roles=CAST, numbers=2, gradient=lambda worker, step: GRADIENTS[worker, step])
 
 
 def _push(
@@ -38,15 +39,15 @@ def _push(
 
 
 def _delivered(
-    source: int, to: int, kind: Kind, *, version: int = 0, incarnation: int = 0, at_s: float = 1.0
+    source: int, to: int, kind: Kind, *, version: int = 0, generation: int = 0, at_s: float = 1.0
 ) -> Delivered:
     to_server = to == SERVER
     return Delivered(
         at_s,
         source,
-        incarnation if to_server else 0,
+        generation if to_server else 0,
         to,
-        0 if to_server else incarnation,
+        0 if to_server else generation,
         Message(kind, version=version),
     )
 
@@ -113,7 +114,7 @@ def test_versions_rise_one_by_one_and_are_never_taken_back() -> None:
     versions.handled(_push(0, 0, (0, 1)))
     versions.delivered(_delivered(SERVER, 0, Kind.PARAMETERS, version=1))
     versions.delivered(
-        _delivered(SERVER, 0, Kind.PARAMETERS, version=0, incarnation=1)
+        _delivered(SERVER, 0, Kind.PARAMETERS, version=0, generation=1)
     )  # a successor has seen none
     with pytest.raises(Violation, match="expected at least 1, found 0"):
         versions.delivered(_delivered(SERVER, 0, Kind.PARAMETERS, version=0))
@@ -127,8 +128,8 @@ def test_answers_belong_to_who_asked() -> None:
     answers.delivered(_delivered(0, SERVER, Kind.PUSH))
     answers.delivered(_delivered(SERVER, 0, Kind.PARAMETERS))
     answers.delivered(_delivered(0, SERVER, Kind.PUSH))
-    with pytest.raises(Violation, match="none for incarnation 1, which has no open question"):
-        answers.delivered(_delivered(SERVER, 0, Kind.PARAMETERS, incarnation=1))
+    with pytest.raises(Violation, match="none for generation 1, which has no open question"):
+        answers.delivered(_delivered(SERVER, 0, Kind.PARAMETERS, generation=1))
 
 
 def test_replicas_hold_the_same_bits_and_the_right_ones() -> None:
@@ -170,3 +171,24 @@ def test_messages_alone_are_no_progress() -> None:
     progress.delivered(_delivered(0, SERVER, Kind.PULL, at_s=4.5))
     with pytest.raises(Violation, match=r"expected one within 2 s, found none for 2\.1 s"):
         progress.delivered(_delivered(0, SERVER, Kind.PULL, at_s=4.6))
+
+
+def test_a_relayed_question_is_for_the_lost_servers_shard_whatever_another_communicator_brings_meanwhile() -> (
+    None
+):
+    """Server 3 keeps the shard of server 2; a new leader announces itself between RELAY and the question."""
+    roles = roles_in_order(WORKERS, 2)
+    shards = OfShards(roles, [Answers(roles)])
+    to_server = [
+        (Message(Kind.RELAY, version=0), 7),
+        (Message(Kind.LEAD), 8),
+        (Message(Kind.PULL), 7),
+        (Message(Kind.PULL), 7),
+    ]
+    for message, context in to_server:
+        shards.delivered(Delivered(1.0, 0, 1, 3, 0, message, context))
+    answers = [Message(Kind.PARAMETERS), Message(Kind.PARAMETERS, tag=KEPT)]
+    for answer in answers:
+        shards.delivered(Delivered(1.0, 3, 0, 0, 1, answer, 7))
+    with pytest.raises(Violation, match="an answer of rank 2 to a question of another"):
+        shards.delivered(Delivered(1.0, 3, 0, 0, 1, answers[1], 7))

@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 
 from polyrhythm.api.loop.distributed_optimizer import ServerStates
-from polyrhythm.api.loop.epochs import Epochs, LoopEntry, Progress
+from polyrhythm.api.loop.epochs import EpochProgress, Epochs, LoopEntry
 from polyrhythm.api.loop.loop_duties import LoopDuties, load_final_model, meets_every_step
-from polyrhythm.api.loop.position import Course, Logbook
-from polyrhythm.api.loop.shard import Seat
+from polyrhythm.api.loop.position import Logbook, LoopProgress
+from polyrhythm.api.loop.shard import Host, Seat
 from polyrhythm.api.loop.store_board import Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
@@ -56,7 +56,7 @@ class UserWorkload:
         """Keep the share of the epoch under way."""
 
 
-class Coordination:
+class Coordination(Host):
     """Keeps one worker's loop together with the others'.
 
     Args:
@@ -66,7 +66,7 @@ class Coordination:
 
     Attributes:
         board: in the store, by which workers agree.
-        course: how far this worker's loop has come.
+        loop_progress: how far this worker's loop has come.
         control: this worker's control plane.
         reform: regroups with whoever is there, between two steps; set once something is distributed.
         entry: how this worker joins the others.
@@ -76,11 +76,11 @@ class Coordination:
     """
 
     def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
-        self.course = Course()
+        self.loop_progress = LoopProgress()
         self._strategy = strategy
         self._world = world
         self._store = home.rendezvous.store
-        ranks = world.cast.workers
+        ranks = world.roles.workers
         self._worker = ranks.index(world.network.rank)
         self.workers = len(ranks)
         self._replica: Replica | None = None
@@ -98,17 +98,17 @@ class Coordination:
         faults = strategy.faults(len(ranks))
         awaited = faults.regroups and world.goes_on_without(LEADER, faults)
         self._logbook = Logbook(self.board) if awaited else None
-        self._progress = Progress(self.course, self._logbook)
+        self._progress = EpochProgress(self.loop_progress, self._logbook)
         self.entry = LoopEntry(world, strategy, self.board, self._statuses, self._progress, self.control)
         self.entry.duties = self._duties
-        self.epochs = Epochs(self._worker, self.board, self.course, self.entry)
+        self.epochs = Epochs(self._worker, self.board, self.loop_progress, self.entry)
         self.means = Means(self._worker, self.board, self._statuses, self._awaited)
         self._trainer: Trainer | None = None
 
     @property
     def server_states(self) -> ServerStates | None:
         """The servers' side of saved states, on the worker that leads."""
-        if self._duties is None or not self._world.cast.servers:
+        if self._duties is None or not self._world.roles.servers:
             return None
         return ServerStates(self._world, self._strategy.faults(self.workers), self._duties.ask_servers)
 
@@ -127,8 +127,8 @@ class Coordination:
             RunError: the others do without this worker.
         """
         trains = torch.is_grad_enabled()  # else it is an evaluation
-        if trains and self.course.optimizer is not None:
-            self.course.optimizer.begin_epoch()
+        if trains and self.loop_progress.optimizer is not None:
+            self.loop_progress.optimizer.begin_epoch()
         present: tuple[int, ...] | None = self.epochs.present
         if present is None:
             here = json.dumps(self.entry.present()[0])
@@ -139,16 +139,13 @@ class Coordination:
         return Seat(present.index(self._worker), len(present), self._progress.be_seated() if trains else 0)
 
     def left_out(self, batches: int) -> None:
-        """So many batches of a share need not be taken again."""
         self._progress.left_out(batches)
 
     def took(self, taken: int, of: int) -> None:
-        """One more batch of an epoch is taken, for training, after so many."""
         self._progress.took()
         self._report_batches(taken, of)
 
     def through(self, of: int, *, broken_off: bool) -> None:
-        """Nothing more of a share is taken, for training."""
         if not broken_off:
             self._report_batches(of, of)
         self._progress.through(broken_off=broken_off)
@@ -163,12 +160,12 @@ class Coordination:
         self.control.after_step()
 
     def say_who_may_come(self) -> None:
-        """Tells the launcher whether a successor of a lost worker would find its way into the loop, and worker 0's."""
+        """Post for the launcher why no successor of a lost worker could enter the loop; empty if one could."""
         if self._duties is not None:
             self.board.post(ADMITS_KEY, self._why_nobody())
 
     def tell_unseen(self, *, final: bool = False) -> None:
-        """Says what lost workers have not taken of their shares, unless successors take it.
+        """Report what lost workers have not taken of their shares, unless successors take it.
 
         Args:
             final: whether nobody comes any more.
@@ -186,7 +183,7 @@ class Coordination:
         self._duties.unseen.clear()
 
     def leave(self, replica: Replica, steps: int) -> Counter[int]:
-        """Leaves with all others; the replica then holds the run's final model.
+        """Leave with all others; the replica then holds the run's final model.
 
         Returns:
             How many gradients were applied at which staleness, as far as this worker knows.
@@ -207,7 +204,7 @@ class Coordination:
 
     def _lead(self, duties: LoopDuties, met: Mapping[int, int]) -> Leader:
         """Return the leader, which learns from the store who is there if it comes after another."""
-        ranks = self._world.cast.workers
+        ranks = self._world.roles.workers
         ledger = Ledger.of(len(ranks))
         if self._world.rejoins:
             here = [
@@ -216,7 +213,7 @@ class Coordination:
                 if status in (WorkerStatus.HERE, WorkerStatus.BEHIND)
             ]
             losses = {worker: met.get(rank, 0) for worker, rank in enumerate(ranks)}
-            losses[self._worker] = self._world.incarnation
+            losses[self._worker] = self._world.generation
             attendance = Attendance(len(ranks)).to_json() | {
                 "present": {self._worker, *here},
                 "losses": losses,
@@ -248,9 +245,9 @@ class Coordination:
             self._logbook.formed(regroup.leader, regroup.step)
 
     def _why_nobody(self) -> str:
-        assert self.course.optimizer is not None, "a loop has something to train"
-        scheduled = any("initial_lr" in group for group in self.course.optimizer.param_groups)
-        if scheduled and not self.course.kept:
+        assert self.loop_progress.optimizer is not None, "a loop has something to train"
+        scheduled = any("initial_lr" in group for group in self.loop_progress.optimizer.param_groups)
+        if scheduled and not self.loop_progress.kept:
             return (
                 "its place stays empty, since a successor would not know the learning rate: hand the scheduler on, "
                 "`group.epochs(n, scheduler)`"
@@ -258,7 +255,7 @@ class Coordination:
         return ""
 
     def _awaited(self) -> tuple[int, ...]:
-        return self.epochs.present or tuple(range(len(self._world.cast.workers)))
+        return self.epochs.present or tuple(range(len(self._world.roles.workers)))
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks

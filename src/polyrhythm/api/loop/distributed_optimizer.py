@@ -17,6 +17,7 @@ is loaded.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from math import isclose
 from typing import Any
@@ -24,15 +25,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyrhythm.api.loop.gradients import Gradients, Mean, line_of_script
 from polyrhythm.api.loop.shard import StepWeight
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import OutOfStep, RequestError
 from polyrhythm.roles.control_messages import ShardState
 from polyrhythm.roles.replica import FlatReplica, Replica
 from polyrhythm.roles.trainer import StepRetry
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import Step
+from polyrhythm.strategies.worker_part import PLACES, Step
 
 
 class LazyStart:
@@ -89,12 +91,12 @@ class ServerStates:
         self._ask = ask
 
     def ask(self) -> list[dict[str, Any]]:
-        """Asks for the state of every shard: tensors by name, and facts."""
+        """Ask for the state of every shard: tensors by name, and facts."""
         return [{"tensors": tensors, "facts": facts} for tensors, facts in self._ask()]
 
     def give(self, states: list[dict[str, Any]]) -> None:
-        """Gives every server the states of the shards that it holds; before training begins."""
-        for server, rank in enumerate(self._world.cast.servers):
+        """Send every server the states of its shards; before training begins."""
+        for server, rank in enumerate(self._world.roles.servers):
             for shard in self._faults.shards_of(server):
                 state = ShardState(shard, states[shard]["tensors"], states[shard]["facts"])
                 self._world.network.send(rank, state.message())
@@ -103,19 +105,24 @@ class ServerStates:
 class DistributedOptimizer(torch.optim.Optimizer):
     """Stands for a user's optimiser, which the strategy runs on workers or servers.
 
-    It has the same `param_groups`, so schedulers of the one and of the other change both. During training only
-    learning rates may change, and those of several groups must keep their ratio. After a step all gradients are zero.
+    It has the same `param_groups`, so schedulers of the one and of the other change both. Where every worker holds the
+    mean of all gradients, the user's own object makes the steps. Elsewhere only learning rates may change during
+    training, and those of several groups must keep their ratio. After a step all gradients are zero.
 
     Args:
         optimizer: the user's.
         steps: takes the steps of the replica that it trains.
         lazy_start: when the replica starts.
         weight: knows how much the next step counts.
+        mean: when a worker holds the mean of all gradients.
         strategy: the strategy's spec, for saved states.
         servers: their side of saved states, on the worker that leads.
 
     Attributes:
+        exchange_begins: called before gradients are exchanged.
+        where_all_are: returns what to say of workers that are not at the same place, given where this one is.
         over: whether the run has ended.
+        gradients: of the step under way.
         steps: that this worker has done.
     """
 
@@ -125,10 +132,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         steps: StepRetry,
         lazy_start: LazyStart,
         weight: StepWeight,
+        mean: Mean,
         strategy: str,
         servers: ServerStates | None = None,
     ) -> None:
         self._closed = False
+        self._asked_weight = 0.0
+        self.exchange_begins: Callable[[], None] = lambda: None
+        self.where_all_are: Callable[[str], str] = lambda own: own
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
@@ -140,12 +151,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps = steps
         self._replica = steps.trainer.replica
         self._weight = weight
+        optimized = [each for group in self.param_groups for each in group["params"]]
+        self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients, optimized)
+        self._has_stepped = False
+        self._said = False
+        self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
         self._strategy = strategy
         self._servers = servers
         self._options = [_options(group) for group in self.param_groups]
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._lead = _first_in_vector(self.param_groups, self._replica)
-        if self._rates[self._lead] == 0 and any(self._rates):
+        if mean is not Mean.STEP and self._rates[self._lead] == 0 and any(self._rates):
             raise RequestError(
                 f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
                 "the scheduler after group.distribute"
@@ -160,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         are: they change nothing, so that all loops end after as many.
 
         Args:
-            closure: computes the loss and its gradients; called once, first.
+            closure: computes the loss and its gradients; called once, first, or as the optimizer wants it (LBFGS).
 
         Returns:
             What the closure gave.
@@ -173,24 +189,115 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.over:
             raise RequestError("the run is over: call optimizer.step inside the `with` of polyrhythm.join")
         loss = None
-        if closure is not None:
+        own = self._replica.plan.own if self.gradients.mean is Mean.STEP else None
+        if closure is not None and own is not None and own.asks_for_closure:
+            self.start()
+            own.closure = closure  # its backward passes average
+        elif closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if own is not None:
+            if own.closure is None and not self.gradients.averaged:
+                self._average()
+            self._steps.update(self.steps, self._rates[self._lead])
+            if own.closure is not None:
+                loss, own.closure = own.loss, None
+            self.gradients.zero(to_none=True)
+        else:
+            self._exchange()
+        self.steps += 1
+        return loss
+
+    def mean_gradients(self) -> None:
+        """Overwrite the gradients with the workers' mean, where all have the same parameters at every step."""
+        if self.gradients.averaged:
+            return
+        if self.gradients.mean is Mean.STEP:
+            self._average()
+        elif self.gradients.mean is Mean.ASKED:
+            self._asked_weight = self._next_weight()
+            self.gradients.mean_of(self._replica.workers, self._asked_weight)
+
+    def _average(self) -> None:
+        self.gradients.note_missing()
+        weight = self._next_weight()
+        if weight == 0:
+            self._replica.flat.gather_gradients()
+            self._replica.flat.zero_gradients()
+        self._steps_average(weight, self._place())
+        self.gradients.averaged = True
+        for position in self._replica.flat.without_gradient:
+            self._replica.flat.views[position].parameter.grad = None
+
+    def finish(self) -> None:
+        """Agree with the others that no step is left, where every worker holds the mean of all gradients.
+
+        Raises:
+            OutOfStep: another worker takes more steps.
+        """
+        if self.gradients.mean is Mean.STEP and not self._steps.trainer.over:
+            self.gradients.zero(to_none=True)
+            self._steps_average(0.0, PLACES)
+
+    def _steps_average(self, weight: float, place: int) -> None:
+        self.exchange_begins()
+        try:
+            self._steps.average(Step(self.steps, weight), place)
+        except OutOfStep:
+            raise OutOfStep(self.where_all_are(self._where(place))) from None
+
+    def _place(self) -> int:
+        """Return a number for the batch under way, which differs from those of the batches around it."""
+        if self._weight.batch is None:
+            return 0
+        shard, epoch, batch = self._weight.batch
+        return (13 * shard + 7 * epoch + batch) % (PLACES - 2)
+
+    def _where(self, place: int) -> str:
+        if place == PLACES:
+            return f"has left the loop after {self.steps} steps"
+        line = line_of_script(sys._getframe())
+        if self._weight.batch is None:
+            return f"is at step {self.steps}{line}"
+        _, epoch, batch = self._weight.batch
+        return f"is at step {self.steps} with batch {batch} of epoch {epoch}{line}"
+
+    def _exchange(self) -> None:
+        """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
         rate = self._learning_rate()
-        weight = self._weight.take()
-        if self.start() and self._replica.workers.rank > 0:
-            weight = 0.0  # this gradient was computed before this worker had worker 0's parameters
+        self._check_frozen()
+        if not self.gradients.averaged and self.gradients.changed_by_loop():
+            self._say_whose_gradients()
+        if not self._has_stepped and self.gradients.averages:
+            changed = self._replica.flat.vector.new_tensor([float(self.gradients.changed_by_loop())])
+            self._replica.workers.all_reduce(changed)  # they go on alike
+            self.gradients.averages = bool(changed)
+        self._has_stepped = True
+        weight = self._asked_weight if self.gradients.averaged else self._next_weight()
         left_out = self.steps < self._goes_on_with
         if weight == 0 or left_out:
             self.zero_grad()
         if not left_out:
             self._steps.take(Step(self.steps, weight), rate)
             self._goes_on_with = self._replica.part.next_step(self.steps)
-        self.steps += 1
-        return loss
+        self.gradients.zero(to_none=True)
+
+    def _next_weight(self) -> float:
+        weight = self._weight.take()
+        if self.start() and self._replica.workers.rank > 0:
+            return 0.0  # this gradient was computed before this worker had worker 0's parameters
+        return weight
+
+    def _say_whose_gradients(self) -> None:
+        if self._said or self._replica.workers.size == 1 or self._replica.workers.rank > 0:
+            return
+        self._said = True
+        print(
+            f"polyrhythm: {whose_gradients(self._strategy, self.gradients.mean)}", file=sys.stderr, flush=True
+        )
 
     def settle(self) -> None:
-        """Finishes what is under way, so that the parameters hold all steps so far.
+        """Finish what is under way, so that the parameters hold all steps so far.
 
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
@@ -198,14 +305,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._steps.guard(self._replica.settle)
 
     def start(self) -> bool:
-        """Starts the replica if it has not started; gives whether it has done so now."""
+        """Start the replica if it has not started; return whether it has done so now."""
         if not self._lazy_start.now():
             return False
         self.steps = self._epoch_began_at = self._lazy_start.step
         return True
 
     def begin_epoch(self) -> None:
-        """Readies the replica for an epoch: its first, or one more, before which a user may have been evaluating."""
+        """Start the replica, or catch up with what others did while the user evaluated."""
         if self.start() or self.steps == self._epoch_began_at:
             return
         self.settle()
@@ -213,17 +320,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._epoch_began_at = self.steps
 
     def go_on_at(self, step: int) -> None:
-        """Goes on with a step at which the others are, whatever this worker, a successor, was told at its start."""
+        """Go on with a step at which the others are, whatever this worker, a successor, was told at its start."""
         self.steps = self._lazy_start.step = self._epoch_began_at = step
         self._steps.trainer.step = step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Sets all gradients to zero in place; they are never None, whatever `set_to_none` says."""
-        self._replica.flat.gather_gradients()
-        self._replica.flat.zero_gradients()
+        """Set all gradients to zero in place, and to None for the optimizer where `set_to_none` says so."""
+        self.gradients.zero(to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives this worker's state: the options of all groups, and what its strategy needs to go on.
+        """Return this worker's state: the options of all groups, and what its strategy needs to go on.
 
         That of the worker that leads holds the servers' as well (parameters, optimisers, clocks) while a run goes on.
 
@@ -247,7 +353,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back what `state_dict` gave; every worker must, before its first step.
+        """Load what `state_dict` returned; on every worker, before its first step.
 
         Where it is the leader's, servers go on from theirs: their parameters then count, not those of worker 0.
 
@@ -287,7 +393,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def _learning_rate(self) -> float:
-        """Gives that of the group which leads, to which the strategy keeps the others' ratio."""
+        """Return that of the group which leads, to which the strategy keeps the others' ratio."""
         lead = float(self.param_groups[self._lead]["lr"])
         for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
             for key, value in options.items():
@@ -299,6 +405,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._check_ratio(number, float(group["lr"]), lead)
         return lead
 
+    def _check_frozen(self) -> None:
+        for view, trained in zip(self._replica.flat.views, self._trained, strict=True):
+            if view.parameter.requires_grad != trained:
+                raise RequestError(
+                    f"{view.name} was {'frozen' if trained else 'thawed'} after group.distribute, which "
+                    f"{self._strategy} cannot follow: do so before, or use synchronous"
+                )
+
     def _check_ratio(self, number: int, rate: float, lead: float) -> None:
         base, other = self._rates[self._lead], self._rates[number]
         if rate != lead if base == other else not isclose(rate * base, lead * other, rel_tol=1e-6):
@@ -308,10 +422,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
 
+def whose_gradients(strategy: str, mean: Mean) -> str:
+    """Return a line that says what clipping and the like apply to, where that is not the workers' mean."""
+    if mean is Mean.ASKED:
+        return (
+            f"gradients were changed after backward(); with {strategy} they are each worker's own there, not the mean "
+            "of all: use group.clip_grad_norm_ or group.clip_grad_value_, or call group.mean_gradients() before"
+        )
+    return (
+        f"gradients were changed after backward(); with {strategy} they are each worker's own, so that clipping "
+        "applies to each worker's gradient, and never to the mean of all"
+    )
+
+
 def _first_in_vector(groups: list[dict[str, Any]], replica: FlatReplica) -> int:
-    """Gives the group of the first trained number: its learning rate is what an optimiser on the vector is told."""
-    starts = {view.parameter: view.start for view in replica.flat.views}
-    return min(range(len(groups)), key=lambda number: min(starts[each] for each in groups[number]["params"]))
+    """Return the group of the first trained number: its learning rate is what an optimiser on the vector is told."""
+    starts = {view.parameter: view.start for view in replica.flat.views if view.parameter.requires_grad}
+    first = [
+        min((starts[each] for each in group["params"] if each in starts), default=replica.flat.size)
+        for group in groups
+    ]
+    return first.index(min(first))
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

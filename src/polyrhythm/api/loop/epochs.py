@@ -10,7 +10,7 @@ The first worker that comes to the beginning of an epoch (◇) leaves a mark for
 of it, and where the loop is. So all deal it out alike, though they learn of a loss at different moments, and
 no worker waits for another.
 
-`Progress` counts how much of the current epoch a worker has taken, and notes it for a successor of worker 0.
+`EpochProgress` counts how much of the current epoch a worker has taken, and notes it for a successor of worker 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from polyrhythm.api.loop.loop_duties import LoopDuties
-from polyrhythm.api.loop.position import ALL, UNKNOWN, Course, Logbook, Mark, Position, find_position
+from polyrhythm.api.loop.position import ALL, UNKNOWN, Logbook, LoopProgress, Mark, Position, find_position
 from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses, begun_key
@@ -49,12 +49,12 @@ class Begun:
     steps: int
 
     def to_text(self) -> str:
-        """Writes it for the store."""
+        """Write it for the store."""
         return json.dumps([self.loop, self.epoch, self.steps])
 
     @classmethod
     def from_text(cls, text: str | None) -> Begun:
-        """Reads what `to_text` wrote; without it, the very first."""
+        """Read what `to_text` wrote; without it, the very first."""
         return cls(0, 0, 0) if text is None else cls(*json.loads(text))
 
 
@@ -70,13 +70,13 @@ class Entry(Protocol):
     waits: bool
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
-        """Lets those in who wait, if this worker leads."""
+        """Let those in who wait, if this worker leads."""
 
     def entered(self) -> Begun:
-        """Says that this worker, a successor, is there; gives the epoch with which it begins."""
+        """Report that this worker, a successor, is there; return the epoch with which it begins."""
 
     def present(self) -> tuple[list[int], list[int]]:
-        """Gives the workers that are to have a share of what begins, and who of them wait to be let in."""
+        """Return the workers that are to have a share of what begins, and who of them wait to be let in."""
 
     def go_on(self, begun: Begun) -> None:
         """An epoch begins in which this worker, a successor, takes what is left of its share."""
@@ -91,24 +91,24 @@ class Epochs:
     Args:
         worker: its index.
         board: where marks are left.
-        course: how far its loop has come.
+        loop_progress: how far its loop has come.
         entry: how it comes among the others.
 
     Attributes:
         present: the workers that have a share of the epoch under way; None outside of epochs.
     """
 
-    def __init__(self, worker: int, board: StoreBoard, course: Course, entry: Entry) -> None:
+    def __init__(self, worker: int, board: StoreBoard, loop_progress: LoopProgress, entry: Entry) -> None:
         self.present: tuple[int, ...] | None = None
         self._worker = worker
         self._board = board
-        self._course = course
+        self._loop_progress = loop_progress
         self._entry = entry
         self._loops = 0
         self._entered: Begun | None = None
 
     def through(self, count: int, start: Callable[[], object]) -> Iterator[int]:
-        """Gives the epochs of a loop in which this worker has a share.
+        """Return the epochs of a loop in which this worker has a share.
 
         Args:
             count: of epochs.
@@ -134,7 +134,7 @@ class Epochs:
                 if mark is None:  # the others have left the loop early
                     return
                 if behind:
-                    self._course.go_to(mark)
+                    self._loop_progress.go_to(mark)
                 away = behind = self._worker not in mark.present
                 if away:
                     continue
@@ -147,9 +147,9 @@ class Epochs:
             self._end(loop, away=away)
 
     def _begin(self, begun: Begun, mark: Mark, entered: Begun | None) -> None:
-        """Comes to the beginning of an epoch, or into the middle of one."""
-        assert self._course.optimizer is not None, "a loop has something to train"
-        own = replace(begun, steps=self._course.optimizer.steps) if entered is None else entered
+        """Begin an epoch, or continue in the middle of one."""
+        assert self._loop_progress.optimizer is not None, "a loop has something to train"
+        own = replace(begun, steps=self._loop_progress.optimizer.steps) if entered is None else entered
         self._entry.begins(own)
         if entered is not None:
             self._entry.go_on(entered)
@@ -164,38 +164,40 @@ class Epochs:
             text = self._board.read(key)
             return None if text is None else Mark.from_text(text)
         present, entering = self._entry.present()
-        return Mark.from_text(self._board.post_if_absent(key, self._course.mark(present, entering).to_text()))
+        return Mark.from_text(
+            self._board.post_if_absent(key, self._loop_progress.mark(present, entering).to_text())
+        )
 
     def _end(self, loop: int, *, away: bool) -> None:
         self.present = None
         if away:
             text = self._board.await_one([_end_key(loop)], "the others to end the loop")
-            self._course.go_to(Mark.from_text(text))
+            self._loop_progress.go_to(Mark.from_text(text))
         else:
-            self._board.post_if_absent(_end_key(loop), self._course.mark((), ()).to_text())
+            self._board.post_if_absent(_end_key(loop), self._loop_progress.mark((), ()).to_text())
 
 
 def _end_key(loop: int) -> str:
     return f"script/epochs/{loop}/end"
 
 
-class Progress:
+class EpochProgress:
     """Counts the training batches of one worker in the epoch under way, over all shards together.
 
     Args:
-        course: of its loop.
+        loop_progress: of its loop.
         logbook: takes the loop's positions; None where nobody will ask for them.
 
     Attributes:
-        course: as given.
+        loop_progress: as given.
         at: the epoch under way, or the last one; None before the first.
         leaves_out: batches of it that whoever came before has taken, and that no share has left out yet.
     """
 
-    def __init__(self, course: Course, logbook: Logbook | None) -> None:
+    def __init__(self, loop_progress: LoopProgress, logbook: Logbook | None) -> None:
         self.at: Begun | None = None
         self.leaves_out = 0
-        self.course = course
+        self.loop_progress = loop_progress
         self._logbook = logbook
         self._taken = self._taken_by_steps = 0
         self._seated_in: Begun | None = None
@@ -206,7 +208,7 @@ class Progress:
         self.leaves_out = self._taken = self._taken_by_steps = 0
 
     def be_seated(self) -> int:
-        """A share of the epoch begins; gives how many of its batches may be left out, which may be more than it has."""
+        """Begin a share of the epoch; return how many batches to leave out, maybe more than it has."""
         self._seated_in = self.at
         return self.leaves_out
 
@@ -238,15 +240,15 @@ class Progress:
         self._note(ALL, at_end=True)
 
     def _note(self, taken: int, *, at_end: bool = False) -> None:
-        at, optimizer = self.at, self.course.optimizer
+        at, optimizer = self.at, self.loop_progress.optimizer
         if self._logbook is None or at is None or optimizer is None:
             return
         unknown = not self._taken and optimizer.steps > at.steps
         known = UNKNOWN if unknown else taken
-        self._logbook.note(self.course.position((at.loop, at.epoch), known, at_end=at_end))
+        self._logbook.note(self.loop_progress.position((at.loop, at.epoch), known, at_end=at_end))
 
 
-class LoopEntry:
+class LoopEntry(Entry):
     """Brings one worker into the loop of the others; see `Entry`.
 
     Args:
@@ -271,10 +273,10 @@ class LoopEntry:
         strategy: Strategy,
         board: StoreBoard,
         statuses: WorkerStatuses,
-        progress: Progress,
+        progress: EpochProgress,
         control: ControlPlane,
     ) -> None:
-        workers = len(world.cast.workers)
+        workers = len(world.roles.workers)
         self.rejoins = world.rejoins
         faults = strategy.faults(workers)
         self.waits = faults.regroups
@@ -283,16 +285,16 @@ class LoopEntry:
         self._board = board
         self._statuses = statuses
         self._progress = progress
-        self._course = progress.course
+        self._loop_progress = progress.loop_progress
         self._control = control
         self.duties: LoopDuties | None = None
         self.reform: Callable[[], None] = lambda: None
         self._position: Position | None = None
-        self._worker = world.cast.workers.index(world.network.rank)
+        self._worker = world.roles.workers.index(world.network.rank)
         self.trainer: Trainer | None = None
 
     def begin(self, trainer: Trainer, step: int) -> int:
-        """Starts a replica with all others, or among them; gives the step to begin with.
+        """Start a replica with all others, or among them; return the step to begin with.
 
         Args:
             trainer: of the worker.
@@ -306,7 +308,7 @@ class LoopEntry:
         return trainer.open(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
-        """Lets those in who wait at the door, if this worker leads; the others break their next step off for it."""
+        """Let those in who wait at the door, if this worker leads; the others break their next step off for it."""
         position, self._position = self._position, None
         # In the middle of an epoch whoever led before has let others into it.
         inside = position is not None and position.taken > 0
@@ -318,7 +320,7 @@ class LoopEntry:
             self.reform()
 
     def present(self) -> tuple[list[int], list[int]]:
-        """Gives the workers that are to have a share of what begins, and who of them wait to be let in.
+        """Return the workers that are to have a share of what begins, and who of them wait to be let in.
 
         Those who go in step know who does, and worker 0 always does again; but where they meet seldom, the launcher may
         know earlier that one of them is lost. Others hear of losses from it alone, some earlier than others.
@@ -336,7 +338,7 @@ class LoopEntry:
         return sorted({*there, *waiting}), waiting
 
     def entered(self) -> Begun:
-        """Says that this worker, a successor, is there; gives the epoch with which it begins."""
+        """Report that this worker, a successor, is there; return the epoch with which it begins."""
         waited = self.waits and self.duties is None
         begun = Begun.from_text(
             self._board.read(_entered_key(self._worker) if waited else begun_key(self._worker))
@@ -347,24 +349,22 @@ class LoopEntry:
         return begun
 
     def go_on(self, begun: Begun) -> None:
-        """Goes on behind what whoever came before has taken, or with the step with which the others are."""
-        assert self._course.optimizer is not None, "a loop has something to train"
+        assert self._loop_progress.optimizer is not None, "a loop has something to train"
         if self._position is not None:
-            self._course.come_to(self._position)
+            self._loop_progress.come_to(self._position)
             self._progress.leaves_out = self._position.taken
         elif self.waits:
-            self._course.optimizer.go_on_at(begun.steps)
+            self._loop_progress.optimizer.go_on_at(begun.steps)
         else:
-            self._progress.leaves_out = max(0, self._course.optimizer.steps - begun.steps)
+            self._progress.leaves_out = max(0, self._loop_progress.optimizer.steps - begun.steps)
 
     def begins(self, begun: Begun) -> None:
-        """An epoch begins for this worker."""
         self._progress.begin(begun)
 
     def _come_to_position(self, begun: Begun) -> Begun:
-        """Waits until one of those who go in step has said at which batch they are; gives the epoch of that."""
+        """Wait until one of those who go in step has said at which batch they are; return the epoch of that."""
         regroup = None if self.trainer is None else self.trainer.regroup
-        generation = self._world.incarnation
+        generation = self._world.generation
         assert regroup is not None, "who goes in step regroups"
         last = begun.loop, begun.epoch
         found = self._board.await_found(

@@ -39,7 +39,7 @@ class LoopDuties(Duties):
     """
 
     def __init__(self, world: World, strategy: Strategy, tell: Callable[[Event], None]) -> None:
-        workers = len(world.cast.workers)
+        workers = len(world.roles.workers)
         self.over: Callable[[], None] = lambda: None
         self.ready: Callable[[int, int], None] = lambda rank, generation: None
         self.knows = meets_every_step(strategy, workers)
@@ -60,11 +60,9 @@ class LoopDuties(Duties):
         self._tell(event)
 
     def after_step(self) -> None:
-        """Handle the messages that have arrived, which must not pile up."""
         self.leader.read()
 
     def took(self, worker: int, batches: TakenBatches) -> None:
-        """Note how much a worker has taken of its share."""
         self._taken[worker] = batches
 
     def holds_back(self, rank: int, generation: int) -> bool:
@@ -79,7 +77,6 @@ class LoopDuties(Duties):
             self.leader.tell_worker(worker, RegroupNow(number))
 
     def server_ready(self, rank: int, generation: int) -> None:
-        """Pass it on."""
         self.ready(rank, generation)
 
     def is_there(self, worker: int) -> bool:
@@ -95,7 +92,7 @@ class LoopDuties(Duties):
         """
         let_in = False
         for worker in workers:
-            rank = self._world.cast.workers[worker]
+            rank = self._world.roles.workers[worker]
             while rank not in self._at_door and not gone(worker):
                 self.leader.read()
                 self._world.clock.sleep(0.002)

@@ -33,25 +33,25 @@ class Kept(Protocol):
     """Something with a state, such as a learning-rate scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the state."""
+        """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Takes it back."""
+        """Take it back."""
 
 
 def plain_state(kept: Kept) -> dict[str, Any]:
-    """Gives what of a state is plain, JSON-able."""
+    """Return what of a state is plain, JSON-able."""
     found: dict[str, Any] = _plain(kept.state_dict())
     return found
 
 
 def take_state(kept: Kept, handed: dict[str, Any]) -> None:
-    """Puts what `plain_state` gave over a state."""
+    """Overwrite the plain values of a state."""
     kept.load_state_dict(_merged(kept.state_dict(), handed))
 
 
 def _plain(value: Any) -> Any:
-    """Gives the plain part of a value; of a list all or nothing, but for states in it."""
+    """Return the plain part of a value; of a list all or nothing, but for states in it."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items() if isinstance(key, str) and _is_plain(part)}
     if isinstance(value, list | tuple):
@@ -100,12 +100,12 @@ class Mark:
     kept: tuple[dict[str, Any], ...]
 
     def to_text(self) -> str:
-        """Writes it for the store."""
+        """Write it for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Mark:
-        """Reads what `to_text` wrote."""
+        """Read what `to_text` wrote."""
         told: dict[str, Any] = json.loads(text)
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
@@ -146,12 +146,12 @@ class Position:
     kept: tuple[dict[str, Any], ...]
 
     def to_text(self) -> str:
-        """Writes it for the store."""
+        """Write it for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Position:
-        """Reads what `to_text` wrote."""
+        """Read what `to_text` wrote."""
         told: dict[str, Any] = json.loads(text)
         return cls(**told | {"rates": tuple(told["rates"]), "kept": tuple(told["kept"])})
 
@@ -170,8 +170,11 @@ class Logbook:
         self._owed: int | None = None
 
     def note(self, position: Position) -> None:
-        """Notes a position."""
-        self._latest = [*self._latest[1 - _KEPT :], position]
+        """Note a position."""
+        if (
+            position not in self._latest[-1:]
+        ):  # a step's exchange may begin in a backward pass, and again in the step
+            self._latest = [*self._latest[1 - _KEPT :], position]
         if self._owed is not None:
             self._tell()
             if position.steps > self._owed:
@@ -195,7 +198,7 @@ class Logbook:
 
 
 def find_position(board: StoreBoard, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
-    """Looks for what workers have left for a new leader; None as long as nobody has.
+    """Look for what workers have left for a new leader; None as long as nobody has.
 
     Args:
         board: where.
@@ -213,7 +216,7 @@ def _key(leader: int, steps: int, at_end: bool) -> str:
     return f"script/position/{leader}/{steps}/{'end' if at_end else 'step'}"
 
 
-class Course:
+class LoopProgress:
     """Counts how far one worker's loop has come.
 
     Attributes:
@@ -234,11 +237,11 @@ class Course:
         return len(self._shards)
 
     def add(self, shard: Shard) -> None:
-        """Notes another shard."""
+        """Note another shard."""
         self._shards.append(shard)
 
     def mark(self, present: Sequence[int], entering: Sequence[int]) -> Mark:
-        """Says where this loop is.
+        """Return where this loop is.
 
         Args:
             present: the workers that have a share of what comes next.
@@ -256,7 +259,7 @@ class Course:
         )
 
     def position(self, epoch: tuple[int, int], taken: int, *, at_end: bool = False) -> Position:
-        """Says where this loop is, at a step or at the end of a share.
+        """Return where this loop is, at a step or at the end of a share.
 
         Args:
             epoch: loop and epoch.
@@ -276,12 +279,12 @@ class Course:
         )
 
     def come_to(self, position: Position) -> None:
-        """Goes on inside an epoch, to whose beginning it has gone, where the others are."""
+        """Go on inside an epoch, to whose beginning it has gone, where the others are."""
         self.averages = position.averages
         self._take(position.kept, position.rates)
 
     def go_to(self, mark: Mark) -> None:
-        """Goes on where the others were at a mark, but for the steps that this worker has taken."""
+        """Go on where the others were at a mark, but for the steps that this worker has taken."""
         self.averages = mark.averages
         for shard, epoch in zip(self._shards, mark.shards, strict=False):
             if shard is not None:

@@ -34,24 +34,33 @@ class StepWeight:
 
     Shards may be nested (a validation pass in the middle of a training epoch), so each iteration keeps a list of its
     own, and the innermost one is in use.
+
+    Attributes:
+        batch: shard, epoch and batch, each from 0, that was handed out last for training; None before the first.
     """
 
     def __init__(self) -> None:
         self._weights: list[float] = []
+        self._latest = 1.0
+        self.batch: tuple[int, int, int] | None = None
 
     def use(self, weights: list[float]) -> list[float]:
-        """Takes the weights of another iteration's batches since its last step; gives those in use before."""
+        """Take the weights of another iteration's batches since its last step; return those in use before."""
+        if weights is not self._weights:
+            self._latest = 1.0
         before, self._weights = self._weights, weights
         return before
 
     def take(self) -> float:
-        """Gives the weight of a step that is due now, in units of a full batch, and forgets its batches.
+        """Return the weight of a step that is due now, in units of a full batch, and forget its batches.
 
-        With several backward passes a step, it is the mean of their batches' weights; without any shard it is 1.
+        With several backward passes a step, it is the mean of their batches' weights, and a further pass of the same
+        batch has the same; without any shard it is 1.
         """
-        weight = sum(self._weights) / len(self._weights) if self._weights else 1.0
+        if self._weights:
+            self._latest = sum(self._weights) / len(self._weights)
         self._weights.clear()
-        return weight
+        return self._latest
 
 
 class Seat(NamedTuple):
@@ -185,14 +194,14 @@ class DealtLoader:
         return len(self._deal)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Loads the batches of an epoch, with their weights."""
+        """Load the batches of an epoch, with their weights."""
         self._deal.epoch = epoch
         for step, batch in enumerate(self._loader, self.seat.taken):
             yield batch, self._deal.weights[step]
 
 
 def _choice(loader: DataLoader[Any], workers: Posted, seed: int) -> tuple[Deal, dict[str, Any]]:
-    """Deals the loader's indices out; gives the arguments that make a loader take this worker's."""
+    """Deal the loader's indices out; return the arguments that make a loader take this worker's."""
     if loader.batch_size is not None:
         deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed)
         return deal, {"batch_sampler": deal}
@@ -204,12 +213,12 @@ def _choice(loader: DataLoader[Any], workers: Posted, seed: int) -> tuple[Deal, 
 
 
 def _own_generator(seed: int, worker: int) -> torch.Generator:
-    """Makes the generator that seeds a worker's loading processes: they must not all augment alike."""
+    """Make the generator that seeds a worker's loading processes: they must not all augment alike."""
     return generator_for("loading of a shard", seed, worker)
 
 
 def _agree_on_chance(loader: DataLoader[Any], workers: Posted) -> int:
-    """Gives all workers the same generators: worker 0's where the loader has some, else one seed."""
+    """Give all workers the same generators: worker 0's where the loader has some, else one seed."""
     sampler = (
         loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     )
@@ -238,7 +247,7 @@ class Batches(Protocol):
         """Batches an epoch."""
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Gives the batches of an epoch, each with its weight in units of a full batch."""
+        """Return the batches of an epoch, each with its weight in units of a full batch."""
 
 
 class Host(Protocol):
@@ -277,7 +286,7 @@ class EveryNth:
         return len(self._stream) // self.seat.of  # type: ignore[arg-type]
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Gives this worker's batches; each counts the same."""
+        """Return this worker's batches; each counts the same."""
         mine, seat = None, self.seat
         for position, batch in enumerate(self._stream):
             if position % seat.of == seat.place:
@@ -324,6 +333,7 @@ class Shard:
             for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
                 if trains:
                     self._host.took(taken, self._length())
+                    self._weight.batch = self._number, epoch, taken
                 own.append(weight)
                 self._weight.use(own)
                 yield batch
@@ -334,7 +344,7 @@ class Shard:
                 self._host.through(self._length(), broken_off=not at_end)
 
     def _length(self) -> int:
-        """Gives how many batches there are; 0 where nobody knows."""
+        """Return how many batches there are; 0 where nobody knows."""
         try:
             return len(self._batches)
         except TypeError:
@@ -342,7 +352,7 @@ class Shard:
 
 
 def batches_of(loader: Iterable[Any], workers: Posted) -> Batches:
-    """Chooses how a loader is shared out.
+    """Choose how a loader is shared out.
 
     A worker on its own gets the loader's own batches, whatever it is.
     """

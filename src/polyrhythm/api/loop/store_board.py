@@ -21,6 +21,7 @@ from polyrhythm.launch.patience import speaking_up
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
 
 Found = TypeVar("Found")
+_PATIENCE_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 
 
@@ -37,25 +38,25 @@ class StoreBoard:
         self._attend = attend
 
     def post(self, key: str, text: str) -> None:
-        """Sets the text of a key."""
+        """Set the text of a key."""
         self._store.set(key, text)
 
     def post_if_absent(self, key: str, text: str) -> str:
-        """Sets the text of a key that has none; gives the text that it has now, the same to all workers."""
+        """Set the text of a key that has none; return the text that it has now, the same to all workers."""
         return bytes(self._store.compare_set(key, "", text)).decode()
 
     def read(self, key: str) -> str | None:
-        """Gives the text of a key, or None where it has none."""
+        """Return the text of a key, or None where it has none."""
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
-        """Gives the texts of all keys, or None as long as one is missing."""
+        """Return the texts of all keys, or None as long as one is missing."""
         if not self._store.check(list(keys)):
             return None
         return [bytes(text).decode() for text in self._store.multi_get(list(keys))]
 
     def await_one(self, keys: Sequence[str], awaited: str) -> str:
-        """Waits until one of the keys has a text; prints once, if that takes long, what it waits for.
+        """Wait until one of the keys has a text; print once, if that takes long, what it waits for.
 
         Args:
             keys: any of them will do.
@@ -71,10 +72,10 @@ class StoreBoard:
         return self.await_found(look, awaited)
 
     def await_found(self, look: Callable[[], Found | None], awaited: str) -> Found:
-        """Waits until `look` gives something; prints once, if that takes long, what it waits for.
+        """Wait until `look` returns something; print once, if that takes long, what it waits for.
 
         Args:
-            look: gives it, or None as long as it is not there.
+            look: returns it, or None as long as it is not there.
             awaited: who must do what, in words.
         """
         pause_s = _SHORTEST_PAUSE_S
@@ -84,6 +85,28 @@ class StoreBoard:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return found
+
+
+def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str:
+    """Return a line that says where all workers are that do not go in step any more.
+
+    Args:
+        board: on which each of them says so.
+        worker: this one's index.
+        workers: how many there are.
+        own: where it is.
+    """
+    board.post(f"script/where/{worker}", own)
+    keys = [f"script/where/{each}" for each in range(workers)]
+    until = time.monotonic() + _PATIENCE_S
+    while (texts := board.read_all(keys)) is None and time.monotonic() < until:
+        time.sleep(_LONGEST_PAUSE_S)
+    told = texts or [board.read(key) or "has said nothing" for key in keys]
+    places = ", ".join(f"worker {each} {text}" for each, text in enumerate(told))
+    return (
+        f"{places}: workers that go in step take as many passes; let what is decided on one, such as leaving a batch "
+        "out, be decided on group.average of all"
+    )
 
 
 class Posted:
@@ -104,7 +127,7 @@ class Posted:
         self._count = 0
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Overwrites a tensor of whole numbers with worker 0's; all call it equally often."""
+        """Overwrite a tensor of whole numbers with worker 0's; all call it equally often."""
         key, self._count = f"{self._name}/{self._count}", self._count + 1
         if self.size == 1:
             return
@@ -135,7 +158,7 @@ class Means:
         self._awaited = awaited
 
     def mean(self, number: int, value: float, weight: float) -> float:
-        """Gives the weighted mean of what the workers bring, in their order; waits for all who are there.
+        """Return the weighted mean of the workers' values, in their order; wait for all who are there.
 
         Args:
             number: of the mean, from 0; one that is over is given again.

@@ -41,7 +41,6 @@ class ColourCasting(Config):
         return int((2 * self.strength + 1) ** channels - 1)
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Shift the channels of some images, (B, C, H, W), in a new tensor."""
         chosen = draws.chance(self.probability)
         shifts = [
             torch.where(chosen & draws.chance(0.5), draws.integers(-self.strength, self.strength), 0)
@@ -51,15 +50,9 @@ class ColourCasting(Config):
 
 
 def cast_colour(images: Tensor, shifts: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Shift channels.
+    """Shift the channels of images (B, C, H, W), uint8 or float, in a new tensor, and clip them to black and white.
 
-    Args:
-        images: (B, C, H, W), uint8 or float; not changed.
-        shifts: (B, C) integers, in 255ths of the range from black to white; zeros leave an image unchanged.
-        tones: black and white in float images; in bytes they are 0 and 255.
-
-    Returns: (B, C, H, W) with the dtype and device of `images`, clipped to black and white; `images` itself if nothing
-        shifts.
+    `shifts`, (B, C) integers, are in 255ths of the range from black to white.
     """
     moved = (shifts != 0).any(1)
     if not bool(moved.any()):

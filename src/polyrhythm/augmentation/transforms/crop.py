@@ -41,16 +41,6 @@ class Crop(Config):
     fill: Fill = "zero"
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Crop every image at its own random offset.
-
-        Args:
-            images: (B, C, H, W), not changed.
-            draws: source of the offsets.
-            tones: not used.
-
-        Raises:
-            RequestError: the images are too small to be reflected that far.
-        """
         top, left = draws.integers(0, 2 * self.padding), draws.integers(0, 2 * self.padding)
         return crop(images, top, left, self.padding, self.fill)
 
@@ -59,14 +49,11 @@ def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "
     """Cut a window out of every padded image.
 
     Args:
-        images: (B, C, H, W), not changed.
+        images: (B, C, H, W), not changed; returned as they are if there is no padding.
         top: (B,) int64, first row of each window in the padded image; `padding` leaves the image unchanged.
         left: (B,) int64, likewise for columns.
         padding: pixels added on every side.
         fill: `zero` or `reflect`.
-
-    Returns:
-        (B, C, H, W) with the dtype of `images`; `images` itself if there is no padding.
 
     Raises:
         RequestError: the images are too small to be reflected that far.

@@ -39,20 +39,17 @@ class Flip(Movement):
     axis: Axis = "horizontal"
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Mirror some of the images, (B, C, H, W), in a new tensor."""
         return flip(images, draws.chance(self.probability), self.axis)
 
     def drawn(self, draws: Draws) -> Tensor:
-        """Draw which samples to mirror, (B, 2): 1 for a mirrored axis, x or y; see `Movement.drawn`."""
+        """Draw which samples to mirror, (B, 2): 1 for a mirrored axis, x or y."""
         axes = torch.tensor([self.axis == "horizontal", self.axis == "vertical"])
         return (draws.chance(self.probability)[:, None] & axes).float()
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Return the matrices that mirror the axes; see `Movement.matrix`."""
         return torch.diag_embed(1 - 2 * parameters)
 
     def mirrored(self, parameters: Tensor) -> Tensor:
-        """Return the mirrored axes; see `Movement.mirrored`."""
         return parameters != 0
 
 

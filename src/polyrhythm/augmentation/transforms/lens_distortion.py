@@ -39,6 +39,5 @@ class LensDistortion(Warp):
         return draws.uniform(-self.strength, self.strength)[:, None]
 
     def source(self, points: Tensor, parameters: Tensor) -> Tensor:
-        """Move the points along their radius; see `Movement.source`."""
         squares = points.real.square() + points.imag.square()
         return points * (1 + parameters[:, 0, None, None] / half_diagonal(*points.shape[1:]) ** 2 * squares)

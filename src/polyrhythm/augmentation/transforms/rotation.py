@@ -39,6 +39,5 @@ class Rotation(Warp):
         return torch.deg2rad(draws.uniform(-self.strength, self.strength))[:, None]
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Return the rotation about the centre; see `Movement.matrix`."""
         cos, sin = parameters[:, 0].cos(), parameters[:, 0].sin()
         return torch.stack((torch.stack((cos, -sin), 1), torch.stack((sin, cos), 1)), 1)

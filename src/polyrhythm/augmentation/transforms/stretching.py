@@ -41,5 +41,4 @@ class Stretching(Warp):
         return torch.stack((draws.uniform(-most, most), draws.uniform(-most, most)), 1)
 
     def matrix(self, parameters: Tensor) -> Tensor:
-        """Return the inverse scaling; see `Movement.matrix`."""
         return torch.diag_embed(torch.exp(-parameters))

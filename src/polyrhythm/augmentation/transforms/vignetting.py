@@ -41,23 +41,19 @@ class Vignetting(Config):
     probability: float = Field(default=0.5, ge=0, le=1)
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Darken the corners of some images, (B, C, H, W), in a new tensor."""
         chosen, area = draws.chance(self.probability), draws.uniform(0, LARGEST_AREA)
         loss = torch.where(chosen, draws.uniform(0, self.strength), 0.0)
         return vignette(images, area, loss, tones)
 
 
 def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Darken images towards their corners.
+    """Darken images (B, C, H, W), uint8 or float, towards their corners, in a new tensor.
 
     Args:
-        images: (B, C, H, W), uint8 or float; not changed.
+        images: not changed.
         area: (B,), distance from the centre at which darkening begins, in half diagonals, below 1.
         loss: (B,), share of light that the corners lose; 0 leaves an image unchanged.
         tones: black in float images; in bytes it is 0.
-
-    Returns:
-        (B, C, H, W) with the dtype and device of `images`; bytes are rounded. `images` itself if nothing darkens.
     """
     if not bool((loss != 0).any()):
         return images

@@ -40,19 +40,6 @@ class Window(Config):
         return (side - self.size) ** 2
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
-        """Cut a window out of every image.
-
-        Args:
-            images: (B, C, H, W), not changed.
-            draws: source of the positions.
-            tones: not used.
-
-        Returns:
-            (B, C, size, size) with the dtype of `images`.
-
-        Raises:
-            RequestError: the images are smaller than the window.
-        """
         height, width = images.shape[2:]
         if self.size > min(height, width):
             raise RequestError(

@@ -189,10 +189,6 @@ class Auto(Collective):
 
         What cannot be told apart must not be chosen by noise; the order prefers few messages, and neighbours' links.
 
-        Args:
-            ranks: how many.
-            payload: the vector.
-
         Raises:
             RequestError: nothing has been measured or given.
         """

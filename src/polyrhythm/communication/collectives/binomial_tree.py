@@ -24,7 +24,6 @@ class BinomialTree(MessageCollective):
     """Vectors are added up a tree to rank 0, and the sum comes down it."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduce, then broadcast."""
         self.reduce(ranks, vector, tag)
         self.broadcast(ranks, vector, tag)
 
@@ -49,11 +48,9 @@ class BinomialTree(MessageCollective):
             start_send(ranks, child, vector, tag).wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.binomial_tree_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         return traffic.binomial_tree(ranks, rank, payload)
 
 

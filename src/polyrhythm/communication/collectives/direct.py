@@ -27,7 +27,6 @@ class Direct(SlicedCollective):
     """Every rank adds up one slice in rank order and hands it out."""
 
     def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Send every other rank its slice; add up its own from all, in rank order."""
         mine, others = slices[ranks.rank], _others(ranks)
         sends = [start_send(ranks, to, slices[to], tag) for to in others]
         parts = {source: receive(ranks, source, tag, mine) for source in others}
@@ -39,7 +38,6 @@ class Direct(SlicedCollective):
             mine.add_(parts[rank])
 
     def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Send its slice to all, and take theirs."""
         others = _others(ranks)
         sends = [start_send(ranks, to, slices[ranks.rank], tag) for to in others]
         for source in others:
@@ -48,11 +46,9 @@ class Direct(SlicedCollective):
             handle.wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.direct_s(machine, ranks, payload)
 
     def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
-        """Return what one rank sends."""
         return traffic.direct(slice_bytes, rank)
 
 

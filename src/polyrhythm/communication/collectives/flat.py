@@ -28,7 +28,6 @@ class Flat(MessageCollective):
     """Rank 0 adds up all vectors and hands out the sum."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Gather at rank 0, in rank order, and send out from there."""
         if ranks.rank == 0:
             for source in range(1, ranks.size):
                 vector.add_(receive(ranks, source, tag, vector))
@@ -38,9 +37,7 @@ class Flat(MessageCollective):
             vector.copy_(exchange(ranks, 0, vector, tag, vector))
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.flat_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         return traffic.flat(ranks, rank, payload)

@@ -21,7 +21,6 @@ class Library(Collective):
     in_messages: ClassVar[bool] = False
 
     def all_reduce(self, ranks: Communicator, tensor: Tensor, tag: int = 0) -> None:
-        """Add `tensor` up over all ranks, in place; the communicator numbers its messages itself."""
         ranks.all_reduce(tensor)
 
     def space(self, communicator: Communicator, name: str) -> Communicator:
@@ -29,5 +28,4 @@ class Library(Collective):
         return communicator
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Start the communicator's all-reduce."""
         return ranks.start_all_reduce(tensor)

@@ -25,8 +25,6 @@ class Rabenseifner(MessageCollective):
     """Halves, quarters, … are exchanged and reduced; then gathered the same way back."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Halve down to one slice and double back to all."""
-
         def reduce_core(core: int) -> None:
             halvings = _halvings(vector, ranks.rank, core)
             for distance, kept, given in halvings:
@@ -37,11 +35,9 @@ class Rabenseifner(MessageCollective):
         folded(ranks, vector, tag, reduce_core)
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.rabenseifner_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         return traffic.rabenseifner(ranks, rank, payload)
 
 

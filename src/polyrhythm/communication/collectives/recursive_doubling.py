@@ -23,8 +23,6 @@ class RecursiveDoubling(MessageCollective):
     """Pairs of ranks at distance 1, 2, 4, … exchange and add all that they have."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Exchange with one partner a round."""
-
         def reduce_core(core: int) -> None:
             distance = 1
             while distance < core:
@@ -34,9 +32,7 @@ class RecursiveDoubling(MessageCollective):
         folded(ranks, vector, tag, reduce_core)
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.recursive_doubling_s(machine, ranks, payload)
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         return traffic.recursive_doubling(ranks, rank, payload)

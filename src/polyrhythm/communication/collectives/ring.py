@@ -26,23 +26,19 @@ class Ring(SlicedCollective):
     """Slices go around the ring twice: once to be added up, once to be known to all."""
 
     def reduce_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Pass slices on, adding this rank's part to each."""
         for turn in range(1, ranks.size):
             target = slices[(ranks.rank - 1 - turn) % ranks.size]
             target.add_(_shift(ranks, slices[(ranks.rank - turn) % ranks.size], tag, target))
 
     def gather_slices(self, ranks: PointToPoint, slices: Sequence[Tensor], tag: int) -> None:
-        """Pass slices on as they are."""
         for turn in range(ranks.size - 1):
             target = slices[(ranks.rank - 1 - turn) % ranks.size]
             target.copy_(_shift(ranks, slices[(ranks.rank - turn) % ranks.size], tag, target))
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.ring_s(machine, ranks, payload)
 
     def sent_slices(self, slice_bytes: Sequence[int], rank: int) -> Sent:
-        """Return what one rank sends."""
         return traffic.ring(slice_bytes, rank)
 
 

@@ -45,7 +45,6 @@ class SegmentedChain(MessageCollective):
         return max(1, min(self.segments, payload.elements))
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Pass segments down the chain, adding, then up."""
         payload = Payload(vector.numel(), vector.element_size())
         segments = torch.tensor_split(vector, self.segments_for(ranks.size, payload))
         lower, higher = ranks.rank - 1, ranks.rank + 1
@@ -64,11 +63,9 @@ class SegmentedChain(MessageCollective):
         outgoing.wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:
-        """Return the time by the formula."""
         return all_reduce.segmented_chain_s(machine, ranks, payload, self.segments_for(ranks, payload))
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         return traffic.segmented_chain(ranks, rank, payload, self.segments_for(ranks, payload))
 
 

@@ -61,7 +61,6 @@ class TwoLevel(MessageCollective):
         return self
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
-        """Reduce inside, between and inside."""
         place = _Place(self.group, ranks.size, ranks.rank)
         members = Members(ranks, place.members)
         slices = [vector[start:stop] for start, stop in place.slices(vector.numel())]
@@ -94,7 +93,6 @@ class TwoLevel(MessageCollective):
         return self._inside.seconds(machine, group, payload) + shards_of_smallest * outer_s
 
     def sent(self, ranks: int, rank: int, payload: Payload) -> Sent:
-        """Return what one rank sends."""
         place = _Place(self.group, ranks, rank)
         number = rank - place.members[0]
         sent = Sent()

@@ -88,36 +88,36 @@ class Inbox:
         self.quiet = False
         return news
 
-    def need(self, context: int, rank: int, incarnation: int) -> None:
+    def need(self, context: int, rank: int, generation: int) -> None:
         """Note that a communicator is of no use any more once so many have had a rank's number, and one more."""
-        self._needs[context] = rank, incarnation
+        self._needs[context] = rank, generation
 
     def useless(self) -> list[int]:
         """Return the communicators that need a rank which is gone."""
         return [
             context
-            for context, (rank, incarnation) in self._needs.items()
-            if self._losses.get(rank, 0) > incarnation
+            for context, (rank, generation) in self._needs.items()
+            if self._losses.get(rank, 0) > generation
         ]
 
     def is_revoked(self, lineage: tuple[int, ...]) -> bool:
         """Return whether a communicator may not be used any more, or one that it is a part of."""
         return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
-    def lose(self, rank: int, incarnation: int = 0) -> None:
+    def lose(self, rank: int, generation: int = 0) -> None:
         """Note that a global rank is gone, which so many had been before."""
         if rank not in self._lost:
             self.quiet = False
             self._lost.add(rank)
-            self._losses[rank] = max(self._losses.get(rank, 0), incarnation) + 1
-        elif incarnation >= self._losses[rank]:  # a successor that was never heard
-            self._losses[rank] = incarnation + 1
+            self._losses[rank] = max(self._losses.get(rank, 0), generation) + 1
+        elif generation >= self._losses[rank]:  # a successor that was never heard
+            self._losses[rank] = generation + 1
 
-    def regain(self, rank: int, incarnation: int = 1) -> None:
+    def regain(self, rank: int, generation: int = 1) -> None:
         """Note that a successor of a global rank is there; what is left of the former one's messages is dropped."""
-        self.lose(rank, incarnation - 1)  # nobody may have noticed
+        self.lose(rank, generation - 1)  # nobody may have noticed
         self._lost.remove(rank)
-        self._losses[rank] = max(self._losses[rank], incarnation)
+        self._losses[rank] = max(self._losses[rank], generation)
         for key, queue in list(self.arrived.items()):
             kept = deque(entry for entry in queue if entry[0] != rank)
             if kept:
@@ -139,10 +139,10 @@ class Inbox:
         known = max(self._told.get((context, source, rank), 0) for source in (None, rank))
         return rank in self._lost or known < self._losses[rank]
 
-    def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
-        """Note of which incarnations of which ranks a communicator is: that others came before is no news on it."""
-        for rank, incarnation in incarnations.items():
-            self._told[context, None, rank] = self._told[context, rank, rank] = incarnation
+    def know_losses(self, context: int, generations: Mapping[int, int]) -> None:
+        """Note of which generations of which ranks a communicator is: that others came before is no news on it."""
+        for rank, generation in generations.items():
+            self._told[context, None, rank] = self._told[context, rank, rank] = generation
 
     def losses(self, rank: int) -> int:
         """Return how many that had a global rank are known to be gone."""

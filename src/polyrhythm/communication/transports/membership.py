@@ -11,7 +11,7 @@ class Peer(NamedTuple):
     """A process of a run: the rank whose number it has, and how many have had it before."""
 
     rank: int
-    incarnation: int
+    generation: int
 
 
 class Membership(Protocol):
@@ -25,8 +25,8 @@ class Membership(Protocol):
     most_bytes: int
     patience_s: float
 
-    def incarnation(self, rank: int) -> int:
-        """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
+    def generation(self, rank: int) -> int:
+        """The newest generation of a rank that has opened a link to this one; 0 before any has."""
 
     def is_lost(self, rank: int) -> bool:
         """Return whether a rank is known to be gone."""

@@ -6,12 +6,13 @@ and a silence of the network ends its connection.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakSet
 
 
@@ -22,8 +23,6 @@ class OwnedSocket(socket.socket):
     are forked close theirs, for they would keep a connection open after this process has died.
 
     Args:
-        family: of addresses.
-        kind: of socket.
         fileno: of a socket that is there already.
     """
 
@@ -35,15 +34,26 @@ class OwnedSocket(socket.socket):
         self.close()
 
     def accept_one(self) -> Self:
-        """Wait for a connection.
-
-        Raises:
-            OSError: this socket has been shut down.
-        """
+        """Wait for a connection; raise `OSError` if this socket has been shut down."""
         fileno = self.accept()[0].detach()
         made = type(self).__new__(type(self))
         OwnedSocket.__init__(made, self.family, self.type, fileno)
         return made
+
+
+_Listener = TypeVar("_Listener", bound=OwnedSocket)
+_FULL_PAUSE_S = 0.1
+
+
+def accept_next(listener: _Listener) -> _Listener | None:
+    """Wait for a connection; return None when the listener has been shut down."""
+    while True:
+        try:
+            return listener.accept_one()
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return None
+            time.sleep(_FULL_PAUSE_S)  # too many open files: some may be closed soon
 
 
 def hang_up(connection: socket.socket) -> None:
@@ -90,9 +100,6 @@ _WHOLE = getattr(socket, "MSG_WAITALL", 0)
 
 class TcpSocket(OwnedSocket):
     """One end of a connection.
-
-    Args:
-        family: of addresses.
 
     Attributes:
         record_bytes: of what leaves as one.

@@ -69,22 +69,20 @@ class Levels:
 _PART_BYTES = 2 << 20
 
 
-class Work:
+class Work(Handle):
     """A collective under way."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
 
     def done(self) -> bool:
-        """Return whether it has ended."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Block until it has ended; raise what it raised."""
         self._future.result()
 
 
-class TwoLevelCollectives:
+class TwoLevelCollectives(MemberCollectives):
     """One member's side. Tensors live on the CPU; a thread does the collectives in the order of their start.
 
     Args:
@@ -111,8 +109,6 @@ class TwoLevelCollectives:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="two-level collectives")
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> Work:
-        """Start to add up over all members, in place; `finish` is called when it has ended well."""
-
         def run() -> None:
             self._on_vector(tensor, self._add_up)
             if finish is not None:
@@ -121,26 +117,21 @@ class TwoLevelCollectives:
         return self._start(run)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all members, in place."""
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrite a tensor with member `root`'s."""
         self._start(lambda: self._on_vector(tensor, lambda vector: self._hand_out(vector, root))).wait()
 
     def barrier(self) -> None:
-        """Return when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """End all collectives, also those under way, here and on the other members; called on any thread."""
         if self._between is not None:
             self._between.give_up(reason)
         if self._inside is not None:
             self._inside.give_up(reason)
 
     def close(self) -> None:
-        """Leave; the others must not wait for this member any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._between is not None:
             self._between.close()
@@ -216,56 +207,39 @@ def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
 Meet = Callable[[Sequence[int], str, str], list[str]]
 """Tells some members a word under a name, and gives theirs, in their order, when all have come."""
 
-MakeNetwork = Callable[[Sequence[int]], MemberCollectives]
-"""Makes the collectives of some members, of whom this is one, that need no shared memory."""
-
-
-@dataclass(frozen=True)
-class Acquaintance:
-    """What the members of a communicator know of each other.
-
-    Attributes:
-        member: this one.
-        members: the ranks of all, among all ranks of the run.
-        introductions: of all, as JSON.
-    """
-
-    member: int
-    members: tuple[int, ...]
-    introductions: Sequence[str]
-
 
 def make_shared(
-    known: Acquaintance, meet: Meet, network: MakeNetwork
+    member: int,
+    members: tuple[int, ...],
+    introductions: Sequence[str],
+    meet: Meet,
+    network: Callable[[Sequence[int]], MemberCollectives],
 ) -> SharedMemoryCollectives | TwoLevelCollectives | None:
     """Make collectives that use the memory which members share; None where none share any, on all alike.
 
     Args:
-        known: who is where.
+        member: this one.
+        members: the ranks of all, among all ranks of the run.
+        introductions: of all, as JSON.
         meet: how to talk to the others.
-        network: makes what goes between hosts.
+        network: makes the collectives of some members, of whom this is one, that need no shared memory.
     """
-    levels = Levels.of([host_of(introduction) for introduction in known.introductions])
-    host = levels.hosts[levels.host(known.member)]
-    inside = _share(host, known, meet) if len(host) > 1 else None
+    levels = Levels.of([host_of(introduction) for introduction in introductions])
+    host = levels.hosts[levels.host(member)]
+    inside = None
+    if len(host) > 1:
+        inside = share_memory(
+            host.index(member),
+            tuple(members[each] for each in host),
+            [introductions[each] for each in host],
+            lambda subject, word: meet(host, f"{host[0]}/{subject}", word),
+        )
     if not levels.mixed:
         return inside
     lacking = inside is None and len(host) > 1
-    if not all(meet(range(len(known.members)), "levels", "" if lacking else "ready")):
+    if not all(meet(range(len(members)), "levels", "" if lacking else "ready")):
         if inside is not None:
             inside.close()
         return None
-    leads = known.member == host[0]
-    between = network(levels.leaders) if leads else None
-    return TwoLevelCollectives(levels, known.member, inside, between)
-
-
-def _share(host: tuple[int, ...], known: Acquaintance, meet: Meet) -> SharedMemoryCollectives | None:
-    """Make the collectives of one host's members."""
-    ranks = tuple(known.members[member] for member in host)
-
-    def tell_all(subject: str, word: str) -> list[str]:
-        return meet(host, f"{host[0]}/{subject}", word)
-
-    introductions = [known.introductions[member] for member in host]
-    return share_memory(host.index(known.member), ranks, introductions, tell_all)
+    between = network(levels.leaders) if member == host[0] else None
+    return TwoLevelCollectives(levels, member, inside, between)

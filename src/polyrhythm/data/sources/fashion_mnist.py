@@ -27,6 +27,7 @@ from urllib.request import urlopen
 import torch
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.published import content_of, found_in
 from polyrhythm.data.user_cache import cache_folder, write_whole
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
@@ -36,24 +37,14 @@ GZIP = 16 + zlib.MAX_WBITS
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file with known content.
-
-    Attributes:
-        name: of the file, without `.gz`.
-        size_bytes: uncompressed.
-        sha256: of the uncompressed bytes, in hexadecimal.
-    """
+    """A file whose uncompressed length and sha256 are known; `name` is without `.gz`."""
 
     name: str
     size_bytes: int
     sha256: str
 
     def unpack(self, packed: bytes, origin: str) -> bytes:
-        """Uncompress and verify.
-
-        Raises:
-            RequestError: `packed` is not gzip, or has other content; `origin` is named as its source.
-        """
+        """Uncompress and verify; raise `RequestError`, which names `origin`, for other content."""
         try:
             # Bounded, so that a hostile file cannot fill the memory.
             content = zlib.decompressobj(GZIP).decompress(packed, self.size_bytes + 1)
@@ -62,11 +53,7 @@ class VerifiedFile:
         return self.verify(content, origin)
 
     def verify(self, content: bytes, origin: str) -> bytes:
-        """Return `content` if it is the expected one.
-
-        Raises:
-            RequestError: it is not; `origin` is named as its source.
-        """
+        """Return `content`; raise `RequestError`, which names `origin`, if it is not the expected one."""
         found = sha256(content).hexdigest()
         if found != self.sha256:
             raise RequestError(
@@ -75,11 +62,7 @@ class VerifiedFile:
         return content
 
     def read(self, folder: Path) -> bytes:
-        """Read the file from a folder, uncompressed or gzipped.
-
-        Raises:
-            RequestError: it is missing, cannot be read or has other content.
-        """
+        """Read the file from a folder, uncompressed or gzipped; raise `RequestError` if that fails."""
         plain, packed = folder / self.name, folder / f"{self.name}.gz"
         try:
             if plain.is_file():
@@ -91,11 +74,7 @@ class VerifiedFile:
 
 
 def read_all(folder: Path, files: Sequence[VerifiedFile]) -> list[bytes]:
-    """Return the contents of all `files` in a folder, in their order, uncompressed and verified.
-
-    Raises:
-        RequestError: one is missing, cannot be read or has other content.
-    """
+    """Return the contents of `files` in a folder; raise `RequestError` as `VerifiedFile.read`."""
     return [file.read(folder) for file in files]
 
 
@@ -108,12 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 def download(address: str, files: Sequence[VerifiedFile], into: Path) -> None:
-    """Download gzipped files from a URL, verify them and write them to a folder.
-
-    Args:
-        address: URL of the folder, ending in `/`.
-        files: `NAME.gz` of each is downloaded.
-        into: the folder; created if necessary.
+    """Download `NAME.gz` of every file from a folder's URL (ending in `/`), verify it and write it.
 
     Raises:
         RequestError: no connection, too slow, other content, or `into` cannot be written.
@@ -143,14 +117,9 @@ def _get(address: str, most_bytes: int) -> bytes:
 
 
 def unpack_debian(package: str, files: Sequence[VerifiedFile], into: Path) -> None:
-    """Download a Debian package with apt-get, and write verified files of it to a folder.
+    """Download a Debian package with apt-get and write verified files of it to a folder; nothing is installed.
 
-    Nothing is installed. If the system has no package lists, they are downloaded to a temporary folder.
-
-    Args:
-        package: its name.
-        files: gzipped in any one folder of the package.
-        into: the folder; created if necessary.
+    If the system has no package lists, they are downloaded to a temporary folder.
 
     Raises:
         RequestError: no apt-get, no such package, no connection, too slow, or other content.
@@ -224,6 +193,22 @@ def parse_idx(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
 
 
+def idx_part(folder: str | None, what: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images (n, 1, H, W) uint8 and labels (n,) of one of the MNIST family's parts, such as `train`.
+
+    Raises:
+        RequestError: a file is missing or damaged.
+    """
+    found = []
+    for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+        path = found_in(folder, what, f"{part}-{kind}")
+        try:
+            found.append(parse_idx(content_of(path)))
+        except ValueError as error:
+            raise RequestError(f"{path} is damaged ({error}): fetch it again") from None
+    return found[0].unsqueeze(1), found[1].long()
+
+
 SYSTEM_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 PACKAGE = "dataset-fashion-mnist"
@@ -280,11 +265,7 @@ class FashionMNIST(Config):
     folder: str | None = None
 
     def load(self) -> Dataset:
-        """Return the data, downloaded first if necessary; pixels are normalised by mean and standard deviation.
-
-        Raises:
-            RequestError: the given folder lacks a file or holds a damaged one; or no source has the data.
-        """
+        """Return the data, downloaded first if necessary; pixels are normalised by mean and standard deviation."""
         if self.folder is None:
             contents = find_or_fetch(SYSTEM_FOLDER, cache_folder() / "fashion-mnist", ADDRESS)
         else:
@@ -297,15 +278,10 @@ class FashionMNIST(Config):
 
 
 def find_or_fetch(system: Path, cache: Path, address: str) -> list[bytes]:
-    """Return the contents of `FILES` from the first source that has them all.
-
-    Args:
-        system: the folder of the system's data sets.
-        cache: folder of earlier downloads, and of this one.
-        address: URL of the folder on the web.
+    """Return the contents of `FILES` from the first source that has them all: `system`, `cache`, `address`, Debian.
 
     Raises:
-        RequestError: no source has them; with the reasons and what to do.
+        RequestError: none has them; with the reasons and what to do.
     """
     for folder in (system, cache):
         # A damaged or half-filled folder is no reason to stop: the next place may be right.

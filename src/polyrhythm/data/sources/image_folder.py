@@ -5,37 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import held_out
-from polyrhythm.data.image_files import ImageFileSplit, find_unreadable, list_images, unreadable
-from polyrhythm.data.images import CENTRAL_SHARE, NORMALIZATIONS, Pixels
+from polyrhythm.data.image_files import PictureSource, list_images
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import Config
 
 ByClass = dict[str, list[str]]
-DEFAULT_EPOCHS = 20
 _TEST_PARTS = ("test", "val")
 
 
-class ImageFolder(Config):
+class ImageFolder(PictureSource):
     """A folder of images.
 
     Attributes:
         folder: contains `train`, and `test` or else `val`; or the classes themselves. Without test images a fixed fifth
             of every class is held out for testing.
-        image_size: side of the square that every image becomes, in pixels.
-        skip_unreadable: leave out images that cannot be read, instead of refusing the folder.
-        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: side of this square, in the centre, as a share of a picture's shorter side.
     """
 
     folder: str
-    image_size: int = Field(default=224, ge=1)
-    skip_unreadable: bool = False
-    pixels: Pixels = "imagenet"
-    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """List and check the images; they are decoded later, batch by batch.
@@ -50,19 +38,14 @@ class ImageFolder(Config):
         train_folder = _train_folder(root)
         test_folder = next((root / name for name in _TEST_PARTS if (root / name).is_dir()), None)
         train, test = list_images(train_folder), list_images(test_folder) if test_folder else {}
-        skipped = self._unreadable(train, test)
+        skipped = self.refuse_unreadable(
+            [path for part in (train, test) for files in part.values() for path in files]
+        )
         train, test = _without(skipped, train), _without(skipped, test)
         _check_train(train_folder, train)
         if test_folder:
             _check_test(test_folder, test, train_folder, train)
         return self._dataset(train, test, skipped)
-
-    def _unreadable(self, *parts: ByClass) -> tuple[str, ...]:
-        found = find_unreadable([path for part in parts for files in part.values() for path in files])
-        if found and not self.skip_unreadable:
-            path, reason = next(iter(found.items()))
-            raise unreadable(path, reason, len(found) - 1)
-        return tuple(found)
 
     def _dataset(self, train: ByClass, test: ByClass, skipped: tuple[str, ...]) -> Dataset:
         classes = tuple(train)
@@ -73,14 +56,8 @@ class ImageFolder(Config):
             parts = [([files[i] for i in part.tolist()], labels[part]) for part in held_out(labels)]
             if not parts[1][0]:
                 raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
-        shape = (3, self.image_size, self.image_size)
-        learn, check = (
-            ImageFileSplit(files, labels, self.image_size, self.pixels, self.shown) for files, labels in parts
-        )
-        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
-        return Dataset(
-            self.folder, learn, check, classes, shape, DEFAULT_EPOCHS, skipped, black, white, self.shown
-        )
+        learn, check = (self.of_files(files, labels) for files, labels in parts)
+        return self.dataset(self.folder, learn, check, classes, skipped)
 
 
 def _train_folder(root: Path) -> Path:

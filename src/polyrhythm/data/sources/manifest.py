@@ -33,10 +33,9 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import held_out
-from polyrhythm.data.image_files import ImageFileSplit, find_unreadable, unreadable
-from polyrhythm.data.images import CENTRAL_SHARE, NORMALIZATIONS, Pixels
+from polyrhythm.data.image_files import PictureSource
 from polyrhythm.errors import RequestError, unknown
-from polyrhythm.specs import Config
+from polyrhythm.user_files import check_is_file
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 _BETWEEN = "|"
@@ -45,14 +44,7 @@ _SPLITS = {"train": "train", "test": "test", "val": "test", "validation": "test"
 
 @dataclass(frozen=True)
 class Row:
-    """A manifest's entry for one image.
-
-    Attributes:
-        image: path of the file.
-        labels: with their confidences, from 0 to 1, in the table's order.
-        subsets: that it belongs to.
-        split: `train`, `test`, or empty if the table does not name one.
-    """
+    """A manifest's entry for one image: labels with confidences from 0 to 1; `split` is empty if it names none."""
 
     image: str
     labels: tuple[tuple[str, float], ...]
@@ -66,10 +58,7 @@ class Row:
 
 
 def read_manifest(path: Path) -> list[Row]:
-    """Read a manifest.
-
-    Args:
-        path: ending in .csv, .tsv (tabs) or .parquet (which needs the package pyarrow).
+    """Read a manifest ending in .csv, .tsv (tabs) or .parquet (which needs the package pyarrow).
 
     Raises:
         RequestError: it cannot be read, or a line of it is invalid.
@@ -86,6 +75,7 @@ def read_manifest(path: Path) -> list[Row]:
 
 
 def _text(path: Path) -> Iterable[Mapping[str, Any]]:
+    check_is_file(path, "the manifest")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -103,6 +93,7 @@ def _parquet(path: Path) -> Iterable[Mapping[str, Any]]:
         raise RequestError(
             f"reading {path} takes the package pyarrow: install it, or give a CSV file"
         ) from None
+    check_is_file(path, "the manifest")
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
@@ -146,15 +137,7 @@ def _confidences(where: str, value: Any, labels: int) -> list[float]:
 
 
 def duplicates(files: Sequence[str], among: Sequence[str]) -> dict[str, str]:
-    """Find the files that are among others too.
-
-    Args:
-        files: paths.
-        among: paths that they are compared with.
-
-    Returns:
-        For each of `files` that has the same bytes as one of `among`, the first such; in the order of `files`.
-    """
+    """Return, for each of `files` with the same bytes as one of `among`, the first such; in the order of `files`."""
     others = _by_size(among)
     suspects = [path for path in dict.fromkeys(files) if (size := _size(path)) is not None and size in others]
     known: dict[str, str] = {}
@@ -184,25 +167,23 @@ def _content(path: str) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-DEFAULT_EPOCHS = 20
 Labelled = list[tuple[str, str]]
 """Paths, each with a label."""
 
 _log = logging.getLogger(__name__)
 
 
-class Manifest(Config):
+class Manifest(PictureSource):
     """A table of image files and their labels.
 
-    Attributes: file: the table, ending in .csv, .tsv or .parquet. subset: only images of this subset, in training and
-        test; empty: all. Classes are those of the whole table, so that a network trained on one subset can be tested on
-        another. labels: `best` uses an image's most confident label, `every` each of them, with one sample per label.
-        Test images have their best. min_confidence: labels below it are left out. duplicates: treatment of a training
-        image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data. It is reported in any
-        case. image_size: side of the square that every image becomes, in pixels. skip_unreadable: leave out images that
-        are missing or broken, and test images of classes that training lacks. pixels: their normalisation: `imagenet`,
-        or `centred`, (x - 127) / 128. shown: side of this square, in the centre, as a share of a picture's shorter
-        side.
+    Attributes:
+        file: the table, ending in .csv, .tsv or .parquet.
+        subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
+            that a network trained on one subset can be tested on another.
+        labels: `best` uses an image's most confident label, `every` one sample per label. Test images have their best.
+        min_confidence: labels below it are left out.
+        duplicates: a training image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data.
+        skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
     """
 
     file: str
@@ -210,10 +191,6 @@ class Manifest(Config):
     labels: Literal["best", "every"] = "best"
     min_confidence: float = Field(default=0.0, ge=0, le=1)
     duplicates: Literal["drop", "keep", "refuse"] = "drop"
-    image_size: int = Field(default=224, ge=1)
-    skip_unreadable: bool = False
-    pixels: Pixels = "imagenet"
-    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """Read the table and check its images.
@@ -227,7 +204,7 @@ class Manifest(Config):
             sorted({label for row in rows if row.split != "test" for label, _ in self._learned(row)})
         )
         rows = self._of_subset(rows)
-        skipped = self._unreadable(rows)
+        skipped = self.refuse_unreadable(list(dict.fromkeys(row.image for row in rows)))
         left = [row for row in rows if row.image not in skipped]
         if len(classes) < 2:
             raise RequestError(
@@ -239,7 +216,7 @@ class Manifest(Config):
             raise RequestError(
                 f"{self.file} leaves {len(train)} training and {len(test)} test images: add some"
             )
-        return self._dataset(train, test, classes, tuple(skipped))
+        return self._dataset(train, test, classes, skipped)
 
     def _confident(self, rows: list[Row]) -> list[Row]:
         kept = []
@@ -261,13 +238,6 @@ class Manifest(Config):
 
     def _learned(self, row: Row) -> tuple[tuple[str, float], ...]:
         return row.labels if self.labels == "every" else ((row.best, 1.0),)
-
-    def _unreadable(self, rows: list[Row]) -> dict[str, str]:
-        found = find_unreadable(list(dict.fromkeys(row.image for row in rows)))
-        if found and not self.skip_unreadable:
-            path, reason = next(iter(found.items()))
-            raise unreadable(path, reason, len(found) - 1)
-        return found
 
     def _parts(self, rows: list[Row], classes: tuple[str, ...]) -> tuple[Labelled, Labelled]:
         if not any(row.split for row in rows):
@@ -306,29 +276,12 @@ class Manifest(Config):
         self, train: Labelled, test: Labelled, classes: tuple[str, ...], skipped: tuple[str, ...]
     ) -> Dataset:
         learn, check = (
-            ImageFileSplit(
-                [path for path, _ in part],
-                torch.tensor([classes.index(label) for _, label in part], dtype=torch.int64),
-                self.image_size,
-                self.pixels,
-                self.shown,
+            self.of_files(
+                [path for path, _ in part], torch.tensor([classes.index(label) for _, label in part])
             )
             for part in (train, test)
         )
-        shape = (3, self.image_size, self.image_size)
-        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
-        return Dataset(
-            str(self) if self.subset else self.file,
-            learn,
-            check,
-            classes,
-            shape,
-            DEFAULT_EPOCHS,
-            skipped,
-            black,
-            white,
-            self.shown,
-        )
+        return self.dataset(str(self) if self.subset else self.file, learn, check, classes, skipped)
 
 
 def _report(count: int, found: dict[str, str], outcome: str) -> None:

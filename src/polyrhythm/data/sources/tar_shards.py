@@ -16,17 +16,15 @@ from pydantic import Field
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import held_out
-from polyrhythm.data.images import CENTRAL_SHARE, NORMALIZATIONS, Pixels
+from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.shards import Reading, Record, ShardSplit, TarIndex, index_shards
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import Config
-
-DEFAULT_EPOCHS = 20
+from polyrhythm.user_files import check_is_file
 
 _log = logging.getLogger(__name__)
 
 
-class TarShards(Config):
+class TarShards(PictureSource):
     """Tar files of pictures.
 
     Attributes:
@@ -34,20 +32,13 @@ class TarShards(Config):
         test: likewise for the test pictures; empty: a fixed fifth of every class is held out.
         buffer: records that each worker holds back to draw from. It holds their positions, not their pictures.
         bad_records: how many may be skipped, in each process, before the run ends.
-        image_size: side of the square that every picture becomes, in pixels.
         skip_unreadable: skip any number of bad records.
-        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: side of this square, in the centre, as a share of a picture's shorter side.
     """
 
     files: str
     test: str = ""
     buffer: int = Field(default=1000, ge=1)
     bad_records: int = Field(default=100, ge=0)
-    image_size: int = Field(default=224, ge=1)
-    skip_unreadable: bool = False
-    pixels: Pixels = "imagenet"
-    shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
 
     def load(self) -> Dataset:
         """List the records, which are decoded later, batch by batch, and leave out broken test pictures.
@@ -69,7 +60,7 @@ class TarShards(Config):
             labels = torch.tensor([classes.index(record.label) for record in learn])
             learn, check = ([learn[i] for i in part.tolist()] for part in held_out(labels))
             test_shards = shards
-        return self._dataset(
+        return self._tested(
             self._split(shards, learn, classes), self._split(test_shards, check, classes), classes
         )
 
@@ -95,19 +86,19 @@ class TarShards(Config):
         )
         return ShardSplit(shards, records, labels, reading)
 
-    def _dataset(self, train: ShardSplit, test: ShardSplit, classes: tuple[str, ...]) -> Dataset:
+    def _tested(self, train: ShardSplit, test: ShardSplit, classes: tuple[str, ...]) -> Dataset:
         test = test.whole_only()
         if not len(train) or not len(test):
             raise RequestError(
                 f"{self.files} leaves {len(train)} training and {len(test)} test pictures: add some"
             )
-        shape = (3, self.image_size, self.image_size)
-        black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
-        return Dataset(str(self), train, test, classes, shape, DEFAULT_EPOCHS, (), black, white, self.shown)
+        return self.dataset(str(self), train, test, classes)
 
 
 def _found(pattern: str) -> list[Path]:
     found = [Path(path) for path in sorted(glob(str(Path(pattern).expanduser())))]
+    for path in found:
+        check_is_file(path, "the shard")
     if not found:
         raise RequestError(f"there are no shards {pattern}: name tar files, with * for any text")
     return found

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove, proves
 from polyrhythm.errors import RequestError
+from polyrhythm.user_files import check_is_file
 
 LOOPBACK = "127.0.0.1"
 _MOST_PORT = 65535
@@ -98,9 +99,14 @@ def listener_at(address: Address) -> socket.socket:
 
 GREETING = b"polyrhythm door 1\n"
 MOST_BYTES = 1 << 18
-_KNOWN, _STRANGE = b"+", b"-"
+_KNOWN, _STRANGE, CROWDED = b"+", b"-", b"~"
+"""Verdicts: the client knows the token, or not; or it was sent away before, as too many were there."""
 _LENGTH = struct.Struct(">I")
 _DOOR, _VISITOR = "door", "visitor"
+
+
+class Crowded(Exception):
+    """Too many strangers are at the join server: it may be tried again."""
 
 
 class NotAdmitted(Exception):
@@ -197,6 +203,7 @@ async def answer(
 
     Raises:
         RequestError: no join server is there, or its token is another.
+        Crowded: it has sent this client away.
     """
     try:
         if await reader.readexactly(len(GREETING)) != GREETING:
@@ -213,6 +220,8 @@ async def answer(
         raise RequestError(
             f"{address} hung up: is it the address that `polyrhythm train --listen` says?"
         ) from None
+    if verdict == CROWDED:
+        raise Crowded
     if verdict != _KNOWN:
         raise RequestError(f"the run at {address} has another token: give its own")
     if not proves(proof, key, _DOOR, ours, theirs):
@@ -228,11 +237,7 @@ _Result = TypeVar("_Result")
 
 
 class EventLoop:
-    """An event loop on a thread; made and ended by the main one.
-
-    Args:
-        name: of the thread.
-    """
+    """An event loop on a thread of this name; made and ended by the main one."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -241,15 +246,11 @@ class EventLoop:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, _Result], patience_s: float | None = None) -> _Result:
-        """Do something on the thread, and return its result.
-
-        Raises:
-            TimeoutError: it takes longer than `patience_s`.
-        """
+        """Run a coroutine on the thread, and return its result; TimeoutError after `patience_s`."""
         return self.start(work).result(patience_s)
 
     def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        """Start something on the thread."""
+        """Start a coroutine on the thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def soon(self, act: Callable[[], None]) -> None:
@@ -352,13 +353,7 @@ _PRIVATE = 0o600
 
 
 def read_token(file: str | Path | None) -> str | None:
-    """Return the token that the user has given, from a file, else from the environment.
-
-    Args:
-        file: whose text it is, without surrounding blanks; None looks at `POLYRHYTHM_TOKEN`.
-
-    Returns:
-        The token, or None where neither is given.
+    """Return the token that the user has given in a file, else in the environment; None where neither is given.
 
     Raises:
         RequestError: the file cannot be read, or the token is too short to be safe.
@@ -369,6 +364,7 @@ def read_token(file: str | Path | None) -> str | None:
         if text is None:
             return None
     else:
+        check_is_file(Path(file), "the token file")
         try:
             text = Path(file).read_text(encoding="utf-8")
         except OSError as error:
@@ -386,10 +382,6 @@ def read_token(file: str | Path | None) -> str | None:
 
 def draw_token(folder: Path, claim: Unclaimed = UNCLAIMED) -> tuple[str, Path]:
     """Draw a token and write it into the run folder, readable by the user alone; return it and the file.
-
-    Args:
-        folder: of the run.
-        claim: to it.
 
     Raises:
         Superseded: the folder is another's.

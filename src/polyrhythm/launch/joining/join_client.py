@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ from polyrhythm.launch.joining.connections import (
     LOOPBACK,
     Address,
     Channel,
+    Crowded,
     EventLoop,
     NotAdmitted,
     answer,
@@ -34,6 +36,7 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 _BACKLOG = 128
 _REPLY_PATIENCE_S = 30.0
+_CROWDED_PATIENCE_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 0.05, 1.0
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,13 @@ class Assignment:
     Attributes:
         peer: the rank, and how many have had it before.
         parameters: that the run trains.
-        cast: of the run.
+        roles: of the run.
         prefix: what the run's keys have in front in its store.
     """
 
     peer: Peer
     parameters: int
-    cast: RoleAssignment
+    roles: RoleAssignment
     prefix: str = ""
 
 
@@ -98,27 +101,18 @@ class JoinClient:
         """
         told = self._ask({"ask": "place"}, patience_s=None)
         return Assignment(
-            Peer(int(told["rank"]), int(told["incarnation"])),
+            Peer(int(told["rank"]), int(told["generation"])),
             int(told["parameters"]),
             RoleAssignment(tuple(told["workers"]), tuple(told["servers"])),
             str(told["prefix"]),
         )
 
     def listen(self, stop: Callable[[], None], over: Callable[[str], None]) -> None:
-        """Listen to the server from now on.
-
-        Args:
-            stop: called when the run is asked to stop.
-            over: called when the run is over, or its launcher is gone; told which.
-        """
+        """Call `stop` when the run is asked to stop; `over`, with which, when it is over or its launcher gone."""
         self._loop.start(self._listen(stop, over))
 
     def leave(self, why: str | None) -> None:
-        """Tell the server that this process leaves.
-
-        Args:
-            why: for people; None: it has taken all its steps.
-        """
+        """Tell the server that this process leaves, and why; None: it has taken all its steps."""
         self._left = True
         word = {"done": True} if why is None else {"done": False, "why": why}
         with suppress(OSError, TimeoutError):  # the run has ended already
@@ -150,6 +144,21 @@ class JoinClient:
         return self._channel
 
     async def _enter(self) -> Channel:
+        """Connect; again and again, after pauses that are drawn, while the join server is crowded."""
+        loop = asyncio.get_running_loop()
+        deadline_s, pause_s = loop.time() + _CROWDED_PATIENCE_S, _FIRST_PAUSE_S
+        while loop.time() < deadline_s:
+            try:
+                return await self._enter_once()
+            except (Crowded, ConnectionResetError):  # a reset may overtake the word that sends it away
+                await asyncio.sleep(pause_s * (0.5 + random.random()))
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        raise RequestError(
+            f"{self._address} is crowded: too many connections that do not know its token keep it busy; try again, or "
+            "look who opens them"
+        )
+
+    async def _enter_once(self) -> Channel:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 reader, writer = await asyncio.open_connection(*self._address)
@@ -162,6 +171,8 @@ class JoinClient:
             raise RequestError(
                 f"{self._address} does not answer: is it the address that `polyrhythm train --listen` says?"
             ) from None
+        except ConnectionResetError:
+            raise
         except OSError as error:
             # What asyncio says of a refusal names an address, and not the reason.
             said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror

@@ -4,7 +4,7 @@ client           server (a thread of the launcher)                 launcher
   challenge ───▶ the token is right? else refused, counted
   job? ────────▶ the recipe, and what its data and model are like
   place? ──────▶ GuestAsked ─────────────────────────────────────▶ supervisor: is a place vacant?
-  ◀───────────── rank, incarnation ◀────────────────────────────── Seat, once all losses are announced to it
+  ◀───────────── rank, generation ◀────────────────────────────── Seat, once all losses are announced to it
   store? ──────▶ a connection to the store, passed through          (the store itself stays on loopback)
   …
   ◀──── stop ─── the run is asked to stop ◀───────────────────────
@@ -35,6 +35,7 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, own_address
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.joining.connections import (
+    CROWDED,
     DESCRIPTORS,
     TOKEN_VARIABLE,
     Address,
@@ -64,8 +65,9 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 PATIENCE_S = 5.0
 """A client proves within this time that it knows the token."""
 
-MOST_STRANGERS = 64
-"""The most clients that may be about to prove it at once."""
+MOST_STRANGERS, MOST_OF_AN_ADDRESS = 64, 16
+"""The most clients that may be about to prove it at once, and the most from one address. One more sends the oldest of
+them away, which has been silent for longest: a client that knows the token proves it in a round trip."""
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A client's host that is cut off is noticed after 20 s, if nothing else notices."""
@@ -77,12 +79,12 @@ class Inside:
 
     Attributes:
         store: where the run's store is, as seen from the server.
-        cast: of the run.
+        roles: of the run.
         prefix: what the run's keys have in front in that store.
     """
 
     store: Address
-    cast: RoleAssignment
+    roles: RoleAssignment
     prefix: str = ""
 
 
@@ -111,7 +113,8 @@ class JoinServer:
         self._begun = asyncio.Event()
         self._over = False
         self._parameters = 0
-        self._strangers = 0
+        self._strangers: dict[asyncio.Task[Any], str] = {}  # with their addresses, oldest first
+        self._sent_away: set[asyncio.Task[Any]] = set()
         self._asked = itertools.count()
         self._asking: dict[int, asyncio.Future[Peer | None]] = {}
         self._guests: dict[Peer, Channel] = {}
@@ -135,20 +138,12 @@ class JoinServer:
         return (self,)
 
     def open(self, inside: Inside) -> None:
-        """Admit clients from now on.
-
-        Args:
-            inside: what they find.
-        """
+        """Admit clients from now on, who find `inside`."""
         self._inside = inside
         self._server = self._loop.call(asyncio.start_server(self._receive, sock=self._listener))
 
     def begin(self, parameters: int) -> None:
-        """Give places from now on, since the run is under way.
-
-        Args:
-            parameters: number of parameters that it trains, for those who take a place.
-        """
+        """Give places from now on: the run is under way, and trains so many parameters."""
         self._parameters = parameters
         self._loop.soon(self._begun.set)
 
@@ -213,16 +208,33 @@ class JoinServer:
             hang_up(writer)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Channel:
-        if self._strangers >= MOST_STRANGERS:
-            raise NotAdmitted("crowd", f"{self._strangers} others were about to prove who they are")
-        self._strangers += 1
+        task, host = asyncio.current_task(), writer.get_extra_info("peername")[0]
+        assert task is not None
+        self._make_room(host)
+        self._strangers[task] = host
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await challenge(reader, writer, self._key)
         except TimeoutError:
             raise NotAdmitted("silent", f"it said nothing for {PATIENCE_S:g} s") from None
+        except asyncio.CancelledError:
+            if task not in self._sent_away:
+                raise
+            task.uncancel()
+            writer.write(CROWDED)
+            raise NotAdmitted("crowd", "it had said nothing when many others came") from None
         finally:
-            self._strangers -= 1
+            self._strangers.pop(task, None)
+            self._sent_away.discard(task)
+
+    def _make_room(self, host: str) -> None:
+        """Send the oldest stranger away, if there are too many, or too many of this address."""
+        of_host = [task for task, other in self._strangers.items() if other == host]
+        crowd = of_host if len(of_host) >= MOST_OF_AN_ADDRESS else list(self._strangers)
+        if crowd is of_host or len(crowd) >= MOST_STRANGERS:
+            del self._strangers[crowd[0]]
+            self._sent_away.add(crowd[0])
+            crowd[0].cancel()
 
     async def _serve(self, channel: Channel, who: str) -> None:
         while True:
@@ -302,11 +314,11 @@ class JoinServer:
         return self._inside
 
     def _describe(self, peer: Peer) -> dict[str, Any]:
-        cast = self._found.cast
-        told = {"workers": cast.workers, "servers": cast.servers, "prefix": self._found.prefix}
+        roles = self._found.roles
+        told = {"workers": roles.workers, "servers": roles.servers, "prefix": self._found.prefix}
         return told | {
             "rank": peer.rank,
-            "incarnation": peer.incarnation,
+            "generation": peer.generation,
             "parameters": self._parameters,
         }
 

@@ -108,16 +108,9 @@ def call_again(store: Any, rank: int, nonce: str) -> None:
     store.queue_push(CALLS, f"call {rank} {nonce}".encode())
 
 
-def answer(store: Any, nonce: str, name: str, incarnation: int = 0) -> None:
-    """Answer a call.
-
-    Args:
-        store: where ranks call.
-        nonce: of the call.
-        name: of the start.
-        incarnation: how many processes have had the rank before in this start.
-    """
-    store.set(_answer(nonce), f"{name} {incarnation}")
+def answer(store: Any, nonce: str, name: str, generation: int = 0) -> None:
+    """Answer a call with the name of the start, and how many processes have had the rank before in it."""
+    store.set(_answer(nonce), f"{name} {generation}")
 
 
 def say_that_it_is_over(store: Any) -> None:
@@ -134,9 +127,6 @@ def starts_hosts_apart(rendezvous: Rendezvous) -> bool:
     """Return whether torchrun restarts the ranks of a host while others go on: its rendezvous is the static one.
 
     There the store is the agents' own, and holds the ranks that they have been given; `c10d` makes another for ranks.
-
-    Args:
-        rendezvous: as the environment gives it.
     """
     run, host = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("GROUP_RANK", "0")
     agents: Any = rendezvous.store.underlying_store
@@ -167,10 +157,10 @@ def _call(rendezvous: Rendezvous, patience: Patience) -> Gathered:
     if words == [_OVER]:
         store.queue_push(CALLS, f"left {rank} {nonce}".encode())
         raise RunIsOver
-    name, incarnation = words[0], int(words[1])
+    name, generation = words[0], int(words[1])
     found = _inside(rendezvous, name)
-    if incarnation:
-        return Gathered(replace(found, incarnation=incarnation), name)
+    if generation:
+        return Gathered(replace(found, generation=generation), name)
     store.queue_push(CALLS, f"there {rank} {name}".encode())
     return Gathered(found, name)
 
@@ -204,10 +194,6 @@ class StartIsVoid(Exception):
 def check_counts(outside: Rendezvous, start: Gathered) -> None:
     """Check that a start still counts that is not known to be whole yet.
 
-    Args:
-        outside: of this rank, as its environment has it.
-        start: as this rank knows it.
-
     Raises:
         StartIsVoid: it does not; gather again.
     """
@@ -226,10 +212,6 @@ def check_counts(outside: Rendezvous, start: Gathered) -> None:
 def make_whole(start: Gathered, patience: Patience) -> None:
     """End the gathering of a start, once all of this rank's questions to the others are answered.
 
-    Args:
-        start: as this rank knows it.
-        patience: looks whether the start counts.
-
     Raises:
         RunError: rank 0 has not come so far in time, or the store is gone.
         StartIsVoid: the start does not count.
@@ -244,12 +226,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
-    """End this process with status 1, and a line, soon after worker 0 has begun another start of the run.
-
-    Args:
-        outside: of this rank, as its environment has it.
-        start: that this process is of.
-    """
+    """End this process with status 1, and a line, soon after worker 0 has begun another start of the run."""
     store = outside.store.clone()  # the run uses the other
 
     def watch() -> None:
@@ -268,10 +245,6 @@ def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
 
 def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
     """Let all others leave, in rank 0's place at the start of a run that has nothing left to do.
-
-    Args:
-        rendezvous: of rank 0, as its environment has it.
-        patience: with the others.
 
     Raises:
         RunError: some ranks have not come in time, or the store is gone.

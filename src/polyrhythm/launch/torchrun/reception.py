@@ -75,7 +75,7 @@ class Reception:
 
     Args:
         rendezvous: of worker 0.
-        cast: the ranks by role, with the places that nobody has yet.
+        roles: the ranks by role, with the places that nobody has yet.
         started: the ranks that torchrun has started.
         emit: takes the run's events, one at a time.
         entrance: lets others join; None: nobody can.
@@ -91,7 +91,7 @@ class Reception:
     def __init__(
         self,
         rendezvous: Rendezvous,
-        cast: RoleAssignment,
+        roles: RoleAssignment,
         started: Collection[int],
         emit: Callable[[Event], None],
         entrance: Entrance | None = None,
@@ -99,7 +99,7 @@ class Reception:
         self.over = False
         self._waiting: dict[int, Callable[[int], None]] = {}
         self.launcher = Launcher(
-            Supervisor(cast, started, Rules(has_door=entrance is not None)),
+            Supervisor(roles, started, Rules(has_door=entrance is not None)),
             rendezvous.store.clone(),  # its loop may be waiting on the other
             self,
             emit,
@@ -113,7 +113,7 @@ class Reception:
     def carry_out(self, order: Order) -> None:
         """Let the process in that asks for its rank."""
         if isinstance(order, Start):
-            self._waiting.pop(order.peer.rank)(order.peer.incarnation)
+            self._waiting.pop(order.peer.rank)(order.peer.generation)
 
     def on_event(self, event: Event) -> None:
         """Pass an event of the run on, and learn from it who is there."""
@@ -198,10 +198,10 @@ class Calls:
         if nonce in self._unanswered:
             threading.Thread(target=self._doubt, args=(rank, nonce), name="doubt", daemon=True).start()
 
-    def _answer(self, nonce: str, incarnation: int) -> None:
+    def _answer(self, nonce: str, generation: int) -> None:
         self._unanswered.pop(nonce, None)
         self._answered.add(nonce)
-        answer(self._store, nonce, self._name, incarnation)
+        answer(self._store, nonce, self._name, generation)
 
     def _doubt(self, rank: int, nonce: str) -> None:
         """Watch whether the process that has a rank lives, for as long as another one calls for it."""
@@ -231,7 +231,7 @@ class Late:
 def receiving(
     outside: Rendezvous,
     start: Gathered,
-    cast: RoleAssignment,
+    roles: RoleAssignment,
     emit: Callable[[Event], None],
     late: Late,
 ) -> Iterator[Callable[[Event], None]]:
@@ -240,15 +240,15 @@ def receiving(
     Args:
         outside: of this rank, as torchrun has it: where lost ranks call.
         start: of the run, as this rank knows it.
-        cast: who does what.
+        roles: who does what.
         emit: takes events, one at a time.
         late: how others come late.
     """
     if start.rendezvous.rank != LEADER:
         yield emit
         return
-    reception = Reception(start.rendezvous, cast, range(outside.size), emit, late.entrance)
-    reception.launcher.open(Inside(_store_address(), cast, start.prefix))
+    reception = Reception(start.rendezvous, roles, range(outside.size), emit, late.entrance)
+    reception.launcher.open(Inside(_store_address(), roles, start.prefix))
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
             stack.enter_context(Calls(outside, start, reception, late.silence_s))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from polyrhythm.errors import PolyrhythmError
 from polyrhythm.launch.process import first_parent as first_parent
@@ -52,4 +52,5 @@ def leader_speaks() -> Iterator[None]:
 
 def linger() -> None:
     """Wait to be ended: torchrun ends all ranks as soon as one has failed, and rank 0 must be the first to fail."""
-    time.sleep(_LINGER_S)
+    with suppress(KeyboardInterrupt):
+        time.sleep(_LINGER_S)

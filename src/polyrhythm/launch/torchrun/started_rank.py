@@ -28,7 +28,7 @@ from polyrhythm.communication.transports.shared_memory.meeting import machine_ke
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Rendezvous,
     from_environment,
-    newest_incarnations,
+    newest_generations,
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded
@@ -54,7 +54,7 @@ from polyrhythm.launch.torchrun.report_rank import leads as leads
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun as started_by_torchrun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.strategies.role_assignment import RoleAssignment, cast_for
+from polyrhythm.strategies.role_assignment import RoleAssignment, roles_for
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -75,7 +75,7 @@ def workers_of(strategy: Strategy) -> int:
     return workers
 
 
-def cast_of(
+def roles_of(
     strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
 ) -> RoleAssignment:
     """Return the role of every rank, after all have said on which host they are.
@@ -91,8 +91,8 @@ def cast_of(
     patience = patience or Patience()
     hosts = list(map(int, patience.keys(store, lambda rank: f"host/{rank}", range(size))))
     traits = strategy.traits(1)  # its servers are the same for any number of workers
-    cast = cast_for(hosts, traits.servers, traits.placement)
-    return replace(cast, workers=(*cast.workers, *range(size, size + vacant)))
+    roles = roles_for(hosts, traits.servers, traits.placement)
+    return replace(roles, workers=(*roles.workers, *range(size, size + vacant)))
 
 
 def run_under_torchrun(
@@ -123,16 +123,16 @@ def run_under_torchrun(
         leave_with(first_parent())
     outside = from_environment()
     try:
-        start, cast, shared = _met(outside, job, Patience(gather_s))
+        start, roles, shared = _met(outside, job, Patience(gather_s))
     except RunIsOver:
         return False
     if outside.rank and starts_hosts_apart(outside):
         leave_with_start(outside, start)
-    start = _among(start, cast, admission)
-    if start.rendezvous.incarnation:  # the others give it what it needs
-        job = replace(job, keeping=replace(job.keeping, resume=False))
+    start = _among(start, roles, admission)
+    if start.rendezvous.generation:  # the others give it what it needs
+        job = replace(job, checkpointing=replace(job.checkpointing, resume=False))
     stop = StopRequest()
-    notice = SharedNotice(Preemption(job.losses.notice_s), start.rendezvous, emit)
+    notice = SharedNotice(Preemption(job.fault_tolerance.notice_s), start.rendezvous, emit)
 
     entrance = None if admission is None else admission.entrance
 
@@ -143,49 +143,38 @@ def run_under_torchrun(
 
     with (
         asked_to_stop(ask, notice.come),
-        receiving(outside, start, cast, notice.emit, Late(entrance, job.losses.silence_s)) as on_event,
+        receiving(
+            outside, start, roles, notice.emit, Late(entrance, job.fault_tolerance.silence_s)
+        ) as on_event,
     ):
-        run_rank(job, cast, start.rendezvous, threads or shared, Circumstances(stop, on_event))
+        run_rank(job, roles, start.rendezvous, threads or shared, Circumstances(stop, on_event))
     return notice.ended_the_run()
 
 
 def take_leave(gather_s: float) -> None:
-    """Let all other ranks leave, in rank 0, where a run has nothing left to do.
-
-    Args:
-        gather_s: seconds for which it waits for them.
-
-    Raises:
-        RunError: some ranks never came.
-    """
+    """Let all other ranks leave, in rank 0, where a run has nothing left to do; RunError: some never came."""
     ask_names_briefly()
     tell_that_it_is_over(from_environment(), Patience(gather_s))
 
 
 def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, RoleAssignment, int]:
-    """Return the start that this process is of, the ranks by role, and the compute threads of a worker.
-
-    Raises:
-        RunError: some ranks have not come in time, or the store is gone.
-        RunIsOver: the others have ended.
-    """
+    """Return the start that this process is of, the ranks by role, and the compute threads of a worker."""
     while True:
         start = gather(outside, patience)
         looking = patience.looking(partial(check_counts, outside, start))
         try:
-            cast = cast_of(job.strategy, start.rendezvous, job.losses.vacant, looking)
-            shared = threads_beside(start.rendezvous, range(outside.size), cast, job.strategy, looking)
+            roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking)
+            shared = threads_beside(start.rendezvous, range(outside.size), roles, job.strategy, looking)
             make_whole(start, looking)
         except StartIsVoid:
             continue
-        return start, cast, shared
+        return start, roles, shared
 
 
-def _among(start: Gathered, cast: RoleAssignment, admission: Admission | None) -> Gathered:
-    """Return a start as a rank finds it that knows all roles, and who was there before."""
-    found = replace(start.rendezvous, size=cast.size)
-    if found.incarnation:
-        found = replace(found, met=newest_incarnations(found.store, cast.size))
+def _among(start: Gathered, roles: RoleAssignment, admission: Admission | None) -> Gathered:
+    found = replace(start.rendezvous, size=roles.size)
+    if found.generation:
+        found = replace(found, met=newest_generations(found.store, roles.size))
     return replace(start, rendezvous=found if admission is None else admission.of(found))
 
 
@@ -202,7 +191,7 @@ _TORCHRUNS_OWN = "1"
 def threads_beside(
     rendezvous: Rendezvous,
     started: Sequence[int],
-    cast: RoleAssignment,
+    roles: RoleAssignment,
     strategy: Strategy,
     patience: Patience | None = None,
 ) -> int:
@@ -211,7 +200,7 @@ def threads_beside(
     Args:
         rendezvous: of this rank.
         started: the ranks that torchrun has started.
-        cast: who does what.
+        roles: who does what.
         strategy: knows whether its servers need cores of their own.
         patience: with the others; None: that of ranks that are not told otherwise.
     """
@@ -219,23 +208,19 @@ def threads_beside(
     store.set(f"cores/{rendezvous.rank}", json.dumps([machine_key(), sorted(usable_cores())]))
     told = map(json.loads, (patience or Patience()).keys(store, lambda rank: f"cores/{rank}", started))
     places = {rank: (machine, set(cores)) for rank, (machine, cores) in zip(started, told, strict=True)}
-    return asked_threads(os.environ) or share_of_cores(rendezvous.rank, places, cast, strategy)
+    return asked_threads(os.environ) or share_of_cores(rendezvous.rank, places, roles, strategy)
 
 
 def share_of_cores(
-    rank: int, places: Mapping[int, tuple[str, set[int]]], cast: RoleAssignment, strategy: Strategy
+    rank: int, places: Mapping[int, tuple[str, set[int]]], roles: RoleAssignment, strategy: Strategy
 ) -> int:
     """Return a worker's share of the cores that it may use, among all ranks that may use some of them.
 
-    Args:
-        rank: of a worker.
-        places: of every rank, its machine and the cores that it may use.
-        cast: who does what.
-        strategy: of the run.
+    `places` has every rank's machine and the cores that it may use.
     """
     machine, cores = places[rank]
     beside = [other for other, (where, its) in places.items() if where == machine and its & cores]
-    workers = sum(cast.works(other) for other in beside)
+    workers = sum(roles.works(other) for other in beside)
     return threads_for_worker(len(cores), max(1, workers), strategy, servers=len(beside) - workers)
 
 

@@ -43,11 +43,7 @@ class DeepImage(Config):
     batch_norm: bool = False
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network; see `Architecture.create`.
-
-        Raises:
-            RequestError: a side of the pictures is shorter than 6 pixels.
-        """
+        """Return the network; raise `RequestError` if a side of the pictures is shorter than 6 pixels."""
         channels, height, width = image_shape
         stages = _stages_for(min(height, width))
         layers: list[nn.Module] = []

@@ -50,11 +50,7 @@ class LeNet5(Config):
     dropout: float = Field(0.0, ge=0, lt=1)
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network; see `Architecture.create`.
-
-        Raises:
-            RequestError: a side of the pictures is shorter than 4 pixels.
-        """
+        """Return the network; raise `RequestError` if a side of the pictures is shorter than 4 pixels."""
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(

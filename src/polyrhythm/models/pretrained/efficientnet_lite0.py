@@ -90,6 +90,11 @@ def as_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {_renamed(name): tensor for name, tensor in tensors.items()}
 
 
+def is_installed() -> bool:
+    """Whether the package with the weights is here."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
 def _in_package() -> Path:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:

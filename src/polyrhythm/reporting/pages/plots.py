@@ -26,16 +26,7 @@ _MOST_LINES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """One plot.
-
-    Attributes:
-        title: what it shows.
-        caption: one sentence that says how to read it.
-        traces: plotly's traces, as JSON-able dicts.
-        x: what the horizontal axis holds, with its unit.
-        y: what the vertical axis holds, with its unit.
-        axes: further settings of plotly's layout.
-    """
+    """One plot: plotly's traces, the axes' titles with units, and further settings of the layout."""
 
     title: str
     caption: str
@@ -78,7 +69,8 @@ def plots(figures: RunFigures) -> list[Plot]:
     return [plot for plot in (make(figures) for make in makers) if plot is not None]
 
 
-def _color(index: int, of: int) -> str:
+def color(index: int, of: int) -> str:
+    """Return the colour of line `index` out of `of`."""
     if of <= len(_PALETTE):
         return _PALETTE[index]
     return f"hsl({360 * index // of}, 55%, 55%)"
@@ -109,7 +101,7 @@ def _worker_lines(
     shown = sorted(figures.workers.items())[:_MOST_LINES]
     return [
         _line(
-            f"worker {worker}", map(x, series.stretches), map(y, series.stretches), _color(index, len(shown))
+            f"worker {worker}", map(x, series.stretches), map(y, series.stretches), color(index, len(shown))
         )
         for index, (worker, series) in enumerate(shown)
     ]
@@ -216,7 +208,7 @@ def _staleness(figures: RunFigures) -> Plot | None:
             "name": f"server {server}",
             "x": list(part.histogram),
             "y": list(part.histogram.values()),
-            "marker": {"color": _color(index, len(servers))},
+            "marker": {"color": color(index, len(servers))},
         }
         for index, (server, part) in enumerate(servers)
     ]
@@ -242,7 +234,7 @@ def _waiting(figures: RunFigures) -> Plot | None:
         "type": "bar",
         "x": list(totals),
         "y": shares,
-        "marker": {"color": [_color(index, len(totals)) for index in range(len(totals))]},
+        "marker": {"color": [color(index, len(totals)) for index in range(len(totals))]},
     }
     return Plot(
         title="Waiting",

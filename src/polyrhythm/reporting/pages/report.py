@@ -30,14 +30,7 @@ _MANY_CLASSES = 20
 
 
 def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
-    """Write `report.html` into a run folder, whole or not at all.
-
-    Args:
-        folder: of the run; `events.jsonl` must be there, `config.yaml` and `environment.json` may be.
-        claim: to the folder, of a run that has just ended.
-
-    Returns:
-        The path of the report.
+    """Write `report.html` into a run folder, atomically, and return its path.
 
     Raises:
         RequestError: the folder holds no readable run.
@@ -77,14 +70,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
-    """Make the HTML of a report; sections that have nothing to show are left out.
-
-    Args:
-        figures: of the run, which has started.
-        folder: of the run, as the user would type it.
-        config: the text of its configuration, or nothing.
-        environment: what is known of the machine.
-    """
+    """Return the HTML of a report of a run that has started; sections without content are left out."""
     known, drawn = facts(figures), plots(figures)
     title = f"{known['model']} on {known['data']}"
     sections = [
@@ -233,7 +219,6 @@ def _load(server: int, load: ServerLoad) -> str:
 
 
 def _options(known: Mapping[str, Any], config: str) -> str:
-    """Return what a simulation was told beside its recipe."""
     if known.get("gradients") != "none":
         return ""
     by_epochs = yaml.safe_load(config).get("epochs") is not None

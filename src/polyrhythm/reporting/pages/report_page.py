@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from html import escape
+from importlib import resources
 from typing import Any
-
-from plotly.offline import get_plotlyjs
 
 # No address is allowed at all: the page shows itself, offline, for ever.
 _POLICY = (
@@ -56,6 +56,8 @@ th { text-align: left; font-weight: 500; color: var(--soft); }
 th, td { padding: .38rem 1.2rem .38rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .facts th { width: 15rem; white-space: nowrap; }
+.unbroken td { white-space: nowrap; overflow-wrap: normal; }
+.best td { font-weight: 650; }
 .classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; }
 .share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
   background: linear-gradient(to right, var(--accent) var(--part), var(--rule) var(--part)); }
@@ -67,6 +69,7 @@ button { position: absolute; top: .55rem; right: .55rem; font: inherit; font-siz
   padding: .2rem .65rem; color: var(--ink); background: var(--paper); border: 1px solid var(--rule);
   border-radius: 6px; cursor: pointer; }
 button:hover { border-color: var(--accent); }
+a { color: var(--accent); }
 summary { cursor: pointer; color: var(--soft); }
 ul { padding-left: 1.2rem; }
 footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
@@ -83,6 +86,15 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
 """
 
 _SCRIPT = """
+async function library() {
+  const packed = document.getElementById("library")?.textContent;
+  if (!packed) return;
+  const bytes = Uint8Array.from(atob(packed), letter => letter.charCodeAt(0));
+  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(unpacked).text();
+  document.head.append(script);
+}
 const plots = JSON.parse(document.getElementById("plots").textContent);
 const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 function draw() {
@@ -93,13 +105,17 @@ function draw() {
       font: {family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--soft")},
       hoverlabel: {bgcolor: color("--panel"), bordercolor: color("--rule"), font: {color: color("--ink")}},
       margin: {l: 8, r: 8, t: 8, b: 8},
+      modebar: {bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: color("--accent")},
       xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
     const data = structuredClone(plot.data);  // plotly writes into what it is given
-    Plotly.react("plot-" + index, data, layout, {responsive: true, displayModeBar: false});
+    Plotly.react("plot-" + index, data, layout, {responsive: true, displaylogo: false,
+      modeBarButtons: [["toImage", "resetScale2d"]], toImageButtonOptions: {format: "svg", filename: "plot"}});
   });
 }
-draw();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+globalThis.drawn = library().then(() => {
+  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+});
 for (const button of document.querySelectorAll("button")) {
   button.addEventListener("click", async () => {
     const block = button.parentElement.querySelector("code");
@@ -117,18 +133,15 @@ for (const button of document.querySelectorAll("button")) {
 
 
 def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
-    """Make a whole HTML document that needs nothing but itself.
+    """Return a whole HTML document that needs nothing but itself.
 
-    Args:
-        title: of the window, as text.
-        body: HTML of the page; plot number `i` is drawn into its element `plot-i`.
-        plots: what plotly draws, each with `data` and `layout`; the library is left out if there are none.
+    Plot number `i` is drawn into the element `plot-i` of the body; the library is left out if there are no plots.
     """
     # A "<" inside a script could end it.
     described = json.dumps(plots, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )
-    library = f"<script>{get_plotlyjs()}</script>" if plots else ""
+    library = f'<script type="text/plain" id="library">{_library()}</script>' if plots else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -148,3 +161,9 @@ def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
 </body>
 </html>
 """
+
+
+def _library() -> str:
+    """Return plotly.js as base64 of gzip, a twelfth of what its whole distribution takes; browsers unpack it."""
+    packed = resources.files(__package__).joinpath("plotly-basic.min.js.gz").read_bytes()
+    return base64.b64encode(packed).decode("ascii")

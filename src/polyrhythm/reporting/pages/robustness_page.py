@@ -15,12 +15,7 @@ _COLOURS = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#
 
 
 def write_robustness(path: Path, data: str, models: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page.
-
-    Args:
-        path: of the HTML file; an older one is replaced.
-        data: what was tested on.
-        models: each with `weights`, `clean_top1` and `declines`, as `polyrhythm.robustness` returns them.
+    """Write the page for models as `polyrhythm.robustness` returns them.
 
     Raises:
         RequestError: it cannot be written.

@@ -29,9 +29,11 @@ from torch import Tensor
 
 from polyrhythm.claim import Superseded
 from polyrhythm.communication.activity import Activity
+from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
+from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.specs import build
@@ -63,6 +65,7 @@ class Snapshot:
         average: the moving average of the weights, if there is one.
         presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
         begun: what other numbers of workers did of epochs that were not over.
+        deal: what had been drawn, where workers draw their batches, as `Dealer` writes it; else empty.
     """
 
     epoch: int
@@ -74,6 +77,7 @@ class Snapshot:
     average: dict[str, Tensor] = field(default_factory=dict)
     presented: Tensor | None = None
     begun: Begun = field(default_factory=Begun)
+    deal: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tested(self) -> Tensor:
@@ -83,13 +87,13 @@ class Snapshot:
         return self.parameters if self.presented is None else self.presented
 
     def worker(self, index: int, replicated: bool) -> WorkerState:
-        """Gives a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
+        """Return a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
         leader = self.workers[0]
         own = replace(self.workers.get(index, leader), begun=self.begun.to_json())
         return replace(own, part=leader.part, part_facts=leader.part_facts) if replicated else own
 
     def behind(self, workers: int) -> set[int]:
-        """Gives those of so many workers that had done fewer steps than the leader, or had said nothing."""
+        """Return those of so many workers that had done fewer steps than the leader, or had said nothing."""
         return {
             index
             for index in range(workers)
@@ -116,11 +120,12 @@ class Snapshot:
             "workers": {str(index): worker.facts() for index, worker in self.workers.items()},
             "servers": [facts for _, facts in self.servers],
             "begun": self.begun.to_json(),
+            **({"deal": self.deal} if self.deal else {}),
         }
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
-        """Rebuilds a snapshot from `tensors` and `facts`."""
+        """Rebuild a snapshot from `tensors` and `facts`."""
         workers = {
             int(index): WorkerState.from_tensors(_below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
@@ -138,6 +143,7 @@ class Snapshot:
             _below("average.", tensors),
             tensors.get("presented"),
             Begun.from_json(facts.get("begun", {})),  # older checkpoints had none
+            facts.get("deal", {}),
         )
 
 
@@ -159,17 +165,17 @@ class Archive:
     """
 
     def __init__(self, job: Job) -> None:
-        assert job.keeping.folder is not None
-        self._folder: Path = job.keeping.folder / FOLDER
-        self._keep = job.keeping.checkpoints
-        self._claim = job.keeping.claim
-        self._keep_best = job.keeping.best
+        assert job.checkpointing.folder is not None
+        self._folder: Path = job.checkpointing.folder / FOLDER
+        self._keep = job.checkpointing.checkpoints
+        self._claim = job.checkpointing.claim
+        self._keep_best = job.checkpointing.best
         self._job = job
         self._identity = identity(job)
         self.remarks: list[str] = []
 
     def save(self, snapshot: Snapshot) -> str:
-        """Writes a checkpoint, and removes old ones when it is whole; gives its path inside the run folder.
+        """Write a checkpoint, and remove old ones when it is whole; return its path inside the run folder.
 
         Raises:
             RunError: it cannot be written; older ones are untouched.
@@ -177,9 +183,9 @@ class Archive:
         """
         path = checkpoint_path(self._folder, snapshot.step)
         try:
+            self._claim.draft(path)  # which makes a folder again that was deleted
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self._claim.check()
             raise RunError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
         facts = {"job": self._identity, **snapshot.facts()}
         save_checkpoint(path, snapshot.tensors(), facts, self._claim)
@@ -188,7 +194,7 @@ class Archive:
         return f"{FOLDER}/{path.name}"
 
     def keep_best(self, step: int, top1: float) -> None:
-        """Keeps the checkpoint of a step besides the newest ones, if that is wanted and it is the best so far.
+        """Keep the checkpoint of a step besides the newest ones, if that is wanted and it is the best so far.
 
         Raises:
             RunError: the system could not do so.
@@ -198,7 +204,7 @@ class Archive:
             keep_best(checkpoint_path(self._folder, step), top1, self._claim)
 
     def load(self) -> Snapshot:
-        """Reads the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
+        """Read the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
 
         Raises:
             RequestError: there is none, all are damaged, it is of another job, or its workers were others and the
@@ -214,6 +220,9 @@ class Archive:
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         snapshot = Snapshot.of(tensors, facts)
+        if bool(snapshot.deal) is not self._job.draws:
+            was, wanted = ("drawn", "fixed") if snapshot.deal else ("fixed", "drawn")
+            raise RequestError(f"{path} was trained with deal {was}, not {wanted}: resume with that")
         if len(snapshot.servers) != self._job.traits.servers:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
@@ -243,7 +252,7 @@ class Archive:
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """Gives what tells a job from others, JSON-able."""
+    """Return what tells a job from others, JSON-able."""
     return {
         "strategy": str(job.strategy),
         "workers": job.workers,
@@ -279,7 +288,7 @@ class Archivist:
         self._saved_step: int | None = None  # of the last one, if it could be written
 
     def begin(self, snapshot: Snapshot, top1: float | None = None) -> None:
-        """Begins to write a checkpoint, when the one before is done.
+        """Begin to write a checkpoint, when the one before is done.
 
         Args:
             snapshot: nothing of it may change any more.
@@ -293,19 +302,19 @@ class Archivist:
             self.wait()
 
     def look(self) -> None:
-        """Says what has become of the checkpoint under way, if it is done."""
+        """Report what has become of the checkpoint under way, if it is done."""
         if self._writing is not None and self._writing[-1].done():
             self._tell()
 
     def wait(self) -> None:
-        """Waits until no checkpoint is under way."""
+        """Wait until no checkpoint is under way."""
         if self._writing is not None:
             with self._activity.doing("writing a checkpoint", takes_long=True):
                 self._writing[-1].exception()
             self._tell()
 
     def tested(self, top1: float) -> None:
-        """Takes the test accuracy, a fraction, of the model that was saved last, and keeps it if it is the best."""
+        """Take the test accuracy, a fraction, of the model that was saved last, and keep it if it is the best."""
         self.wait()
         if self._saved_step is not None:
             try:
@@ -332,7 +341,7 @@ class Archivist:
 
 
 def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]:
-    """Gives a checkpoint as if the job's number of workers had written it, and what is to be said of that.
+    """Return a checkpoint as if the job's number of workers had written it, and what is to be said of that.
 
     Args:
         snapshot: written by `before` workers.
@@ -349,22 +358,38 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
     reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
     held = Held(snapshot.parameters, reached, parts, snapshot.servers)
     steps = rule.counted(held)
-    left_out = snapshot.begun.left_out + _images_left_out(old, held)
-    begun = Begun(old.calendar.begun_with(steps), left_out)
-    new = job.going_on(begun)
-    first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
-    step = new.calendar.start(first)
+    dealt = Dealt(old.dealer(snapshot.deal), old.units) if old.draws else None
+    left_out = snapshot.begun.left_out + _images_left_out(old, held, dealt)
+    if dealt is None:
+        begun = Begun(old.calendar.begun_with(steps), left_out)
+        new = job.going_on(begun)
+        first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
+        left = sum(new.calendar.images_left(epoch) for epoch in begun.epochs)
+        step, deal, begun_epochs = new.calendar.start(first), {}, sorted(begun.epochs)
+    else:
+        begun = Begun(left_out=left_out)
+        new = job.going_on(begun)
+        free = dealt.dealer.left([steps[unit[0]] for unit in old.units])
+        first = next((epoch for epoch, ranges in free.items() if ranges), len(free))
+        begun_epochs = [
+            epoch for epoch, ranges in free.items() if ranges not in ([], [(0, new.deck.images[epoch])])
+        ]
+        left = sum(stop - start for epoch in begun_epochs for start, stop in free[epoch])
+        step = new.calendar.start(first)
+        sizes, same = [len(unit) for unit in new.units], [step] * len(new.units)
+        deal = Dealer(new.deck, sizes, steps=same, begun=free).to_json()
     merged = rule.merged(held, step)
     found = replace(
         snapshot,
-        epoch=new.calendar.epoch_of(step),
+        epoch=first,
         step=step,
         parameters=merged.held.parameters,
         workers={index: _state(index, step, states, merged) for index in range(job.workers)},
         servers=merged.held.servers,
         begun=begun,
+        deal=deal,
     )
-    return found, _notice(new, before, merged, first, buffers=bool(states[0].buffers))
+    return found, _notice(new, before, merged, first, begun_epochs, left, buffers=bool(states[0].buffers))
 
 
 def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged) -> WorkerState:
@@ -375,31 +400,30 @@ def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged
     return replace(own, account=account, part=part, part_facts=facts)
 
 
-def _images_left_out(job: Job, held: Held) -> int:
-    """Counts the images of steps that count as done and of which servers applied no gradient."""
+def _images_left_out(job: Job, held: Held, dealt: Dealt | None) -> int:
+    """Count the images of steps that count as done and of which servers applied no gradient."""
+    images_of = job.calendar.images if dealt is None else dealt.images
+    most = job.calendar.total_steps if dealt is None else MOST_STEPS
     images = sum(
-        job.calendar.images(step, int(pusher))
+        images_of(step, int(pusher))
         for _, facts in held.servers
         for pusher, stretches in facts.get("left_out", {}).items()
         for first, after in stretches
-        for step in range(first, min(after, job.calendar.total_steps))
+        for step in range(first, min(after, most))
     )
     return round(images / max(1, len(held.servers)))
 
 
-def _notice(job: Job, before: int, merged: Merged, first: int, *, buffers: bool) -> str:
-    """Says what became of the workers' states, and of the epoch."""
+def _notice(
+    job: Job, before: int, merged: Merged, first: int, begun: list[int], images: int, *, buffers: bool
+) -> str:
+    """Return what became of the workers' states, and of the epoch."""
     more, gone = max(0, job.workers - before), max(0, before - job.workers)
     new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
     left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
     dealt = ""
-    if job.begun.epochs:
-        images = sum(job.calendar.images_left(epoch) for epoch in job.begun.epochs)
-        of = (
-            f"epoch {first + 1}"
-            if len(job.begun.epochs) == 1
-            else f"epochs {first + 1} to {max(job.begun.epochs) + 1}"
-        )
+    if begun:
+        of = f"epoch {first + 1}" if len(begun) == 1 else f"epochs {first + 1} to {begun[-1] + 1}"
         dealt = f"; the {images} images that are left of {of} are dealt out among them"
     size = job.calendar.batch_size(first)
     return (
@@ -422,7 +446,7 @@ def goes_on_from(job: Job, before: str) -> bool:
 
 
 def recutting_notice(job: Job, states: Sequence[State]) -> str:
-    """Says what becomes of the servers' states."""
+    """Return what becomes of the servers' states."""
     columns = zip(*(facts["steps"] for _, facts in states), strict=True)
     apart = sum(max(steps) - min(steps) for steps in columns)
     merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"

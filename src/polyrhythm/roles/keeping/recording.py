@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.data.dealer import Grant
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import identity
@@ -26,7 +27,7 @@ class Recording:
 
     Attributes:
         job: what identifies the run.
-        cast: which ranks did what.
+        roles: which ranks did what.
         ranks: the arrivals of every rank that received from anyone.
         resumed: whether the run began at a checkpoint.
         outcome: `done` or `interrupted`.
@@ -35,10 +36,11 @@ class Recording:
         threads: compute threads of a worker; sums over several have another order.
         torch: its version.
         workers_lost: how often a worker was lost, of which its arrivals do not tell.
+        deal: what each unit of workers was granted, where they drew their batches; else None.
     """
 
     job: dict[str, Any]
-    cast: RoleAssignment
+    roles: RoleAssignment
     ranks: dict[int, Arrivals]
     resumed: bool
     outcome: str
@@ -47,6 +49,7 @@ class Recording:
     threads: int
     torch: str
     workers_lost: int = 0
+    deal: list[list[Grant]] | None = None
 
     @property
     def messages(self) -> int:
@@ -54,7 +57,7 @@ class Recording:
         return sum(map(len, self.ranks.values()))
 
     def write(self, folder: Path, claim: Unclaimed = UNCLAIMED) -> None:
-        """Writes the recording into a run folder, whole or not at all.
+        """Write the recording into a run folder, whole or not at all.
 
         Raises:
             Superseded: the folder is another's.
@@ -75,8 +78,8 @@ class Recording:
     def _to_json(self) -> dict[str, Any]:
         return {
             "job": self.job,
-            "workers": list(self.cast.workers),
-            "servers": list(self.cast.servers),
+            "workers": list(self.roles.workers),
+            "servers": list(self.roles.servers),
             "resumed": self.resumed,
             "outcome": self.outcome,
             "parameters_sha256": self.parameters_sha256,
@@ -84,12 +87,13 @@ class Recording:
             "threads": self.threads,
             "torch": self.torch,
             "workers_lost": self.workers_lost,
+            "deal": None if self.deal is None else [[astuple(each) for each in unit] for unit in self.deal],
             "ranks": {str(rank): arrivals.to_json() for rank, arrivals in self.ranks.items()},
         }
 
 
 def recorded_job(job: Job) -> dict[str, Any]:
-    """Gives what must be equal of a run and its replay, JSON-able."""
+    """Return what must be equal of a run and its replay, JSON-able."""
     learning = job.learning
     return {
         **identity(job),
@@ -100,20 +104,20 @@ def recorded_job(job: Job) -> dict[str, Any]:
     }
 
 
-def recording_of(job: Job, cast: RoleAssignment, ranks: dict[int, Arrivals], **ending: Any) -> Recording:
-    """Makes the recording of a run that has just ended on this rank.
+def recording_of(job: Job, roles: RoleAssignment, ranks: dict[int, Arrivals], **ending: Any) -> Recording:
+    """Make the recording of a run that has just ended on this rank.
 
     Args:
         job: what was learned.
-        cast: who did what.
+        roles: who did what.
         ranks: every rank's arrivals.
-        **ending: `outcome`, `parameters_sha256` and `workers_lost`.
+        **ending: `outcome`, `parameters_sha256`, `workers_lost` and `deal`.
     """
     return Recording(
         job=recorded_job(job),
-        cast=cast,
+        roles=roles,
         ranks={rank: arrivals for rank, arrivals in sorted(ranks.items()) if len(arrivals)},
-        resumed=job.keeping.resume,
+        resumed=job.checkpointing.resume,
         device=job.device.type,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
@@ -122,7 +126,7 @@ def recording_of(job: Job, cast: RoleAssignment, ranks: dict[int, Arrivals], **e
 
 
 def read_recording(folder: Path) -> Recording:
-    """Reads the recording of a run folder.
+    """Read the recording of a run folder.
 
     Raises:
         RequestError: there is none, or it is damaged.
@@ -148,16 +152,16 @@ def read_recording(folder: Path) -> Recording:
 
 
 def _from_json(value: dict[str, Any]) -> Recording:
-    cast = RoleAssignment(tuple(map(int, value["workers"])), tuple(map(int, value["servers"])))
+    roles = RoleAssignment(tuple(map(int, value["workers"])), tuple(map(int, value["servers"])))
     ranks = {int(rank): Arrivals.from_json(entry) for rank, entry in value["ranks"].items()}
-    if sorted(cast.workers + cast.servers) != list(range(cast.size)) or 0 not in cast.workers:
+    if sorted(roles.workers + roles.servers) != list(range(roles.size)) or 0 not in roles.workers:
         raise ValueError("workers and servers are not all ranks, once each")
     for rank, arrivals in ranks.items():
-        if rank not in range(cast.size) or any(source >= cast.size for source in arrivals.sources):
-            raise ValueError(f"there are ranks 0 to {cast.size - 1}, and others were heard")
+        if rank not in range(roles.size) or any(source >= roles.size for source in arrivals.sources):
+            raise ValueError(f"there are ranks 0 to {roles.size - 1}, and others were heard")
     return Recording(
         job=dict(value["job"]),
-        cast=cast,
+        roles=roles,
         ranks=ranks,
         resumed=bool(value["resumed"]),
         outcome=str(value["outcome"]),
@@ -166,4 +170,9 @@ def _from_json(value: dict[str, Any]) -> Recording:
         threads=max(1, int(value["threads"])),
         torch=str(value["torch"]),
         workers_lost=int(value.get("workers_lost", 0)),
+        deal=_deal(value.get("deal")),
     )
+
+
+def _deal(value: Any) -> list[list[Grant]] | None:
+    return None if value is None else [[Grant(*map(int, numbers)) for numbers in unit] for unit in value]

@@ -93,7 +93,7 @@ class WorkerState(ControlMessage):
         return told | ({"begun": self.begun} if self.begun else {})
 
     def give_back(self, replica: Replica) -> None:
-        """Puts the state into a replica that has not started yet."""
+        """Put the state into a replica that has not started yet."""
         for name, value in replica.buffers.items():
             if name in self.buffers:
                 value.copy_(self.buffers[name])
@@ -103,7 +103,7 @@ class WorkerState(ControlMessage):
 
 
 def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
-    """Averages batch-norm statistics over workers; counters are worker 0's, who comes first."""
+    """Average batch-norm statistics over workers; counters are worker 0's, who comes first."""
     first = states[0].buffers
     return {
         name: torch.stack([state.buffers[name] for state in states]).mean(0)

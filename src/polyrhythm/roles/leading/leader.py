@@ -57,10 +57,12 @@ from polyrhythm.roles.control_messages import (
     ShardState,
     ShardStateRequest,
     StepBroken,
+    StepsCounted,
     TakenBatches,
     Welcome,
 )
-from polyrhythm.roles.control_plane import Boundary, Entry
+from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
+from polyrhythm.roles.deal import Deal
 from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
 from polyrhythm.roles.member import load_untrained, share_untrained
@@ -78,6 +80,7 @@ class Duties:
 
     Attributes:
         leader: whose duties they are.
+        deal: from which workers draw their batches; None where they have fixed shares.
         dry: whether this is a dry run: successors are given nothing, and hand in accounts in place of states.
         begun: what other numbers of workers did of epochs that are not over.
         elapsed_s: seconds since training started.
@@ -85,6 +88,7 @@ class Duties:
     """
 
     leader: Leader
+    deal: Deal | None = None
     dry = False
 
     def attach(self, leader: Leader) -> None:
@@ -147,7 +151,7 @@ class Duties:
         """The successor of a lost server has all of its shards."""
 
 
-class Leader:
+class Leader(ControlPlane):
     """The control plane of rank 0; see `ControlPlane`.
 
     Where the run survives the loss of a worker, a lost one is not waited for, and its successor is let in.
@@ -176,7 +180,7 @@ class Leader:
         ledger: Ledger,
         replica: Replica | None = None,
     ) -> None:
-        workers = len(world.cast.workers)
+        workers = len(world.roles.workers)
         self.replica = replica
         self._world = world
         traits, faults = strategy.traits(workers), strategy.faults(workers)
@@ -186,7 +190,7 @@ class Leader:
         self._dry = duties.dry
         self._control = world.control()
         self.attendance = ledger.attendance
-        self.workers = WorkerStates(world.cast.workers, ledger.attendance, duties.say)
+        self.workers = WorkerStates(world.roles.workers, ledger.attendance, duties.say)
         self.servers = ServerReports(world, faults, ledger.servers, duties.say, self.read_until)
         self.views = RegroupCoordinator(world, strategy, self)
         self.introductions = Introductions()
@@ -213,7 +217,6 @@ class Leader:
             self._group = regroup
 
     def await_leader(self, loss: PeerLost) -> bool:
-        """Return False: this is the leader."""
         return False
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
@@ -221,26 +224,27 @@ class Leader:
         return self.views.call_due(number, step, wait=wait)
 
     def next_view(self, word: StepBroken) -> MembershipView:
-        """Make the next view of all who are there, once they have broken their step off."""
         self._duties.regrouping(word.number)
         return self.views.next_view(word)
 
     def enter(self) -> Entry:
-        """Hand out a checkpoint, or take over the lead of a run whose leader was lost."""
         if self._world.rejoins:
             self._duties.take_up()
             self._take_over()
             self._inherit_untrained()
             self._duties.inherit()
+            self._open_deal()
             return Entry(elapsed_s=self._duties.elapsed_s, begun=self._duties.begun)
         if self.replica is not None:
             share_untrained(self._world, self._strategy, self.replica)
         restored = self._duties.restore()
+        self._open_deal()
         return Entry(restored, begun=self._duties.begun)
 
     def begin(self, epoch: int) -> None:
-        """Say that training starts, unless that has been said."""
         self._duties.begin(epoch)
+        if self.deal is not None:
+            self.deal.begin()
 
     def after_step(self) -> None:
         """Let successors in, who wait for an answer."""
@@ -249,7 +253,6 @@ class Leader:
             self.read()
 
     def report(self, fact: Event | TakenBatches) -> None:
-        """Pass on what this worker has done lately, and what others have."""
         if isinstance(fact, TakenBatches):
             self._duties.took(LEADER, fact)
             return
@@ -259,20 +262,36 @@ class Leader:
     def boundary(
         self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
     ) -> None:
-        """Test and save, with the other workers' states."""
         self.workers.take(record)
         self._duties.boundary(why, record, epochs, presented)
 
     def attend(self) -> bool:
-        """Handle messages that have arrived; return whether a worker waits for the next view."""
         self.read()
         return self._regroup is not None and self.views.pending.due
 
     def leave(self, record: WorkerState) -> FinalModel | None:
-        """Wait for all workers' last states, and do what is left to be done for the run."""
         self.workers.take(record)
         self._wait_for_all_final()
-        return self._duties.end()
+        found = self._duties.end()
+        if self.deal is not None:
+            self.deal.close()
+        return found
+
+    @property
+    def deal(self) -> Deal | None:
+        """From which workers draw their batches; None where they have fixed shares."""
+        return self._duties.deal
+
+    def _open_deal(self) -> None:
+        if (deal := self.deal) is not None:
+            for worker in range(len(self._world.roles.workers)):
+                if worker not in self.attendance.present:
+                    self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
+            deal.open()
+
+    def _give_back(self, worker: int, step: int, losses: int) -> None:
+        if self.deal is not None:
+            self.deal.lose(worker, step, losses)
 
     # What duties ask of the leader.
 
@@ -287,15 +306,15 @@ class Leader:
             behind: workers that have done fewer steps than the leader.
         """
         self._behind.update(behind)
-        for server, rank in enumerate(self._world.cast.servers):
+        for server, rank in enumerate(self._world.roles.servers):
             for shard in self._faults.shards_of(server):
                 self._control.send(rank, ShardState(shard, *servers[shard]).message())
         for worker, state in workers.items():
-            self._send(self._world.cast.workers[worker], state)
+            self._send(self._world.roles.workers[worker], state)
 
     def admit(self, rank: int, generation: int) -> None:
         """Let a successor of a lost worker in; where workers regroup, it waits for the next view."""
-        worker = self._world.cast.workers.index(rank)
+        worker = self._world.roles.workers.index(rank)
         self.workers.see(worker, generation)
         self.workers.forget(worker)
         if not self._dry:
@@ -324,6 +343,10 @@ class Leader:
         """
         self._wait_for_all(lambda account: account.step >= step or account.stopped)
 
+    def wait_for_work_done(self) -> None:
+        """Wait until every worker has stopped, or found that nothing is left to draw."""
+        self._wait_for_all(lambda account: account.through or account.stopped)
+
     def wait_for_stop(self, steps: int) -> None:
         """Wait until every worker has stopped early, or taken all steps; it may not have left yet.
 
@@ -334,7 +357,7 @@ class Leader:
 
     def tell_worker(self, worker: int, message: ControlMessage) -> None:
         """Send a worker a message, unless it is lost."""
-        self._send_if_there(self._world.cast.workers[worker], message.message())
+        self._send_if_there(self._world.roles.workers[worker], message.message())
 
     # Listening.
 
@@ -384,7 +407,7 @@ class Leader:
         try:
             found = get()
         except PeerLost as loss:
-            server = loss.rank in self._world.cast.servers
+            server = loss.rank in self._world.roles.servers
             through = self.servers.reports if server else map(self._rank, self.workers.final)
             if loss.rank not in through and not self._world.goes_on_without(loss.rank, self._faults):
                 raise
@@ -416,16 +439,19 @@ class Leader:
             self._meet(source, Introduction.from_message(message))
         elif kind is Kind.BROKEN:
             self.views.pending.on_message(self._worker(source), StepBroken.from_message(message))
+        elif kind is Kind.COUNTED:
+            counted = StepsCounted.from_message(message)
+            self._give_back(self._worker(counted.rank), counted.steps, counted.losses)
         elif kind is Kind.TAKEN:
             self._duties.took(self._worker(source), TakenBatches.from_message(message))
         else:
             raise MalformedMessage(f"rank {source} sent the leader a {kind.name} message")
 
     def _rank(self, worker: int) -> int:
-        return self._world.cast.workers[worker]
+        return self._world.roles.workers[worker]
 
     def _worker(self, rank: int) -> int:
-        return self._world.cast.workers.index(rank)
+        return self._world.roles.workers.index(rank)
 
     def _hand_in(self, state: WorkerState) -> None:
         account = state.account
@@ -457,6 +483,8 @@ class Leader:
         elif worker in self.attendance.present:
             self.views.pending.lose(worker)
             self.workers.lose(worker)
+            if not self._world.roles.servers:  # else they say what counts
+                self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
             self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
                 self._group.lose(worker)
@@ -478,10 +506,10 @@ class Leader:
 
     def _take_over(self) -> None:
         """Announce this rank, a successor of the leader, as the new one; all then send their latest state again."""
-        generation = self._world.incarnation
+        generation = self._world.generation
         self.workers.see(LEADER, generation)
         self._unheard = self.attendance.present - {LEADER} if self._meets_rarely else set()
-        for worker in range(len(self._world.cast.workers)):
+        for worker in range(len(self._world.roles.workers)):
             if self.attendance.losses(worker):
                 self._behind.update(self._neighbours.held_up_by(worker))
         word = EnterLeader(generation).message()
@@ -599,7 +627,7 @@ class ServerReports:
         say: Callable[[Event], None],
         read_until: Callable[[Callable[[], bool]], None],
     ) -> None:
-        self.attendance = ServerAttendance(world.cast.servers, faults, losses)
+        self.attendance = ServerAttendance(world.roles.servers, faults, losses)
         self.reports: dict[int, dict[str, Any]] = {}
         self._world = world
         self._say = say
@@ -607,12 +635,12 @@ class ServerReports:
         self._states: dict[int, State] | None = None
 
     def wait(self) -> None:
-        """Waits for the final report of every server, sent once it has been let go."""
+        """Wait for the final report of every server, sent once it has been let go."""
         self._read_until(lambda: all(rank in self.reports for rank in self.attendance.present))
 
     def ask(self) -> list[State]:
-        """Gives the state of every shard, asked of the servers that hold it now."""
-        shards = range(len(self._world.cast.servers))
+        """Return the state of every shard, asked of the servers that hold it now."""
+        shards = range(len(self._world.roles.servers))
         found = self._states = {}
         for shard in shards:
             self._ask_for(shard)
@@ -621,7 +649,7 @@ class ServerReports:
         return [found[shard] for shard in shards]
 
     def on_message(self, source: int, message: Message) -> None:
-        """Takes a server's final report, or a shard's state if one was asked for."""
+        """Take a server's final report, or a shard's state if one was asked for."""
         assert message.tensor is not None, "both carry a payload"
         if message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)
@@ -630,7 +658,7 @@ class ServerReports:
             self._states[state.shard] = state.tensors, state.facts
 
     def lose(self, rank: int) -> None:
-        """Notes that a server is lost, unless it had sent its final report; asks others for shards that it still owed.
+        """Note that a server is lost, unless it had sent its final report; ask others for shards that it still owed.
 
         Raises:
             PeerLost: nobody has kept its shard.
@@ -647,7 +675,7 @@ class ServerReports:
                     self._ask_for(shard)
 
     def enter(self, rank: int) -> None:
-        """Notes that a successor of a lost server has all of its shards."""
+        """Note that a successor of a lost server has all of its shards."""
         self.attendance.losses.join(rank)
         text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbours"
         self._say(ServerJoined(time_s=0, text=text, rank=rank))
@@ -676,7 +704,7 @@ class Introductions:
         self.untrained = self.untrained or message.untrained
 
     def on_newcomer(self, worker: int, rank: int, generation: int) -> bool:
-        """Notes that a newcomer asks to be let in; gives whether that can be done now."""
+        """Note that a newcomer asks to be let in; return whether that can be done now."""
         self._newcomers.add(worker)
         if self._asking is None:
             return True
@@ -684,7 +712,7 @@ class Introductions:
         return False
 
     def lose(self, worker: int) -> None:
-        """Forgets a newcomer that is gone."""
+        """Forget a newcomer that is gone."""
         if self._asking is not None:
             self._asking.pop(worker, None)
 
@@ -693,7 +721,7 @@ class Introductions:
         self._asking = {}
 
     def held_back(self) -> list[tuple[int, int]]:
-        """Gives those who wait, by rank and generation; from now on nobody need."""
+        """Return those who wait, by rank and generation; from now on nobody need."""
         asking, self._asking = self._asking or {}, None
         return list(asking.values())
 
@@ -735,7 +763,7 @@ class Neighbours:
         return LEADER in self._group_of.get(worker, ())
 
     def held_up_by(self, worker: int) -> tuple[int, ...]:
-        """Gives the workers that may fall behind worker 0 when one, given by its index, is lost."""
+        """Return the workers that may fall behind worker 0 when one, given by its index, is lost."""
         return () if self.beside_leader(worker) else self._group_of.get(worker, ())
 
 
@@ -815,7 +843,7 @@ class Stragglers:
         self._since_usual = 0
 
     def on_progress(self, event: WorkerProgress, paused_s: float = 0.0) -> Straggler | None:
-        """Takes what a worker says of itself; gives what there is to say of it.
+        """Take what a worker says of itself; return what there is to say of it.
 
         Args:
             event: of the worker.
@@ -866,7 +894,7 @@ class Stragglers:
         return Straggler(time_s=event.time_s, worker=worker, slowdown=slowdown, text=text)
 
     def _usual(self) -> float:
-        """Gives the median over workers; of very many it is taken anew only when all have reported once more."""
+        """Return the median over workers; of very many it is taken anew only when all have reported once more."""
         self._since_usual += 1
         if self._since_usual >= len(self._step_s) // 2 or not self._usual_s:
             self._since_usual = 0

@@ -6,6 +6,9 @@ has left undone, and how its successor finishes it:
 where all hold the same            the parameters of now are tested and saved
 where each has a model of its own  what they handed in at the end of an epoch (`Stock`), before regrouping
 
+Batch-norm statistics, accounts and states are handed in again by the workers, the average of the weights is in the
+archive, the parameters are on the servers, and the ledger says what has been announced: nothing of it again.
+
 `CheckpointCollector` collects a checkpoint of all ranks, and tests the model. The result of a test goes with the
 checkpoint that is saved after it, by which the best one is known. The model as it is tested and saved is not
 always the model as it is trained: `Presentation` puts averaged weights and the mean batch-norm statistics of all
@@ -14,7 +17,7 @@ workers in its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,28 +29,25 @@ from torch import Tensor
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.data.dataset import Split
+from polyrhythm.data.dealer import Grant
 from polyrhythm.data.dealing import Begun
+from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate
 from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
 from polyrhythm.roles.control_plane import Boundary
+from polyrhythm.roles.deal import MOST_STEPS, Deal, deal_communicator
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.keeping.archive import Archive, Archivist, Snapshot
 from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.keeping.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
-from polyrhythm.roles.leading.taking_over import (
-    Unfinished,
-    inherit_average,
-    stock_of,
-    tested_before,
-    unfinished,
-)
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import RecutsServers, Remarks
+from polyrhythm.strategies.worker_part import WorkerCalls
 from polyrhythm.training.weight_averaging import WeightAverage
 
 
@@ -71,11 +71,12 @@ class TrainingDuties(Duties):
         self._ledger = ledger
         self._in_step = job.traits.lockstep
         self._emitter = EventEmitter(world, ledger)
+        if job.draws and not (job.checkpointing.resume and world.ledger is None):
+            self._deal_from(ledger.deal, ledger.drawn)
         self._too_few: int | None = None
         """How many workers were left when there were too few."""
 
     def attach(self, leader: Leader) -> None:
-        """Take on the duties of a leader that has just been made."""
         super().attach(leader)
         self._figures = RunFigures(self.job, self._world, self._replica, leader)
         self._collector = CheckpointCollector(
@@ -86,34 +87,32 @@ class TrainingDuties(Duties):
 
     @property
     def begun(self) -> Begun:
-        """What other numbers of workers did of epochs that are not over."""
         return self.job.begun
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since training started."""
         return self._emitter.elapsed_s
 
     @property
     def paused_s(self) -> float:
-        """For how long the leader was away from training to test and save."""
         return self._emitter.paused_s
 
     def say(self, event: Event) -> None:
         """Emit a loss or a successor; stop the run where too few workers are left."""
         self._emitter.say(event)
-        attendance, losses = self.leader.attendance, self.job.losses
+        attendance, losses = self.leader.attendance, self.job.fault_tolerance
         left = len(attendance.present)
         if left < losses.min_workers and attendance.lost > losses.restarts:
             self._too_few = left if self._too_few is None else min(left, self._too_few)
             self._world.stop.request()
 
     def restore(self) -> WorkerState | None:
-        """Read the newest checkpoint, hand every rank its part, and return this worker's."""
-        if not self.job.keeping.resume:
+        if not self.job.checkpointing.resume:
             return None
         snapshot = self._collector.load()
         self._go_on(snapshot.begun)
+        if self.job.draws:
+            self._deal_from(snapshot.deal)
         self._replica.flat.vector.copy_(snapshot.parameters)
         replicated = self._replica.part.replicated
         behind = snapshot.behind(self.job.workers)
@@ -129,7 +128,6 @@ class TrainingDuties(Duties):
         return snapshot.worker(0, replicated)
 
     def take_up(self) -> None:
-        """Go on with the time of the run."""
         assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
         self._emitter.take_up(self._ledger.began_at_s)
 
@@ -141,11 +139,12 @@ class TrainingDuties(Duties):
         """Say that training starts, unless that has been said."""
         if self._ledger.began:
             return
-        folder = self.job.keeping.folder
+        folder = self.job.checkpointing.folder
         if folder is not None:  # of what this run goes on from
-            self.job.keeping.claim.remove(folder / ARRIVALS_FILE)
+            self.job.checkpointing.claim.remove(folder / ARRIVALS_FILE)
         self._emitter.begin()
-        self._emitter.say(self._figures.opening(epoch, self._emitter.earlier_s))
+        opening = self._figures.opening(epoch, self._emitter.earlier_s)
+        self._emitter.say(opening if self.deal is None else replace(opening, deal=self.deal.opening))
         strategy, of_data = self.job.strategy, self.job.dataset.remark
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
         for remark in (of_strategy, of_data, *self._collector.remarks):
@@ -153,7 +152,6 @@ class TrainingDuties(Duties):
                 self._emitter.say(Notice(time_s=0, text=remark))
 
     def after_step(self) -> None:
-        """Update the weight average, for which the step must be over."""
         self._collector.step_done()
 
     def boundary(self, why: Boundary, record: WorkerState, epochs: int, presented: Tensor | None) -> None:
@@ -171,9 +169,10 @@ class TrainingDuties(Duties):
         self._replica.part.let_go()
         self.leader.servers.wait()
         trained_s = self._emitter.trained_s
-        stopped = self._figures.stopped
+        reached = self._reached
+        stopped = self._figures.stopped and not reached
         if not stopped:
-            self._collector.finish()
+            self._collector.finish(self._collector.tested_epochs if reached else self.job.learning.epochs)
         self._collector.wait()
         if stopped and self._too_few is not None:
             raise self.job.too_few(self._too_few)
@@ -182,7 +181,19 @@ class TrainingDuties(Duties):
         self.leader.let_leave()
         spent = Spent(self._emitter.total_s, trained_s)
         figures = self._figures.result(spent, self._collector.found)
+        if self.job.until is not None:
+            figures["reached"] = reached or self._reached
         self._emitter.say(RunEnded(time_s=0, outcome=outcome, result=figures))
+
+    @property
+    def _reached(self) -> bool:
+        """Whether the newest test has reached what was to be reached."""
+        until, found = self.job.until, self._collector.found
+        return (
+            until is not None
+            and found is not None
+            and until.reached(loss=found.loss, top1=found.top1, top5=found.top5)
+        )
 
     def _end_epoch(self, epochs: int, step: int, presented: Tensor | None) -> None:
         """Evaluate and save, with the other workers' states: all where they go in lockstep, else the latest.
@@ -192,13 +203,19 @@ class TrainingDuties(Duties):
         leader = self.leader
         last = epochs == self.job.learning.epochs
         leader.read()
-        if last:  # hears the slower ones while they train, and not only once the servers let go
+        if last and self.deal is not None:
+            leader.wait_for_work_done()
+        elif last:  # hears the slower ones while they train, and not only once the servers let go
             leader.wait_for_step(step)
         paused_at = self._world.clock.now()
         if self._in_step:
             leader.wait_for_step(step)
         if not last and epochs > self._ledger.tested_epochs:  # the final model is tested when all have left
             self._collector.evaluate(epochs, presented)
+            if self._reached:
+                text = f"the test after epoch {epochs} has reached {self.job.until}: training ends"
+                self._emitter.say(Notice(time_s=0, text=text))
+                self._world.stop.request()
         if epochs > self._ledger.saved_epochs:
             self._collector.save(self._collector.snapshot(epochs, step, presented), tested=not last)
         self._emitter.paused_s += self._world.clock.now() - paused_at
@@ -208,14 +225,26 @@ class TrainingDuties(Duties):
         calendar = self.job.calendar
         if self._in_step:
             self.leader.wait_for_step(step)
+        elif self.deal is not None:
+            self.leader.wait_for_work_done()
         else:
             self.leader.wait_for_stop(calendar.total_steps)
-        self._collector.save(self._collector.snapshot(calendar.epoch_of(step), step))
+        epoch = calendar.epoch_of(step) if self.deal is None else self.deal.epoch_of(LEADER, step)
+        self._collector.save(self._collector.snapshot(epoch, step))
         self._collector.wait()
 
     @property
     def _inheritance(self) -> Inheritance:
         return Inheritance(self.job, self._replica, self.leader, self._collector, self._emitter, self._ledger)
+
+    def _deal_from(self, told: dict[str, Any], drawn: Sequence[tuple[int, ...]] = ()) -> None:
+        """Make the deal, where a run goes on as it was written, with what was drawn since."""
+        dealer = self.job.dealer(told)
+        for unit, *grant in drawn:
+            dealer.note(unit, Grant(*grant))
+        self.deal = Deal(
+            dealer, self.job.units, deal_communicator(self._world), self._world.clock.now, self._emitter.say
+        )
 
     def _go_on(self, begun: Begun) -> None:
         """Take up what others did of epochs that are not over."""
@@ -232,6 +261,40 @@ def training_leader(job: Job, world: World, replica: Replica) -> Leader:
     """
     ledger = world.ledger or Ledger.of(job.workers)
     return Leader(world, job.strategy, TrainingDuties(job, world, replica, ledger), ledger, replica)
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What the lost leader owed to the last epoch that it had come through.
+
+    Attributes:
+        epochs: that are over.
+        test: whether the model has not been tested.
+        save: whether no checkpoint has been written.
+        is_last: whether no epoch comes after.
+        at_its_end: whether no step has been done since.
+    """
+
+    epochs: int
+    test: bool
+    save: bool
+    is_last: bool
+    at_its_end: bool
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What the others held at the end of an epoch, as they handed it in to the lost leader, and again to its successor.
+
+    Attributes:
+        states: theirs, and that of one of them in place of worker 0's.
+        first: `(size,)`, the model of the first of them.
+        mean: `(size,)`, of all their models.
+    """
+
+    states: dict[int, WorkerState]
+    first: Tensor
+    mean: Tensor
 
 
 class Inheritance:
@@ -271,7 +334,7 @@ class Inheritance:
             self._finish_with_stock()
 
     def finish(self, step: int) -> None:
-        """Tests and saves what the lost leader did not come to, with the parameters of now.
+        """Test and save what the lost leader did not come to, with the parameters of now.
 
         Args:
             step: steps that the leader has done, as far as they count.
@@ -287,7 +350,11 @@ class Inheritance:
             self._leader.wait_for_step(step)
         if missing.test:
             if not (missing.at_its_end and self._agree):
-                self._emitter.say(Notice(time_s=0, text=missing.text))
+                text = (
+                    f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its successor tests "
+                    "the parameters as they are now"
+                )
+                self._emitter.say(Notice(time_s=0, text=text))
             self._collector.evaluate(missing.epochs, presented)
         if missing.save and (missing.at_its_end or not self._regroups):
             # Otherwise they have states of several steps.
@@ -303,7 +370,7 @@ class Inheritance:
         return self._regroups and not self._agree and not self._collector.averages
 
     def _finish_with_stock(self) -> None:
-        """Tests and saves what the others held when an epoch was over, if that is left undone: they have gone on."""
+        """Test and save what the others held when an epoch was over, if that is left undone: they have gone on."""
         reached = [
             state.account.step for worker, state in self._leader.workers.states.items() if worker != LEADER
         ]
@@ -317,12 +384,87 @@ class Inheritance:
             self._collector.evaluate(missing.epochs, mean)
             self._ledger.tested_epochs = missing.epochs
         if missing.save and (snapshot := self._collector.snapshot(missing.epochs, step, mean)) is not None:
-            kept = replace(snapshot, parameters=stock.models[0], workers=stock.states)
+            kept = replace(snapshot, parameters=stock.first, workers=stock.states)
             self._collector.save(kept, tested=missing.test)
             self._ledger.saved_epochs = missing.epochs
 
     def _missing(self, step: int) -> Unfinished:
-        return unfinished(self._ledger, self._job, step, saves=self._collector.saves)
+        epochs = None if (deal := self._leader.deal) is None else deal.epoch_of(LEADER, step)
+        return unfinished(self._ledger, self._job, step, epochs, saves=self._collector.saves)
+
+
+def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> Stock | None:
+    """Return what is known of a step; None where nobody has handed in a model of its own after it.
+
+    Args:
+        states: the workers'.
+        part: of the leader, which knows what is in them.
+        step: at the end of an epoch.
+    """
+    found = {
+        worker: state for worker, state in sorted(states.items()) if worker and state.account.step == step
+    }
+    models = [part.model_in((state.part, state.part_facts)) for state in found.values() if state.part]
+    held = [model for model in models if model is not None]
+    if not held:
+        return None
+    first = next(iter(found.values()))
+    return Stock(
+        {LEADER: replace(first, account=replace(first.account, worker=LEADER))} | found,
+        held[0],
+        torch.stack(held).mean(0),
+    )
+
+
+def unfinished(
+    ledger: Ledger, job: Job, step: int, drawn_epochs: int | None = None, *, saves: bool
+) -> Unfinished:
+    """Return what is left to be done of the epochs before.
+
+    Args:
+        ledger: of the run so far.
+        job: what is learned.
+        step: steps that the leader has done, as far as they count.
+        drawn_epochs: epochs before that of the leader's next batch, where batches are drawn.
+        saves: whether the run writes checkpoints.
+    """
+    epochs = job.calendar.epoch_of(step) if drawn_epochs is None else drawn_epochs
+    last = epochs == job.learning.epochs  # the final model is tested when all have left
+    return Unfinished(
+        epochs,
+        test=epochs > ledger.tested_epochs and not last,
+        save=saves and epochs > ledger.saved_epochs,
+        is_last=last,
+        at_its_end=drawn_epochs is None and step == job.calendar.start(epochs),
+    )
+
+
+def tested_before(ledger: Ledger) -> Evaluation | None:
+    """Return what the newest test came to, but for its classes, of which nobody was told."""
+    found = ledger.tested
+    if found is None:
+        return None
+    return Evaluation(
+        loss=found.test_loss,
+        top1=found.test_top1,
+        top5=found.test_top5,
+        images=0,
+        per_class=(),
+        confusion=torch.empty(0, 0),
+    )
+
+
+def inherit_average(average: WeightAverage, archive: Archive | None, replica: Replica) -> None:
+    """Go on with the average of the newest checkpoint, or begin one at the present parameters."""
+    average.value.copy_(replica.flat.vector)
+    if archive is None:
+        return
+    try:
+        saved = archive.load().average
+    except RequestError:  # nothing was saved yet
+        return
+    if saved:
+        average.load_state_dict(saved)
 
 
 @dataclass(frozen=True)
@@ -368,20 +510,20 @@ class RunFigures:
         return any(state.account.stopped for state in self.states)
 
     def opening(self, epoch: int, earlier_s: float) -> RunStarted:
-        """Gives what is said of a run when its training starts.
+        """Return what is said of a run when its training starts.
 
         Args:
             epoch: that it starts in.
             earlier_s: seconds of training before this session.
         """
-        job, cast = self.job, self._world.cast
+        job, roles = self.job, self._world.roles
         return RunStarted(
             time_s=0,
             strategy=str(job.strategy),
             data=job.dataset.name,
             model=job.model_name,
-            workers=len(cast.workers),
-            servers=len(cast.servers),
+            workers=len(roles.workers),
+            servers=len(roles.servers),
             epochs=job.learning.epochs,
             steps_per_epoch=job.steps_per_epoch,
             steps=job.calendar.total_steps,
@@ -394,24 +536,25 @@ class RunFigures:
         )
 
     def keep_arrivals(self, outcome: str) -> None:
-        """Writes down whom every rank has heard, so that the run can be replayed."""
-        folder = self.job.keeping.folder
+        """Write down whom every rank has heard, so that the run can be replayed."""
+        folder = self.job.checkpointing.folder
         if folder is None or self._world.arrivals is None:
             return
-        cast = self._world.cast
-        told = {cast.workers[state.account.worker]: state.account.arrivals for state in self.states}
+        roles = self._world.roles
+        told = {roles.workers[state.account.worker]: state.account.arrivals for state in self.states}
         told |= {rank: report["arrivals"] for rank, report in self._leader.servers.reports.items()}
         # With what this one heard while others left.
         told[self._world.network.rank] = self._world.arrivals.to_json()
         ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
         digest = result.digest(self._replica.flat.vector)
         lost = self._leader.attendance.lost
+        deal = None if self._leader.deal is None else self._leader.deal.grants
         recording_of(
-            self.job, cast, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost
-        ).write(folder, self.job.keeping.claim)
+            self.job, roles, ranks, outcome=outcome, parameters_sha256=digest, workers_lost=lost, deal=deal
+        ).write(folder, self.job.checkpointing.claim)
 
     def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
-        """Gives the figures, as `train --json` prints them.
+        """Return the figures, as `train --json` prints them.
 
         Args:
             spent: the time of the run.
@@ -423,14 +566,14 @@ class RunFigures:
         attendance = self._leader.attendance
         images = sum(account.session_images for account in accounts) + attendance.images_of_lost
         return {
-            "run": str(job.keeping.folder) if job.keeping.folder is not None else None,
+            "run": str(job.checkpointing.folder) if job.checkpointing.folder is not None else None,
             "strategy": str(job.strategy),
             "data": job.dataset.name,
             "model": job.model_name,
             "workers": job.workers,
-            "servers": len(self._world.cast.servers),
+            "servers": len(self._world.roles.servers),
             "steps": accounts[0].step,
-            "epochs": job.calendar.epochs_done(accounts[0].step),
+            "epochs": self._epochs_done(accounts[0].step),
             "seconds": spent.seconds,
             "images_per_s": images / spent.trained_s if spent.trained_s > 0 else 0.0,
             "train_loss": result.train_loss(accounts),
@@ -446,6 +589,19 @@ class RunFigures:
             "parameters_sha256": result.digest(self._replica.flat.vector),
         }
 
+    def _epochs_done(self, step: int) -> float:
+        """Return the epochs that the run has come to."""
+        deal, job = self._leader.deal, self.job
+        if deal is None:
+            return job.calendar.epochs_done(step)
+        if not self.stopped:  # images that lost workers have left are told apart
+            return job.learning.epochs
+        left = deal.undealt + sum(
+            deal.images_from(worker, done) for worker, done in self._steps_done().items()
+        )
+        epochs = job.learning.epochs - left / len(job.dataset.train)
+        return int(epochs) if epochs == int(epochs) else round(epochs, 3)
+
     def _images_not_seen(self) -> int:
         if self.job.faults.regroups:
             part, view = self._replica.part, self._leader.views.pending.view
@@ -454,15 +610,22 @@ class RunFigures:
                 # Workers that hold the same take a step that broke again, with all its images.
                 lost = result.images_of_broken_rounds(self.job, view.missed, part.exchanges)
             return lost + result.images_left_out(self.job, view.absences)
-        reports = list(self._leader.servers.reports.values())
-        not_applied = result.images_not_applied(self.job, self._world.cast, reports)
-        not_there = result.images_of_absent(self.job, self._world.cast, reports)
-        return result.images_not_seen(self.job, self._steps_done()) + not_applied + not_there
+        reports, deal = list(self._leader.servers.reports.values()), self._leader.deal
+        calendar = self.job.calendar
+        images, steps = (calendar.images, calendar.total_steps) if deal is None else (deal.images, MOST_STEPS)
+        not_applied = result.images_not_applied(self.job, self._world.roles, reports, images, steps)
+        not_there = result.images_of_absent(self.job, self._world.roles, reports, images, steps)
+        if deal is None:
+            not_seen = result.images_not_seen(self.job, self._steps_done())
+        else:
+            done = self._steps_done().items()
+            not_seen = deal.undealt + sum(deal.images_from(worker, step) for worker, step in done)
+        return not_seen + not_applied + not_there
 
     def _steps_done(self) -> dict[int, int]:
-        """Gives the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
+        """Return the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
         done = {state.account.worker: state.account.step for state in self.states}
-        for worker, rank in enumerate(self._world.cast.workers):
+        for worker, rank in enumerate(self._world.roles.workers):
             told = [report["steps"] for report in self._leader.servers.reports.values()]
             held = [steps[str(rank)] for steps in told if str(rank) in steps]  # a site knows of its own only
             done.setdefault(worker, min(held, default=self._leader.attendance.last_step(worker)))
@@ -483,6 +646,7 @@ class CheckpointCollector:
     Attributes:
         job: what is learned, with what others did of it.
         found: by the newest test, if there was one.
+        tested_epochs: that were over at that test.
     """
 
     def __init__(
@@ -500,9 +664,10 @@ class CheckpointCollector:
         self._leader = leader
         self._emitter = emitter
         self._presentation = Presentation(job, replica)
-        self._archive = Archive(job) if job.keeping.folder is not None else None
+        self._archive = Archive(job) if job.checkpointing.folder is not None else None
         self._archivist = self._employed()
         self.found = tested_before(ledger)
+        self.tested_epochs = ledger.tested_epochs
 
     @property
     def saves(self) -> bool:
@@ -528,12 +693,12 @@ class CheckpointCollector:
         return snapshot
 
     def inherit(self) -> None:
-        """Goes on with the lost leader's average of the weights, as far as it is known."""
+        """Go on with the lost leader's average of the weights, as far as it is known."""
         if self._presentation.average is not None:
             inherit_average(self._presentation.average, self._archive, self._replica)
 
     def step_done(self) -> None:
-        """Keeps the weight average, for which the step must be over."""
+        """Keep the weight average, for which the step must be over."""
         if self._archivist is not None:
             self._archivist.look()
         if self._presentation.average is not None:
@@ -541,7 +706,7 @@ class CheckpointCollector:
             self._presentation.average.update(self._replica.flat.vector)
 
     def evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
-        """Tests the model.
+        """Test the model.
 
         Args:
             epoch: epochs that are over.
@@ -549,13 +714,13 @@ class CheckpointCollector:
         """
         with self._world.activity.doing("testing the model", takes_long=True):
             found = self._presentation.evaluate(self._leader.workers.in_order, presented)
-        self.found = found
+        self.found, self.tested_epochs = found, epoch
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
 
     def snapshot(self, epoch: int, step: int, presented: Tensor | None = None) -> Snapshot | None:
-        """Copies the run's state, if it is kept; what workers and servers hand in is a copy already.
+        """Copy the run's state, if it is kept; what workers and servers hand in is a copy already.
 
         Args:
             epoch: epochs that are over.
@@ -577,6 +742,7 @@ class CheckpointCollector:
             average={name: value.detach().to("cpu", copy=True) for name, value in average.items()},
             presented=None if average or presented is None else presented.detach().to("cpu", copy=True),
             begun=self.job.begun,
+            deal={} if (deal := self._leader.deal) is None else deal.state(),
         )
 
     def save(self, snapshot: Snapshot | None, *, tested: bool = False) -> None:
@@ -589,22 +755,22 @@ class CheckpointCollector:
         if self._archivist is not None and snapshot is not None:
             self._archivist.begin(snapshot, self.found.top1 if tested and self.found is not None else None)
 
-    def finish(self) -> None:
-        """Tests and saves the final model."""
-        self.evaluate(self.job.learning.epochs)
-        if self.job.keeping.folder is not None:
-            path = self.job.keeping.folder / "model.safetensors"
-            self._presentation.save(path, self._leader.workers.in_order, self.job.keeping.claim)
+    def finish(self, epochs: int) -> None:
+        """Test and save the final model, after so many epochs."""
+        self.evaluate(epochs)
+        if self.job.checkpointing.folder is not None:
+            path = self.job.checkpointing.folder / "model.safetensors"
+            self._presentation.save(path, self._leader.workers.in_order, self.job.checkpointing.claim)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)
 
     def wait(self) -> None:
-        """Waits until no checkpoint is under way."""
+        """Wait until no checkpoint is under way."""
         if self._archivist is not None:
             self._archivist.wait()
 
     def _employed(self) -> Archivist | None:
-        if self._archive is None or not self.job.keeping.checkpoints:
+        if self._archive is None or not self.job.checkpointing.checkpoints:
             return None
         return Archivist(
             self._archive, self._world.activity, self._emitter.say, beside=self._world.pace is None
@@ -647,7 +813,7 @@ class Presentation:
         self.average = WeightAverage(replica.flat.vector, decay) if decay else None
 
     def evaluate(self, states: list[WorkerState], presented: Tensor | None = None) -> Evaluation:
-        """Tests the model.
+        """Test the model.
 
         Args:
             states: the workers', worker 0's first.
@@ -659,19 +825,9 @@ class Presentation:
             return evaluate(self._replica.model, test, classes=dataset.classes, device=self._job.device)
 
     def save(self, path: Path, states: list[WorkerState], claim: Unclaimed = UNCLAIMED) -> None:
-        """Writes the model's weights, and what is needed to use them."""
-        dataset = self._job.dataset
-        facts = {
-            "model": self._job.model_name,
-            "data": dataset.name,
-            "classes": "\n".join(dataset.classes),
-            "image_shape": ",".join(map(str, dataset.image_shape)),
-            "shown": str(dataset.shown),
-            "black": ",".join(map(str, dataset.black)),
-            "white": ",".join(map(str, dataset.white)),
-        }
+        """Write the model's weights, and what is needed to use them."""
         with self._shown(states):
-            save_weights(self._replica.model, path, facts, claim)
+            save_weights(self._replica.model, path, self._job.weight_facts, claim)
 
     @contextmanager
     def _shown(self, states: list[WorkerState], presented: Tensor | None = None) -> Iterator[None]:

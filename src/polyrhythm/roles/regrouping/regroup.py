@@ -159,6 +159,11 @@ class Regroup:
         """The workers of the present view, by their indices."""
         return self._everyone if self._view is None else self._view.workers
 
+    @property
+    def workers(self) -> Communicator:
+        """Those of the present view."""
+        return self._workers
+
     def check(self, step: int) -> None:
         """Called before a step: raises if a worker waits for the next view.
 
@@ -216,7 +221,7 @@ class Regroup:
         view, progress = self._view, NOTHING
         if self.step != NOTHING_DONE:
             progress = Progress(self._member.part.meetings(self.step), self.step, over=self.over)
-        generation = self._world.incarnation
+        generation = self._world.generation
         return StepBroken(number=self.number, progress=progress, generation=generation, view=view)
 
     def _took_place(self, view: MembershipView) -> bool:
@@ -229,7 +234,7 @@ class Regroup:
     def _take_place(self, view: MembershipView) -> None:
         member, workers = self._member, view.workers
         self._view = view
-        ranks = [self._world.cast.workers[worker] for worker in workers]
+        ranks = [self._world.roles.workers[worker] for worker in workers]
         self._workers = self._world.network.regrouped(view.name, ranks, view.generations)
         self._workers.revoke_without(LEADER)
         if member.worker == view.newest:
@@ -291,7 +296,7 @@ class GroupRegroup:
         return bool(self._missed) and not self.over
 
     def lose(self, worker: int) -> None:
-        """Notes that a worker of the same group is lost, while this one waits for others elsewhere."""
+        """Note that a worker of the same group is lost, while this one waits for others elsewhere."""
         if self._there is None or worker in self._there:
             self._missed.add(worker)
 
@@ -299,7 +304,7 @@ class GroupRegroup:
         """Whether a worker is lost that the run can go on without; the loss of a server is handled elsewhere."""
         if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
             return True
-        workers = self._world.cast.workers
+        workers = self._world.roles.workers
         return loss.rank in workers and self._world.goes_on_without(loss.rank, self._faults)
 
     def check(self, step: int) -> None:
@@ -316,7 +321,7 @@ class GroupRegroup:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def reform(self) -> None:
-        """Regroups with those of the group who are there.
+        """Regroup with those of the group who are there.
 
         Raises:
             PeerLost: somebody is gone whom the run needs.
@@ -325,7 +330,7 @@ class GroupRegroup:
         self._reassemble(enters=False)
 
     def enter(self) -> None:
-        """Enters the group, as a successor.
+        """Enter the group, as a successor.
 
         Raises:
             PeerLost: somebody is gone whom the run needs, or the run is ending.
@@ -346,7 +351,7 @@ class GroupRegroup:
             enters = False  # it has been let in, and another was lost since
         self.step, self.over, self._there = found.step, found.over, found.there
         if self._world.observer is not None:
-            rank, workers = self._world.network.rank, self._world.cast.workers
+            rank, workers = self._world.network.rank, self._world.roles.workers
             there = (rank,) if found.over else tuple(workers[worker] for worker in found.there)
             self._world.observer.joined(rank, there, found.round)
             self._world.observer.regrouped(rank, self._member.flat.vector, found.step)

@@ -42,10 +42,10 @@ class LeaderMessages(Protocol):
     attendance: Attendance
 
     def read(self) -> None:
-        """Handles the messages that have arrived, without waiting."""
+        """Handle the messages that have arrived, without waiting."""
 
     def read_until(self, enough: Callable[[], bool]) -> None:
-        """Handles messages as they arrive, until `enough` gives true."""
+        """Handle messages as they arrive, until `enough` returns true."""
 
     def is_final(self, worker: int) -> bool:
         """Whether a worker has sent its final state."""
@@ -68,11 +68,11 @@ class RegroupCoordinator:
     """
 
     def __init__(self, world: World, strategy: Strategy, messages: LeaderMessages) -> None:
-        self._generation = world.incarnation
-        self._calls = world.goes_on_without(LEADER, strategy.faults(len(world.cast.workers)))
+        self._generation = world.generation
+        self._calls = world.goes_on_without(LEADER, strategy.faults(len(world.roles.workers)))
         self._called: int | None = None
         self._messages = messages
-        self.pending = PendingMembers(len(world.cast.workers), world.incarnation)
+        self.pending = PendingMembers(len(world.roles.workers), world.generation)
         self.left: set[int] = set()
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
@@ -178,7 +178,7 @@ class PendingMembers:
         self._generations[worker] = generation
 
     def lose(self, worker: int) -> None:
-        """Strikes a worker off."""
+        """Strike a worker off."""
         self._waiting.pop(worker, None)
 
     def waits(self, worker: int) -> bool:

@@ -160,7 +160,7 @@ class Ground(Protocol):
     """The ranks of a run, where faults happen."""
 
     @property
-    def cast(self) -> RoleAssignment:
+    def roles(self) -> RoleAssignment:
         """Which ranks do what."""
 
     @property
@@ -241,8 +241,8 @@ def check_rank(fault: Fault, ground: Ground, rank: int) -> None:
     Raises:
         RequestError: it is not.
     """
-    if not 0 <= rank < ground.cast.size:
-        raise RequestError(f"fault {fault}: there is no rank {rank}; ranks are 0 to {ground.cast.size - 1}")
+    if not 0 <= rank < ground.roles.size:
+        raise RequestError(f"fault {fault}: there is no rank {rank}; ranks are 0 to {ground.roles.size - 1}")
 
 
 def parse_faults(given: Any) -> tuple[Fault, ...]:
@@ -295,13 +295,11 @@ class LinkFault(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Check that the ranks exist."""
         for rank in (self.source, self.to):
             if rank is not None:
                 check_rank(self, ground, rank)
 
     def holds_up_s(self, step_s: float) -> float:
-        """Return how long it lasts."""
         return self.to_s - self.from_s if self.to_s < inf else 0.0
 
     def concerns(self, source: int, to: int) -> bool:
@@ -321,7 +319,6 @@ class MessageFault(LinkFault):
     count: Count | None = None
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Add its rule to the links."""
         chosen = 0
 
         def rule(passage: Passage) -> None:

@@ -14,5 +14,4 @@ class Constant(StepTime):
     seconds: Positive
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         return self.seconds

@@ -46,7 +46,6 @@ class Empirical(StepTime):
         return times
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         return generator.choice(self.seconds)
 
 

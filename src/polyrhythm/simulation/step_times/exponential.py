@@ -18,7 +18,6 @@ class Exponential(StepTime):
     mean: Positive
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         while (seconds := generator.expovariate(1 / self.mean)) <= 0:
             pass
         return seconds

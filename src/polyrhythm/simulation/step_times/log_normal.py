@@ -32,7 +32,6 @@ class LogNormal(StepTime):
         return self
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         if self.median is not None:
             centre = log(self.median)
         else:

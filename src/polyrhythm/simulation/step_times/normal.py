@@ -33,7 +33,6 @@ class Normal(StepTime):
         return self
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         while (seconds := generator.normalvariate(self.mean, self.deviation)) <= 0:
             pass
         return seconds

@@ -20,5 +20,4 @@ class ShiftedExponential(StepTime):
     mean: Positive
 
     def draw(self, generator: Random) -> float:
-        """Return the seconds of one step."""
         return self.shift + generator.expovariate(1 / self.mean)

@@ -80,22 +80,18 @@ class Hybrid(Strategy):
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse an optimiser that looks at whole layers."""
         super().check(workers, plan)
         if plan is not None:
             check_elementwise(plan, workers)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of one large batch; what others train of the last layers comes at the end of an epoch."""
         return Traits(local_models=workers > 1, slices=workers, cuts_network=True)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Layers are cut anew."""
         text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return HybridWorker(setting, self.scheme, self.collective)
 
 
@@ -120,30 +116,26 @@ class HybridWorker(WorkerPart, CutsNetwork):
             self._dry_pass = DryRunPass(sizes, workers, scheme)
 
     def take_parts(self, parts: Cut) -> None:
-        """Finds out what is whose."""
         setting = self._setting
         ownership = Ownership.of(setting.flat, parts, setting.workers.size)
         self._pass = HybridPass(parts, setting.workers, self._scheme)
         self._update = HybridUpdate(setting.flat, ownership, setting.plan, setting.workers, self._collective)
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters."""
         self._setting.workers.broadcast(self._setting.flat.vector)
         return step
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        """Computes the trunk's own gradients and those of this worker's neurons for all."""
         assert self._pass is not None, "parts come before steps"
         return self._pass.run(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Sum the trunk's gradients, and update it and this worker's neurons."""
         if self._dry_pass is not None:
             self._dry_pass.run(round(step.weight * self._setting.batch_size))
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
         if weight > 0:
             self._whole = False
-            self.staleness[0] += self._setting.workers.rank == 0  # one update of all together
+            self.staleness[0] += 1
         return stop
 
     def settle(self) -> None:
@@ -153,15 +145,12 @@ class HybridWorker(WorkerPart, CutsNetwork):
         self._whole = True
 
     def end(self) -> None:
-        """Complete the model."""
         self.settle()
 
     def state(self) -> State:
-        """Return the state of this worker's optimizers."""
         return self._update.state()
 
     def load_state(self, state: State) -> None:
-        """Restore the state of this worker's optimizers."""
         self._update.load_state(*state)
 
     def _weight(self, step: Step) -> float:
@@ -170,7 +159,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
 
 
 def check_elementwise(plan: OptimizerPlan, workers: int) -> None:
-    """Refuses an optimiser that looks at whole layers, of which each of several workers has slices only.
+    """Refuse an optimiser that looks at whole layers, of which each of several workers has slices only.
 
     Raises:
         RequestError: so it does.
@@ -219,7 +208,7 @@ class HybridUpdate:
         self._summed = flat.vector.new_zeros(trunk.stop + 2)
 
     def update(self, weight: float, learning_rate: float, *, stop: bool = False) -> tuple[float, bool]:
-        """Updates the trunk and this worker's slices by the gradients of a pass, and zeroes these.
+        """Update the trunk and this worker's slices by the gradients of a pass, and zero these.
 
         Args:
             weight: as the pass was given it.
@@ -292,7 +281,6 @@ def _pair(like: Tensor, first: float, second: float) -> Tensor:
 
 
 def _joined(held: Held, workers: int) -> dict[int, State]:
-    """Return the optimizer states of all slices of the last layers, for every worker to cut its own out of."""
     tensors: dict[str, Tensor] = {}
     slices: list[list[Any]] = []
     for worker in sorted(held.workers):

@@ -111,7 +111,6 @@ class LazySynchronous(Strategy, SizesBuckets):
     piece_bytes: int = Field(default=DEFAULT_BUCKET_BYTES, ge=0)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of one large batch whose updates come late."""
         return Traits(slices=workers, waits_between_layers=True)
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -119,11 +118,9 @@ class LazySynchronous(Strategy, SizesBuckets):
         return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned", may_repeat=True)
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
-        """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return LazyWorker(setting, self.collective, self.piece_bytes)
 
 
@@ -154,22 +151,18 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self._learning_rate = 0.0
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
         self._mean.prepare()
         return step
 
     def begin(self, step: Step) -> None:
-        """Readies the mean; buckets of the last step may still be on their way."""
         self._mean.begin(step)
 
     def before_use(self, bucket: int) -> None:
-        """Wait for the bucket's gradients of the last step, and update it."""
         if bucket in self._pending:
             self._update(bucket)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Start to average a bucket."""
         if bucket in self._pending:
             self._update_unused(bucket)
         self._mean.start(bucket)
@@ -213,7 +206,6 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self._mean.break_off()
 
     def begun_again(self, step: int) -> int:
-        """With the step that is half made."""
         return self._half_made if self._goes_back else step
 
     def meetings(self, step: int) -> int:
@@ -222,7 +214,6 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         return step * len(self._places) + made
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Averages over others from now on."""
         known = self._mean.speed
         told = torch.zeros(workers.size, 2, dtype=torch.float64, device=self._flat.vector.device)
         told[workers.rank] = told.new_tensor([known.latency_s, known.seconds_per_number])
@@ -233,7 +224,6 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         self._mean.prepare(Speed(latency_s, seconds_per_number))
 
     def end(self) -> None:
-        """Finishes what is under way."""
         self.settle()
 
     def state(self) -> State:
@@ -245,7 +235,6 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         return tensors, {_HALF_MADE: self._half_made, "made": sorted(self._made), **facts}
 
     def load_state(self, state: State) -> None:
-        """Restore the optimizer's state."""
         tensors, facts = state
         if _HALF_MADE in facts:
             self._half_made, self._made = facts[_HALF_MADE], frozenset(facts["made"])
@@ -268,7 +257,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
             self._half_made, self._made = _NONE, frozenset()
 
     def _update_unused(self, bucket: int) -> None:
-        """Updates a bucket that no forward pass of this step has announced, which must then have no gradient."""
+        """Update a bucket that no forward pass of this step has announced, which must then have no gradient."""
         place = self._places[bucket]
         if bool(self._flat.gradients[place].any()):
             views = [self._flat.views[at] for at in self._flat.buckets[bucket].parameters]
@@ -419,7 +408,7 @@ class LateMean:
         self._outgoing[self._flat.size :] = self._outgoing.new_tensor(tail)
 
     def _plan(self, times: list[float]) -> None:
-        """Orders the pieces of the next step by all members' times; in the first step none are known."""
+        """Order the pieces of the next step by all members' times; in the first step none are known."""
         if self._timed:
             mean_s = [seconds / self._group.size for seconds in times]
             buckets = len(self._flat.buckets)

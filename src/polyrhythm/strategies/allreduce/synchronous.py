@@ -26,11 +26,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import OutOfStep, RunError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
 from polyrhythm.strategies.fault_policy import FaultPolicy
@@ -45,10 +47,18 @@ from polyrhythm.strategies.strategy import (
     Strategy,
     Traits,
 )
-from polyrhythm.strategies.worker_part import OverlapsBackward, Regroups, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    PLACES,
+    HoldsMeanGradient,
+    OverlapsBackward,
+    Regroups,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
-from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
+from polyrhythm.training.optimizer_plan import OptimizerPlan, OwnOptimizer, SlicedOptimizer
 
 
 class Synchronous(Strategy, SizesBuckets, AveragesGradients):
@@ -79,7 +89,6 @@ class Synchronous(Strategy, SizesBuckets, AveragesGradients):
     transfer: Transfer = "full"
 
     def traits(self, workers: int) -> Traits:
-        """Return those of one large batch."""
         return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -87,19 +96,21 @@ class Synchronous(Strategy, SizesBuckets, AveragesGradients):
         return FaultPolicy.regrouping(workers, possible=self.bucket_bytes != "tuned")
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
-        """As asked, or as measured."""
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
-        """Averages with the collective asked for."""
         return gradient_mean(group, flat, self.collective, self.transfer)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return SynchronousWorker(setting, self.collective, self.transfer)
 
 
-class SynchronousWorker(Regroups, OverlapsBackward):
+_MEAN = "mean_gradient"
+_MOST_AVERAGES = 1 << 20
+"""More than there are of gradients before an update."""
+
+
+class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
     """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
     replicated: ClassVar[bool] = True
@@ -110,24 +121,29 @@ class SynchronousWorker(Regroups, OverlapsBackward):
         self._flat = setting.flat
         self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
         self._plan = setting.plan
-        self._optimizer: FlatOptimizer | BucketwiseUpdate = setting.plan.build(setting.flat.vector)
+        self._optimizer: FlatOptimizer | OwnOptimizer | BucketwiseUpdate = setting.plan.whole(
+            setting.flat.vector
+        )
+        # Of loops that average and update apart.
+        self._apart = False
+        self._averages = 0
+        self._breaks = False
+        self._weight = 1.0
+        self._latest: Tensor | None = None
+        self._handed: Tensor | None = None
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters."""
         self._workers.broadcast(self._flat.vector)
         self._prepare()
         return step
 
     def begin(self, step: Step) -> None:
-        """Readies the mean."""
         self._mean.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Start to average a bucket."""
         self._mean.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Averages what is left, and updates this worker's own copy."""
         if isinstance(self._optimizer, BucketwiseUpdate):
             weight, stop = self._optimizer.step(self._mean, step, learning_rate)
         else:
@@ -138,34 +154,103 @@ class SynchronousWorker(Regroups, OverlapsBackward):
             self.staleness[0] += 1
         return stop
 
+    @property
+    def averaged(self) -> int:
+        return self._averages
+
+    def average(self, step: Step, place: int = 0) -> None:
+        self._apart = self._breaks = True
+        missing, members = self._flat.without_gradient, self._workers.size
+        # Sums of half-width numbers would not be exact.
+        place = place if self._flat.vector.element_size() > 2 else 0
+        self._mean.word = place + (PLACES + 1) * bool(missing)
+        self._mean.begin(step)
+        try:
+            self._weight, _ = self._mean.finish(step)
+        finally:
+            self._mean.word = None
+        uneven, elsewhere = divmod(self._mean.words - members * place, PLACES + 1)
+        if members > 1 and (elsewhere or not 0 <= uneven <= members):
+            raise OutOfStep("workers are at different places of their programs")
+        if uneven and members > 1:
+            there = torch.full((len(self._flat.views),), float(step.weight > 0))
+            there[list(missing)] = 0.0
+            there = there.to(self._flat.vector.device)
+            self._workers.all_reduce(there)
+            self._flat.without_gradient = tuple((there == 0).nonzero().flatten().tolist())
+        if self._averages:  # of a sum of passes; from now on each mean is kept until the next one is whole
+            self._latest = torch.empty_like(self._flat.gradients) if self._latest is None else self._latest
+        if self._latest is not None:
+            self._latest.copy_(self._flat.gradients)
+        self._averages += 1
+        self._breaks = False
+
+    def update(self, learning_rate: float) -> None:
+        assert not isinstance(self._optimizer, BucketwiseUpdate), (
+            "an optimiser of the user's own takes the vector"
+        )
+        self._averages = 0
+        if self._weight > 0:
+            self._optimizer.step(self._flat.gradients, learning_rate)
+            self.staleness[0] += 1
+
     def break_off(self) -> None:
-        """Abandon the sums under way."""
         self._mean.break_off()
 
+    def meetings(self, step: int) -> int:
+        """Return the number of means of gradients, where there may be several before an update."""
+        return step * _MOST_AVERAGES + self._averages if self._apart else step
+
+    def exchanges(self, step: int) -> int:
+        return step
+
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Averages over others from now on."""
+        self._workers = workers
         self._mean = self._mean.over(workers)
         self._prepare()
+        if self._handed is not None:
+            self._flat.gradients.copy_(self._handed)
+            self._handed = None
 
     def _prepare(self) -> None:
-        """Prepares the mean, and has the optimiser work as it comes: whether in parts is known only then."""
+        """Prepare the mean, and have the optimiser work as it comes: whether in parts is known only then."""
         self._mean.prepare()
         by_bucket = BucketwiseUpdate.fits(self._plan, self._mean)
         if by_bucket == isinstance(self._optimizer, BucketwiseUpdate):
             return
         state = self._optimizer.state()
         self._optimizer = (
-            BucketwiseUpdate(self._plan, self._flat) if by_bucket else self._plan.build(self._flat.vector)
+            BucketwiseUpdate(self._plan, self._flat) if by_bucket else self._plan.whole(self._flat.vector)
         )
         self._optimizer.load_state(*state)
 
     def state(self) -> State:
-        """Return the optimizer's state."""
-        return self._optimizer.state()
+        """Return the optimizer's state, and between `average` and `update` the mean of the gradients.
+
+        Raises:
+            RunError: the mean before the one that broke was not kept.
+        """
+        tensors, facts = self._optimizer.state()
+        if not self._averages:
+            return tensors, facts
+        mean = self._latest if self._breaks else self._flat.gradients
+        if mean is None:
+            raise RunError(
+                "a worker was lost while the first gradients of several backward passes were added up: start again"
+            )
+        missing = list(self._flat.without_gradient)
+        told = {"averaged": self._averages, "weight": self._weight, "without_gradient": missing}
+        return {**tensors, _MEAN: mean.clone()}, {**facts, _MEAN: told}
 
     def load_state(self, state: State) -> None:
-        """Restore the optimizer's state."""
-        self._optimizer.load_state(*state)
+        tensors, facts = dict(state[0]), dict(state[1])
+        self._handed, told = tensors.pop(_MEAN, None), facts.pop(_MEAN, None)
+        self._averages = 0
+        if told is not None:
+            self._apart = True
+            self._averages, self._weight = told["averaged"], told["weight"]
+            self._flat.without_gradient = tuple(told["without_gradient"])
+        self._optimizer.load_state(tensors, facts)
 
 
 class BucketwiseUpdate:
@@ -185,10 +270,10 @@ class BucketwiseUpdate:
     @staticmethod
     def fits(plan: OptimizerPlan, mean: GradientMean) -> bool:
         """Return whether an optimiser that changes something may work on buckets, whose gradients come one by one."""
-        return bool(plan.spans) and plan.kind in ELEMENTWISE and mean.comes_in_parts
+        return bool(plan.spans) and plan.own is None and plan.kind in ELEMENTWISE and mean.comes_in_parts
 
     def step(self, mean: GradientMean, step: Step, learning_rate: float) -> tuple[float, bool]:
-        """Averages what is left, and updates; whatever ends the waiting leaves the vector and the state as they were.
+        """Average what is left, and update; whatever ends the waiting leaves the vector and the state as they were.
 
         Args:
             mean: of this step, some buckets of which have been started.

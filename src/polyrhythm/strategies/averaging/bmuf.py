@@ -65,11 +65,9 @@ class BMUF(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps of a block."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         momentum = self.block_momentum
         if momentum is None:
             momentum = 1 - 1 / setting.workers.size

@@ -77,11 +77,9 @@ class DiLoCo(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         outer = OuterOptimizer(self.outer, setting.flat)
         rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer)
         return RoundsWorker(setting, rounds)

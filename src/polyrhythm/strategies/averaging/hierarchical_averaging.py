@@ -58,7 +58,7 @@ class HierarchicalAveraging(Averaging):
     optimizer_state: AtAverage = "keep"
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses groups that no mean of all could be rarer than.
+        """Refuse groups that no mean of all could be rarer than.
 
         Raises:
             RequestError: a group is larger than all workers, or groups meet no more often than all do.
@@ -77,11 +77,9 @@ class HierarchicalAveraging(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps until all meet."""
         return self.steps_between
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         rounds = Rounds(
             steps=self.steps_between,
             collective=self.collective,

@@ -52,10 +52,8 @@ class LocalSGD(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         rounds = Rounds(steps=self.steps, collective=self.collective, optimizer_state=self.optimizer_state)
         return RoundsWorker(setting, rounds)

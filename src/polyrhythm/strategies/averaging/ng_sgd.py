@@ -70,11 +70,9 @@ class NGSGD(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps of a round."""
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         fisher = Fisher(self.rank, self.alpha, self.eta, self.update_every)
         rounds = Rounds(
             steps=self.steps,

@@ -45,9 +45,7 @@ class ParallelSGD(Averaging):
 
     @property
     def period(self) -> int:
-        """The whole run is one round."""
         return 0
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return RoundsWorker(setting, Rounds(steps=0, collective=self.collective))

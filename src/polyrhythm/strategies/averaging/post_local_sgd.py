@@ -65,7 +65,6 @@ class PostLocalSGD(Averaging):
 
     @property
     def period(self) -> int:
-        """Steps of a round, once they are local."""
         return self.steps
 
     def first_local_step(self, run_steps: int | None) -> int:
@@ -91,7 +90,7 @@ class PostLocalSGD(Averaging):
         return int(self.after)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses an `after` that is neither a share nor a number of steps.
+        """Refuse an `after` that is neither a share nor a number of steps.
 
         Raises:
             RequestError: it is so.
@@ -100,7 +99,6 @@ class PostLocalSGD(Averaging):
         self.first_local_step(1)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         first = self.first_local_step(setting.steps)
         rounds = Rounds(
             steps=self.steps, first=first, collective=self.collective, optimizer_state=self.optimizer_state
@@ -120,24 +118,20 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         self._together = False
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters, or keep its own from a checkpoint."""
         step = self._rounds.start(step)
         self._mean.prepare()
         return step
 
     def begin(self, step: Step) -> None:
-        """Readies the mean of gradients, if they will be averaged."""
         self._together = step.number < self._first
         if self._together:
             self._mean.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        """Start to average a bucket, if steps are not local yet."""
         if self._together:
             self._mean.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Make a synchronous step or a local one."""
         if not self._together:
             return self._rounds.gradients_ready(step, learning_rate)
         weight, stop = self._mean.finish(step)
@@ -146,30 +140,24 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         return stop
 
     def present(self) -> Tensor | None:
-        """Return the mean of all models, if they differ."""
         return self._rounds.present()
 
     def end(self) -> None:
-        """Ends the round under way, if there is one."""
         self._rounds.end()
 
     def break_off(self) -> None:
-        """Abandon the sums under way."""
         self._mean.break_off()
 
     def meetings(self, step: int) -> int:
-        """Return the number of synchronous steps and rounds."""
         return self._rounds.meetings(step)
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Averages over others from now on."""
         self._mean = self._mean.over(workers)
         self._mean.prepare()
         self._rounds.regroup(workers, members)
 
     @property
     def has_stopped(self) -> bool:
-        """As in rounds."""
         return self._rounds.has_stopped
 
     def take_over(self, newest: State, done: int, step: int) -> int:
@@ -177,9 +165,7 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         return self._rounds.take_over(newest, done, step)
 
     def state(self) -> State:
-        """Return this worker's own model and optimizer."""
         return self._rounds.state()
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         self._rounds.load_state(state)

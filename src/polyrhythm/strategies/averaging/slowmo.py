@@ -89,7 +89,7 @@ class SlowMo(Averaging, Remarks):
     optimizer_state: AtAverage = "keep"
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses a base whose workers cannot begin anew, and what becomes of nothing over one."""
+        """Refuse a base whose workers cannot begin anew, and what becomes of nothing over one."""
         super().check(workers, plan)
         if self.base is None:
             return
@@ -106,26 +106,21 @@ class SlowMo(Averaging, Remarks):
             )
 
     def remark(self, workers: int) -> str:
-        """Return a remark on the base."""
         return self.base.remark(workers) if isinstance(self.base, Remarks) else ""
 
     @property
     def period(self) -> int:
-        """Steps of a round."""
         return self.steps
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping, over local steps or as the base does."""
         return super().faults(workers) if self.base is None else self.base.faults(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Over local steps, or as the base does."""
         if self.base is None:
             return super().resharding(before, after)
         return over_base(self.base.resharding(before, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         if self.base is not None:
             outer = SlowMomentum(self.slow_momentum, self.slow_lr)
             return RoundsOverBase(WorkerCalls(self.base.worker(setting)), setting.flat, self.steps, outer)
@@ -206,7 +201,6 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         self.staleness = base.staleness
 
     def start(self, step: int) -> int:
-        """Start the base, and the first round with it."""
         if not self._resumed:
             self._outer.start(self._flat.vector)  # worker 0's, before anything can break
         step = self._base.start(step)
@@ -215,11 +209,9 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         return step
 
     def begin(self, step: Step) -> None:
-        """Begin a step of the base."""
         self._base.begin(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Make a step of the base, and end the round if it is over."""
         stop = self._base.gradients_ready(step, learning_rate)
         self._apart, self._rate = True, learning_rate
         if self._ends(step.number):
@@ -231,43 +223,34 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         return stop
 
     def settle(self) -> None:
-        """Settles the base."""
         self._base.settle()
 
     def present(self) -> Tensor | None:
-        """Return the mean of all current models."""
         return self._base.present()
 
     def end(self) -> None:
-        """Ends the base, and the round under way."""
         self._base.end()
         if self._apart:
             self._outer.step(self._flat.vector, self._rate)
             self._apart = False
 
     def break_off(self) -> None:
-        """Let the base break off."""
         self._base.break_off()
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Regroup the base in the middle of the round."""
         self._base.regroup(workers, members)
 
     def meetings(self, step: int) -> int:
-        """Return the number of rounds."""
         return step // self._steps
 
     def exchanges(self, step: int) -> int:
-        """As the base."""
         return self._base.exchanges(step)
 
     def lets_in(self, step: int) -> bool:
-        """As the base."""
         return self._base.lets_in(step)
 
     @property
     def has_stopped(self) -> bool:
-        """As the base."""
         return self._base.has_stopped
 
     def take_over(self, newest: State, done: int, step: int) -> int:
@@ -278,7 +261,6 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         return self._base.take_over(base, done, step)
 
     def state(self) -> State:
-        """Return the base's state, and the outer rule's."""
         tensors, facts = self._base.state()
         outer, outer_facts = self._outer.state()
         named = {_OUTER + name: value for name, value in outer.items()}
@@ -290,19 +272,16 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         }
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         base, (outer, facts) = self._parts(state)
         self._outer.load_state(outer)
         self._base.load_state(base)
         self._apart, self._rate, self._resumed = facts["apart"], facts["rate"], True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Return the base's model in the state."""
         return self._base.model_in(self._parts(state)[0])
 
     @staticmethod
     def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
-        """Split a state into that of the base, that of the outer rule, and all facts."""
         tensors, facts = state
         outer = {
             name.removeprefix(_OUTER): value for name, value in tensors.items() if name.startswith(_OUTER)

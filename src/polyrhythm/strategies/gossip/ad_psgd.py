@@ -73,31 +73,27 @@ class ADPSGD(Strategy, Remarks):
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses graphs that so many workers cannot have."""
         super().check(workers, plan)
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:
-        """Return a remark on the spectral gap of its graph."""
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
         """Return those of free workers, whom others also ask after their last step, unless there is but one."""
-        return Traits(lockstep=workers == 1, waits_for_slower=False, reads_newest=workers == 1)
+        alone = workers == 1
+        return Traits(lockstep=alone, waits_for_slower=False, reads_newest=alone, draws=not alone)
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: neighbours of a lost worker average with others, or with nobody."""
         if workers == 1:
             return FaultPolicy()
         # A successor of worker 0 learns from those who live who is there, and lets them in and out.
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """All begin anew at one point."""
         return of_replicas(after, "parameters", together=False)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return ADPSGDWorker(setting, self.topology)
 
 
@@ -108,7 +104,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         super().__init__()
         self._network = setting.network
         self._flat = setting.flat
-        self._place = place_of(topology, setting.cast.workers, setting.workers.rank)
+        self._place = place_of(topology, setting.roles.workers, setting.workers.rank)
         self._keeper = Keeper(self._place, setting)
         self._keeper.staleness = self.staleness
         self._host_returns = setting.leader_returns
@@ -138,19 +134,16 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         return step
 
     def begin(self, step: Step) -> None:
-        """Let the keeper of an active worker ask a partner."""
         if self._place.active:
             self._network.send(self._place.rank, Message(Kind.DIFFERENCE, step=step.number))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Let the keeper update, once it has averaged."""
         if step.stop and self._place.others:
             self._network.send(self._place.rank, Message(Kind.EVENT, stop=True))
         push = Message(Kind.PUSH, step=step.number, weight=step.weight, learning_rate=learning_rate)
         return self._ask(push).stop or step.stop
 
     def catch_up(self) -> None:
-        """Apply what partners have sent meanwhile."""
         self._ask(Message(Kind.PULL))
 
     def end(self) -> None:
@@ -169,31 +162,27 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
                 self._serve()
 
     def let_go(self) -> None:
-        """Ends worker 0's keeper, which has told late successors to leave until now."""
+        """End worker 0's keeper, which has told late successors to leave until now."""
         if self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
             self._serving.wait()
 
     def close(self) -> None:
-        """Ends the keeper, which nobody needs any more."""
         if self._stays and self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
             self._serving.wait()
 
     def state(self) -> State:
-        """Return this worker's parameters and its optimizer's state."""
         newest = self._keeper.copy() if self._training else None
         parameters = self._flat.vector if newest is None else newest
         return packed({"parameters": parameters}, {}, self._keeper.optimizer)
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         tensors, _ = unpacked(state, self._keeper.optimizer)
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
 
     def _join_in(self) -> None:
-        """Chooses what handles membership on this worker."""
         if not self._place.leads:
             member = Member(
                 self._keeper,
@@ -210,7 +199,6 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         self._serving = self._network.start(lambda: serve(self._network, self._keeper, self._membership))
 
     def _ask(self, message: Message) -> Message:
-        """Send a message to the keeper and wait for its answer."""
         own = self._place.rank
         if self._serving is None:
             side = self._membership if message.kind in KINDS else self._keeper
@@ -226,7 +214,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
 
 
 def serve(network: Communicator, keeper: Keeper, membership: Membership) -> None:
-    """Handles messages until worker 0 has let all workers go.
+    """Handle messages until worker 0 has let all workers go.
 
     Args:
         network: of all ranks.

@@ -61,7 +61,7 @@ class DPSGD(InTurns):
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses graphs that so many workers cannot have, and weights that do not keep the mean."""
+        """Refuse graphs that so many workers cannot have, and weights that do not keep the mean."""
         super().check(workers, plan)
         for turn in range(self.topology.period(workers)):
             for worker in range(workers):
@@ -74,11 +74,9 @@ class DPSGD(InTurns):
                     )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """All begin anew at one point."""
         return of_replicas(after, "parameters", together=True)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return DPSGDWorker(setting, self)
 
 
@@ -92,7 +90,6 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         self._sends: list[Handle] = []
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters, unless all have their own from a checkpoint."""
         if not self._resumed:
             self._workers.broadcast(self._flat.vector)
         self._done = step
@@ -108,7 +105,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
             ]
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Mixes, then updates with the gradient of the point before."""
+        """Mix, then update with the gradient of the point before."""
         if self._mixes(step.number):
             self._mix(step.number)
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
@@ -122,33 +119,26 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         self._sends = []
 
     def brought(self) -> tuple[Tensor, float]:
-        """Its parameters, as any other's."""
         return self._flat.vector, 1.0
 
     def common_model(self) -> Tensor:
-        """Return the mean of all workers."""
         return mean_of_all(self._workers, self._flat.vector)
 
     def begin_at(self, vector: Tensor) -> None:
-        """Copy these parameters."""
         self._flat.vector.copy_(vector)
 
     def end(self) -> None:
-        """Leaves the mean of all workers in the vector."""
         self._flat.vector.copy_(mean_of_all(self._workers, self._flat.vector))
 
     def state(self) -> State:
-        """Return this worker's parameters and its optimizer's state."""
         return packed({"parameters": self._flat.vector}, {}, self._optimizer)
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         tensors, _ = unpacked(state, self._optimizer)
         self._flat.vector.copy_(tensors["parameters"])
         self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Return the worker's parameters."""
         return state[0]["parameters"]
 
     def _mix(self, step: int) -> None:

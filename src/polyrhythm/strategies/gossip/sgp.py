@@ -70,7 +70,6 @@ class SGP(InTurns):
     overlap: bool = False
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """All begin anew at one point."""
         return of_replicas(
             after,
             "numerator",
@@ -81,7 +80,6 @@ class SGP(InTurns):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return SGPWorker(setting, self)
 
 
@@ -100,7 +98,6 @@ class SGPWorker(TurnsWorker):
         self._resumed = False
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters, unless all have their own from a checkpoint."""
         if not self._resumed:
             self._numerator.copy_(self._flat.vector)  # worker 0's, before anything can break
             self._workers.broadcast(self._flat.vector)
@@ -109,7 +106,7 @@ class SGPWorker(TurnsWorker):
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Updates, pushes, and takes what was pushed to this worker."""
+        """Update, push, and take what was pushed to this worker."""
         self._pass_stop_on(step)
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
         if self._mixes(step.number):
@@ -130,11 +127,9 @@ class SGPWorker(TurnsWorker):
         self._pushes, self._expected, self._arrived = [], [], []
 
     def brought(self) -> tuple[Tensor, float]:
-        """Return x and a."""
         return self._numerator, self._mass
 
     def common_model(self) -> Tensor:
-        """Return the mean of all workers, weighted by their masses."""
         whole = self._numerator.clone()
         for message in self._arrived:
             whole.add_(_payload(message))
@@ -147,7 +142,6 @@ class SGPWorker(TurnsWorker):
         self._mass, self._arrived = 1.0, []
 
     def end(self) -> None:
-        """Leaves the mean of all workers in the vector."""
         self._flat.vector.copy_(self.common_model())  # after it nothing can break
         self._take_in()
 
@@ -158,7 +152,6 @@ class SGPWorker(TurnsWorker):
         return packed({"numerator": self._numerator, **arrived}, facts, self._optimizer)
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         tensors, facts = unpacked(state, self._optimizer)
         self._numerator.copy_(tensors["numerator"])
         self._mass = facts["mass"]
@@ -170,7 +163,6 @@ class SGPWorker(TurnsWorker):
         self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
-        """Return x / a."""
         tensors, facts = state
         return tensors["numerator"].div(float(facts["mass"]))
 
@@ -203,7 +195,6 @@ class SGPWorker(TurnsWorker):
         self._expected = []
 
     def _take_in(self) -> None:
-        """Add what has arrived to x and a."""
         for message in self._arrived:
             self._numerator.add_(_payload(message).to(self._numerator.device))
             self._mass += message.weight

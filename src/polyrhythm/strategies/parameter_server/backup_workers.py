@@ -26,8 +26,6 @@ class BackupWorkers(Served):
     """Lock-step without the slowest: the first gradients of a step make the update, late ones are dropped.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
         spare: how many workers are not waited for.
     """
 
@@ -51,5 +49,4 @@ class BackupWorkers(Served):
     spare: int = Field(default=1, ge=0)
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Backup, of the mean."""
         return Backup(spare=self.spare), Handling()

@@ -27,8 +27,6 @@ class DCASGD(Served):
     """Asynchronous servers that correct every gradient for what has changed since its worker read.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
         variant: `c` for a constant strength, `a` for one that adapts to the gradients' mean square.
         lambda0: strength of the correction; default: the paper's, 0.04 for `c` and 2 for `a`.
         m: what is kept of the mean square at each step; of `a` only.
@@ -55,6 +53,5 @@ class DCASGD(Served):
     epsilon: Positive = 1e-7
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Asynchronous, with delay compensation."""
         merge = DelayCompensated(variant=self.variant, lambda0=self.lambda0, m=self.m, epsilon=self.epsilon)
         return Asynchronous(), Handling(merge)

@@ -30,20 +30,20 @@ servers' parameters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.errors import PeerLost
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
@@ -66,7 +66,6 @@ from polyrhythm.strategies.worker_part import (
     WorkerPart,
     WorkerSetting,
 )
-from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -79,8 +78,6 @@ class Downpour(WithServers):
         n_push: steps between two pushes.
         local_rate: of a worker's own steps, as a multiple of the run's learning rate; 0: they wait for the servers'.
         warm_start_steps: that worker 0 takes before the others begin.
-        servers: how many, each with an equal shard.
-        placement: where servers run.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -99,11 +96,11 @@ class Downpour(WithServers):
     warm_start_steps: int = Field(default=0, ge=0)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of free workers, whose sums of `n_push` gradients count for as many."""
         return replace(
             super().traits(workers),
             lockstep=False,
             waits_for_slower=False,
+            draws=True,
             exchange_every=max(self.n_fetch, self.n_push),
             updates=workers,
             gradients=workers,
@@ -112,11 +109,9 @@ class Downpour(WithServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: nobody waits for anybody."""
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The servers' parameters stay."""
         return Resharding(
             after=after,
             text=(
@@ -134,47 +129,23 @@ class Downpour(WithServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
-        rhythm = Rhythm(n_fetch=self.n_fetch, n_push=self.n_push, local_rate=self.local_rate)
-        return SumWorker(setting, rhythm)
+        return SumWorker(setting, self)
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server."""
-        return sum_session(setting.cast.workers, self.warm_start_steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rhythm:
-    """When a worker fetches and pushes, and how far it goes by itself meanwhile.
-
-    Attributes:
-        n_fetch: steps between two fetches.
-        n_push: steps between two pushes.
-        local_rate: of a worker's own steps, as a multiple of the run's learning rate.
-    """
-
-    n_fetch: int
-    n_push: int
-    local_rate: float
+        return sum_session(setting.roles.workers, self.warm_start_steps)
 
 
 class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
-    """Steps on its own, pushes sums of its gradients, and takes over what the servers hold.
+    """Steps on its own, pushes sums of its gradients, and takes over what the servers hold."""
 
-    Args:
-        setting: the worker's.
-        rhythm: when it does what.
-    """
-
-    def __init__(self, setting: WorkerSetting, rhythm: Rhythm) -> None:
+    def __init__(self, setting: WorkerSetting, rhythm: Downpour) -> None:
         super().__init__()
         self._rank = setting.workers.rank
         self._hands_out = self._rank == 0 and not setting.succeeds
         self._flat = setting.flat
         self._rhythm = rhythm
         self._steps = setting.steps
-        self._servers = _Servers(setting.network, setting.cast.servers, setting.flat.size)
-        self._plan = setting.plan
+        self._servers = _Servers(setting)
         self._local = _plain_sgd(setting.plan).build(setting.flat.vector)
         self._sums = torch.zeros_like(setting.flat.vector), torch.zeros_like(setting.flat.vector)
         self._summed = 0
@@ -183,10 +154,10 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
         self._restored = False
 
     def start(self, step: int) -> int:
-        """Takes the servers' parameters; who is resumed goes on where it was, if they hold what it had pushed."""
+        """Take the servers' parameters; a resumed worker keeps its own if they hold all that it had pushed."""
         if self._hands_out:
-            self._servers.initialise(self._plan, self._flat.vector, self._steps or 0)
-        values, known = self._servers.pull()
+            self._servers.initialise()
+        values, known = self._servers.pull_whole()
         if self._restored and known == self._pushed:
             return step
         self._flat.vector.copy_(values)
@@ -195,7 +166,6 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
         return known
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Takes what was fetched, steps, and pushes and fetches what is due."""
         self._servers.note_read()
         self._take()
         if step.weight > 0:
@@ -212,48 +182,42 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
         return self._stop
 
     def settle(self) -> None:
-        """Takes what was fetched, and lets go what is being pushed."""
         self._take()
         self._servers.wait_for_pushes()
 
     def present(self) -> Tensor | None:
-        """The servers' parameters are the model."""
-        return self._servers.pull()[0] if self._rank == 0 else None
+        return self._servers.pull_whole()[0] if self._rank == 0 else None
 
     def catch_up(self) -> None:
-        """Worker 0, which may have been away, takes the newest parameters."""
         if self._rank == 0:
-            self._flat.vector.copy_(self._servers.pull()[0])
+            self._flat.vector.copy_(self._servers.pull_whole()[0])
 
     def end(self) -> None:
-        """Pushes what is left and leaves; worker 0 waits for the final parameters."""
         self.settle()
         if self._summed:
             self._push(*self._last)
             self._servers.wait_for_pushes()
         self._servers.leave()
         if self._rank == 0:
-            self._flat.vector.copy_(self._servers.pull(final=True)[0])
+            self._flat.vector.copy_(self._servers.pull_whole(final=True)[0])
 
     def let_go(self) -> None:
-        """Tells the servers that nobody needs them any more."""
         self._servers.leave()
 
     def state(self) -> State:
-        """Gives this worker's own parameters, and the sum that is not pushed yet."""
+        """Return the worker's own parameters, and the sum that is not pushed yet."""
         tensors = {"own": self._flat.vector, "sum": self._sums[0]}
         facts = {"worker": self._rank, "summed": self._summed, "pushed": self._pushed}
         return tensors, facts | {"versions": list(self._servers.versions)}
 
     def load_state(self, state: State) -> None:
-        """Takes them back; another worker's, where this one had handed in none, are left alone."""
         tensors, facts = state
         if facts["worker"] != self._rank:
             return
         self._flat.vector.copy_(tensors["own"])
         self._sums[0].copy_(tensors["sum"])
         self._summed, self._pushed = facts["summed"], facts["pushed"]
-        self._servers.versions = list(facts["versions"])
+        self._servers.begin_with(facts["versions"])
         self._restored = True
 
     def _take(self) -> None:
@@ -272,52 +236,45 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
         self._summed, self._pushed = 0, step.number + 1
 
 
-class _Servers:
-    """A worker's end of all shards."""
+class _Servers(ServerLink):
+    """A worker's end of all shards, where pushes and fetches travel while it computes."""
 
-    def __init__(self, network: Communicator, servers: tuple[int, ...], size: int) -> None:
-        self.versions = [0] * len(servers)
-        self._read = self.versions
-        self._network = network
-        self._servers = servers
-        self._shards = shards(size, len(servers))
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__(setting, setting.plan, setting.steps or 0)
+        self._read = self._versions
         self._pushing: list[Handle] = []
         self._fetching = False
 
-    def initialise(self, plan: OptimizerPlan, vector: Tensor, steps: int) -> None:
-        """Gives every server its shard, how to optimise it, and how many steps a worker takes (0: nobody can tell)."""
-        for server, shard in zip(self._servers, self._shards, strict=True):
-            text = pack_json(plan.part(shard.start, shard.stop).to_json())
-            self._network.send(server, Message(Kind.CONFIGURE, text, step=steps))
-            self._network.send(server, Message(Kind.PARAMETERS, vector[shard]))
+    @property
+    def versions(self) -> list[int]:
+        """Of the servers' parameters that came last."""
+        return self._versions
 
-    def pull(self, final: bool = False) -> tuple[Tensor, int]:
-        """Waits for the parameters, and how many of this worker's gradients all servers hold."""
-        for server in self._servers:
-            self._network.send(server, Message(Kind.PULL, stop=final))
-        values, steps, _ = self._answers()
-        return values, steps
+    def begin_with(self, versions: list[int]) -> None:
+        """Take the versions of a resumed run."""
+        self._versions = list(versions)
 
     def note_read(self) -> None:
-        """The gradient that is ready was computed from what is there now."""
-        self._read = list(self.versions)
+        """Take note that the gradient that is ready was computed from what is there now."""
+        self._read = self._versions
 
     def fetch(self, stop: bool) -> None:
-        """Asks for the parameters, to be taken later."""
+        """Ask for the parameters, to be taken later."""
         for server in self._servers:
             self._network.send(server, Message(Kind.FETCH, stop=stop))
         self._fetching = True
 
     def take(self) -> tuple[Tensor, bool] | None:
-        """Waits for what was asked for, if anything was; gives it, and whether this worker must stop."""
+        """Return what was asked for, and whether this worker must stop; None if nothing was."""
         if not self._fetching:
             return None
         self._fetching = False
-        values, _, stop = self._answers()
+        answers = [self._answer(position) for position in range(len(self._servers))]
+        values, _, stop = self._whole(answers)
         return values, stop
 
     def push(self, total: Tensor, step: Step, learning_rate: float) -> None:
-        """Starts to push a sum, which must not change before `wait_for_pushes`."""
+        """Start to push a sum, which must not change before `wait_for_pushes`."""
         self._pushing = [
             self._network.start_send(
                 server,
@@ -335,43 +292,20 @@ class _Servers:
         ]
 
     def wait_for_pushes(self) -> None:
-        """Waits until what is being pushed may change."""
+        """Wait until what is being pushed may change."""
         for handle in self._pushing:
             handle.wait()
         self._pushing = []
 
-    def leave(self) -> None:
-        """Tells all servers that nothing more will be pushed; after the final pull, that they may go."""
-        for server in self._servers:
-            self._network.send(server, Message(Kind.LEAVE))
-
-    def _answers(self) -> tuple[Tensor, int, bool]:
-        pieces, steps, stop = [], [], False
-        for position, server in enumerate(self._servers):
-            answer = self._network.receive(server)[1]
-            if answer.kind is Kind.LEAVE:
-                raise PeerLost(server, "joining a run that is ending")
-            assert answer.tensor is not None, "an answer carries parameters"
-            pieces.append(answer.tensor)
-            steps.append(answer.step)
-            self.versions[position] = answer.version
-            stop |= answer.stop
-        return torch.cat(pieces), min(steps), stop
-
 
 def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
-    """Gives SGD without momentum for the same numbers, at the same ratios of learning rates."""
+    """Return SGD without momentum for the same numbers, at the same ratios of learning rates."""
     spans = tuple(replace(span, options={"lr": span.options["lr"]}) for span in plan.spans)
     return OptimizerPlan("SGD", spans, plan.rate)
 
 
 def sum_session(workers: tuple[int, ...], warm_start_steps: int) -> ServerSession:
-    """Make the server of a shard that takes sums of gradients.
-
-    Args:
-        workers: their ranks, worker 0's first.
-        warm_start_steps: of worker 0, before which the others get no parameters; all of its steps, if it takes fewer.
-    """
+    """Make the server of a shard that takes sums; `warm_start_steps` are worker 0's, who may take fewer in all."""
     return ServerSession(workers, SumRule(SumGate(warm_start_steps)))
 
 
@@ -389,13 +323,11 @@ class SumRule(OptimizedRule):
         self._sum_gate = gate
 
     def configure(self, message: Message) -> None:
-        """Take the plan of the optimiser, and how many steps a worker takes."""
         super().configure(message)
         if message.step > 0:  # else nobody can tell how many there are
             self._sum_gate.shorten(message.step)
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
-        """Step with a sum, unless no gradient is in it."""
         [entry] = batch
         if entry.weight <= 0:
             return Applied(batch, 0, {})
@@ -425,41 +357,34 @@ class SumGate(Gate):
         self._warm_start_steps = min(self._warm_start_steps, steps)
 
     def ask(self, pusher: int, step: int) -> Decision:
-        """Answer, as soon as the start is over."""
         self._waiting.append(pusher)
         return Decision(answer=self._free())
 
     def fetch(self, pusher: int) -> Decision:
-        """Answer."""
         return Decision(answer=(pusher, *self._free()))
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Apply the sum."""
         if pusher == 0:
             self._steps = step + 1
         return Decision(apply=(pusher,), answer=self._free())
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision:
-        """Say nothing: nobody waits for an answer."""
+        """Decide nothing: nobody waits for an answer to a push."""
         return Decision()
 
     def leave(self, pusher: int) -> Decision:
-        """Wait for worker 0 no longer."""
         if pusher in self._waiting:
             self._waiting.remove(pusher)
         self._first_is_there &= pusher != 0
         return Decision(answer=self._free())
 
     def join(self, pusher: int) -> None:
-        """Wait for worker 0 again."""
         self._first_is_there |= pusher == 0
 
     def stop(self) -> None:
-        """Let nobody wait any more."""
         self._stopped = True
 
     def know(self, steps: Sequence[int]) -> None:
-        """Take the steps of a resumed run."""
         self._steps = steps[0]
 
     def _free(self) -> tuple[int, ...]:
@@ -470,7 +395,6 @@ class SumGate(Gate):
 
 
 def _sum_fits(held: Held) -> list[int]:
-    """Return the workers whose sum holds exactly what no server has, as at any resumption."""
     pushed = {worker: facts.get("pushed") for worker, (_, facts) in held.workers.items()}
     known = steps_known(held.servers)
     return [worker for worker, steps in enumerate(known) if pushed.get(worker) == min(steps)]

@@ -51,17 +51,12 @@ class EAMSGD(ElasticAveraging):
     delta: Decay = 0.9
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse another momentum."""
         super().check(workers, plan)
         if plan is not None:
             _without_momentum(plan, self.delta)
 
     def local_step(self, setting: WorkerSetting) -> LocalStep:
-        """Makes the step with momentum.
-
-        Raises:
-            RequestError: the optimiser has another momentum.
-        """
+        """Make the step with momentum; raise `RequestError` if the optimiser has another one."""
         plan = _without_momentum(setting.plan, self.delta)
         return NesterovStep(setting.flat.vector, plan, self.delta)
 

@@ -46,5 +46,4 @@ class EASGD(ElasticAveraging):
     plain_steps: ClassVar[bool] = True
 
     def local_step(self, setting: WorkerSetting) -> LocalStep:
-        """Makes the optimiser's own step."""
         return PlainStep(setting.flat.vector, setting.plan)

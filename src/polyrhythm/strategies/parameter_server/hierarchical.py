@@ -15,25 +15,43 @@ Departure from the paper: there are two levels, however many workers.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Annotated, ClassVar
 
-from polyrhythm.communication.message import Kind, Message
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
-from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
+from polyrhythm.strategies.parameter_server.rules.aggregator import mean
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    admitted_initial,
+    admitted_plan,
+    payload,
+)
+from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
+from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
-from polyrhythm.strategies.parameter_server.serving.rule import Reply
+from polyrhythm.strategies.parameter_server.serving.rule import (
+    Applied,
+    Contribution,
+    News,
+    Presence,
+    Reply,
+    Rule,
+)
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
-from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Resharding
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting, ServerStats
+from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import shards
@@ -48,7 +66,6 @@ class Hierarchical(WithServers):
         groups: of workers, each with a leaf server; they differ by at most one worker.
         servers: root servers, each with an equal shard.
         consistency: who may proceed when, between groups; inside a group all go together.
-        placement: where all servers run.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -69,7 +86,6 @@ class Hierarchical(WithServers):
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()
 
     def traits(self, workers: int) -> Traits:
-        """Return those of the consistency between groups."""
         busy = self._busy(workers)
         lockstep, updates = busy == 1 or self.consistency.in_step(), self.consistency.updates_per_step(busy)
         return replace(
@@ -79,6 +95,7 @@ class Hierarchical(WithServers):
             gradients=self.consistency.gathers(busy) if self.consistency.drops else busy,
             rate_divisor=updates,
             skips_steps=self.consistency.drops and not lockstep,
+            draws=not (lockstep or self.consistency.drops or self.consistency.waits_for_slower()),
             groups=tuple(tuple(range(cut.start, cut.stop)) for cut in shards(workers, busy)),
             leaves=self.groups,
             servers=self.groups + self.servers,
@@ -97,8 +114,11 @@ class Hierarchical(WithServers):
         return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses what the consistency cannot do with so many groups."""
         super().check(workers, plan)
+        if 1 < workers < self.groups:  # one worker is a group of its own
+            raise RequestError(
+                f"hierarchical: {workers} workers cannot make groups={self.groups}: give fewer groups"
+            )
         self.consistency.check(self._busy(workers))
         if self.consistency.own_updates:
             raise RequestError(
@@ -107,37 +127,349 @@ class Hierarchical(WithServers):
             )
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The roots count other leaves."""
         return of_servers(self.consistency, self.traits(before).groups, after, self._busy(after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Makes the part of one worker, to whom its leaf is the only server."""
+        """Return the part of one worker, to whom its leaf is the only server."""
         # What roots cannot do is refused here, before a leaf tries.
         for shard in shards(setting.flat.size, self.servers):
             setting.plan.part(shard.start, shard.stop)
-        leaf = Levels.of(setting.cast, self.groups).leaf_of(setting.network.rank)
-        return ServedWorker(replace(setting, cast=RoleAssignment(setting.cast.workers, (leaf,))))
+        leaf = Levels.of(setting.roles, self.groups).leaf_of(setting.network.rank)
+        return ServedWorker(replace(setting, roles=RoleAssignment(setting.roles.workers, (leaf,))))
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one leaf or root."""
-        levels = Levels.of(setting.cast, self.groups)
+        levels = Levels.of(setting.roles, self.groups)
         if setting.index < self.groups:
-            return LeafServer(levels, setting.index)
+            return LeafSession(levels, setting.index)
         return shard_session(levels.busy_leaves, self.consistency, session=RootSession)
 
     def _busy(self, workers: int) -> int:
         return min(self.groups, workers)
 
 
+@dataclass(frozen=True)
+class Levels:
+    """The ranks of both levels.
+
+    Attributes:
+        leaves: ranks of the leaf servers, one a group.
+        roots: ranks of the root servers, in the order of their shards.
+        groups: ranks of every group's workers, neighbours whose numbers differ by at most one group to group.
+    """
+
+    leaves: tuple[int, ...]
+    roots: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, roles: RoleAssignment, groups: int) -> Levels:
+        """Share out the workers; the first servers are the leaves."""
+        workers = roles.workers
+        cuts = shards(len(workers), min(groups, len(workers)))
+        members = [workers[cut] for cut in cuts] + [()] * (groups - len(cuts))
+        return cls(roles.servers[:groups], roles.servers[groups:], tuple(members))
+
+    @property
+    def busy_leaves(self) -> tuple[int, ...]:
+        """Ranks of the leaves that have workers."""
+        return tuple(leaf for leaf, members in zip(self.leaves, self.groups, strict=True) if members)
+
+    def leaf_of(self, worker: int) -> int:
+        """Return the rank of a worker's leaf."""
+        return next(leaf for leaf, members in zip(self.leaves, self.groups, strict=True) if worker in members)
+
+
+class LeafSession(ServerSession):
+    """One leaf.
+
+        workers ── PUSH ─▶ held until the group is complete ── PUSH(mean, samples) ─▶ roots, each its shard
+                ◀─ PARAMETERS ── put together when all have answered ◀── VECTOR ────
+
+    A pull goes the same way, once all of the group have asked, so that they continue with the same parameters. The leaf
+    has at most one question at a time before the roots.
+
+    A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor comes are
+    not seen. The successor begins at the group's step with the leaf's parameters, or with the next ones where the lost
+    worker's gradient of the present step is already held. A leaf without workers leaves the roots, and returns with the
+    first successor, as a successor would.
+
+    Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had no
+    step left; so its successor is given the newest parameters and then the final ones, without asking the roots.
+
+    Args:
+        levels: which workers belong to which leaf, and the roots.
+    """
+
+    def __init__(self, levels: Levels, index: int) -> None:
+        members = levels.groups[index]
+        gate = LeafGate(len(members))
+        super().__init__(members, LeafRule(gate, levels, index))
+        self._members = members
+        self._absent = gate.absent
+
+    def stats(self) -> ServerStats:
+        """Return what it has counted; the roots count the staleness, and the steps that they leave out."""
+        absent = {self._members[pusher]: stretches for pusher, stretches in self._absent.items()}
+        return ServerStats({}, self.version, self.steps, absent=absent)
+
+    def state(self) -> State:
+        """Return nothing: between steps nothing is held, and the roots keep the rest."""
+        return {}, {}
+
+
+class Question(Enum):
+    """What a leaf has asked the roots, and they have not all answered."""
+
+    PUSH = auto()
+    PULL = auto()
+    FINAL = auto()
+
+
+class LeafGate(Gate):
+    """Holds gradients until all of the group who are there have pushed, and answers when the roots have.
+
+    Attributes:
+        question: that is open before the roots, which the rule asks; None: none is.
+        there: workers who take part in the group's steps.
+        ending: whether the roots have been asked for the final parameters.
+        stopped: whether a worker was asked to stop.
+        absent: for each worker, the stretches of steps, `[first, one past the last]`, taken without it until a
+            successor came.
+    """
+
+    takes_turns = True
+
+    def __init__(self, members: int) -> None:
+        self.question: Question | None = None
+        self.there = set(range(members))
+        self.ending = self.stopped = False
+        self.absent: dict[int, list[list[int]]] = {}
+        self._held: set[int] = set()
+        self._asking: list[int] = []
+        self._waiting: list[int] = []
+        """Workers to be answered when the roots have answered."""
+        self._entering: dict[int, int] = {}
+        """Successors that come in then, with how many steps were taken with their predecessors."""
+        self._step: int | None = None
+        """Of the group, as the roots last said."""
+        self._answered = False
+
+    def ask(self, pusher: int, step: int) -> Decision:
+        if self.ending:  # worker 0's successor, which has no step left
+            return Decision(answer=(pusher,), step=self._step)
+        if pusher not in self.there:
+            if self.question is not None or pusher in self._held or not self.there:
+                self._entering[pusher] = step
+                return Decision()
+            if self._step is not None:
+                self._let_in(pusher, step)
+                return Decision(answer=(pusher,), step=self._step)
+            self.there.add(pusher)
+        self._asking.append(pusher)
+        return Decision()
+
+    def check_turn(self, pusher: int) -> None:
+        if pusher in self._held or pusher not in self.there:
+            raise RefusedMessage(Reason.ORDER, "a worker pushed a second time, or after it had left")
+
+    def arrive(self, pusher: int, step: int) -> Decision:
+        self._held.add(pusher)
+        return Decision()
+
+    def leave(self, pusher: int) -> Decision:
+        self.there.discard(pusher)
+        self._entering.pop(pusher, None)
+        self._asking = [other for other in self._asking if other != pusher]
+        self._waiting = [other for other in self._waiting if other != pusher]
+        return Decision()
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def answered(self, step: int) -> None:
+        """Take note that all roots have answered, and that the group goes on with a step."""
+        self.question, self._step, self._answered = None, step, True
+
+    def applied(self) -> Decision | None:
+        """Answer when the roots have; push a mean when the group is complete and no question is open."""
+        if self._answered:
+            assert self._step is not None, "the roots have said it"
+            self._answered = False
+            answer = (*self._waiting, *self._entering)
+            for pusher, step in self._entering.items():
+                self._let_in(pusher, step)
+            self._waiting, self._entering = [], {}
+            return Decision(answer=answer, step=self._step)
+        if self.question is not None or not self._held or not self.there <= self._held:
+            return None
+        self.question = Question.PUSH
+        apply, self._held = tuple(sorted(self._held)), set()
+        self._waiting = [pusher for pusher in apply if pusher in self.there]
+        for pusher in self._entering:
+            self._entering[pusher] += pusher in apply
+        return Decision(apply=apply)
+
+    def begin_pull(self) -> bool:
+        """Open the question for parameters, if that is what the group waits for; return whether it is opened."""
+        if self.question is not None:
+            return False
+        all_ask = bool(self._asking) and self.there <= self._held | set(self._asking)
+        if not all_ask and (self.there or not self._entering):
+            return False
+        self.question = Question.PULL
+        self._waiting, self._asking = self._asking, []
+        return True
+
+    def take_entering(self) -> list[int]:
+        """Return the successors that wait to come in, who will not."""
+        entering, self._entering = list(self._entering), {}
+        return entering
+
+    def _let_in(self, pusher: int, step: int) -> None:
+        self.there.add(pusher)
+        if self._step is not None and step < self._step:
+            self.absent.setdefault(pusher, []).append([step, self._step])
+
+
+class LeafRule(Rule):
+    """Pushes the mean of its workers' gradients to the roots, and puts the roots' answers together.
+
+    Args:
+        levels: which workers belong to which leaf, and the roots.
+    """
+
+    converses = True
+    repeats = False
+
+    def __init__(self, gate: LeafGate, levels: Levels, index: int) -> None:
+        super().__init__(gate)
+        self.ready = True  # whoever asks waits in the gate
+        self.final = False
+        self._group = gate
+        self._members = levels.groups[index]
+        self._roots = levels.roots
+        self._others = tuple(leaf for leaf in levels.leaves if leaf != levels.leaves[index])
+        self._plan: OptimizerPlan | None = None
+        self._begun = self._over = False
+        self._counted_by_roots = True
+        """Whether this leaf is a pusher of the roots, which then wait for it."""
+        self._answers: dict[int, Message] = {}
+        self._versions = dict.fromkeys(self._roots, 0)
+
+    def configure(self, message: Message) -> None:
+        if self._plan is not None:
+            raise RefusedMessage(Reason.ORDER, "a second plan came")
+        self._plan = admitted_plan(message)
+
+    def begin(self, values: Tensor) -> None:
+        """Send every root its shard of the initial parameters, with its part of the optimiser's plan."""
+        plan = admitted_initial(self._plan, values, ready=self._begun)
+        self._begun = True
+        for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
+            text = pack_json(plan.part(shard.start, shard.stop).to_json())
+            self.told += [
+                (root, Message(Kind.CONFIGURE, text)),
+                (root, Message(Kind.PARAMETERS, values[shard])),
+            ]
+
+    def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
+        """Push the mean; it counts as an update when the roots have answered."""
+        weights = [entry.weight for entry in batch]
+        weighs = any(weight > 0 for weight in weights)
+        whole = mean([entry.gradient for entry in batch], weights) if weighs else batch[0].gradient
+        self.told += [
+            (
+                root,
+                Message(
+                    Kind.PUSH,
+                    whole[shard],
+                    version=self._versions[root],
+                    step=batch[0].step,
+                    weight=sum(weights),
+                    learning_rate=batch[0].rate,
+                    stop=self._group.stopped,
+                ),
+            )
+            for root, shard in zip(self._roots, shards(len(whole), len(self._roots)), strict=True)
+        ]
+        return Applied(batch, 0, {})
+
+    def answer(self, pusher: int, version: int) -> Tensor:
+        return self.values
+
+    def on_peer(self, peer: int, message: Message) -> News | None:
+        if peer in self._roots:
+            return self._hear_root(peer, message)
+        if peer not in self._others or message.kind is not Kind.LEAVE:
+            raise RefusedMessage(
+                Reason.SENDER, f"a leaf heard {message.kind.name} from rank {peer}, which is not of its group"
+            )
+        self._over = True
+        self._turn_away()
+        return News(done=True)
+
+    def attend(self, presence: Presence) -> None:
+        """Ask the roots for the parameters that the group waits for, leave them without workers, or end the run."""
+        group = self._group
+        if presence.done:
+            others = () if self._over else (*self._others, *self._roots)
+            self.told += [(rank, Message(Kind.LEAVE)) for rank in others]
+            self._over = True
+            return
+        if group.begin_pull():
+            self._counted_by_roots = True
+            self._ask_roots(stop=False)
+        elif group.question is None and presence.final and not self.final:
+            group.question, group.ending = Question.FINAL, True
+            self._ask_roots(stop=True)
+        if not group.there and self._counted_by_roots and group.question in (None, Question.FINAL):
+            self._counted_by_roots = False
+            self.told += [(root, Message(Kind.LEAVE)) for root in self._roots]
+
+    def admits(self, pusher: int) -> bool:
+        return pusher == 0 or not self._group.ending
+
+    def _ask_roots(self, *, stop: bool) -> None:
+        self.told += [(root, Message(Kind.PULL, stop=stop)) for root in self._roots]
+
+    def _hear_root(self, root: int, message: Message) -> News | None:
+        self._answers[root] = message
+        if len(self._answers) < len(self._roots):
+            return None
+        answers = [self._answers[root] for root in self._roots]
+        self._answers = {}
+        if any(answer.kind is Kind.LEAVE for answer in answers):
+            self._end(answers)
+            return None
+        entrance = latest_entrance(answers)
+        if entrance is not None:  # the leaf returns to leaves that go in step
+            self.told += [(root, entrance) for root in self._roots]
+            return None
+        asked = self._group.question
+        self.values = torch.cat([payload(answer) for answer in answers])
+        self._versions = {root: answer.version for root, answer in zip(self._roots, answers, strict=True)}
+        self.final = asked is Question.FINAL
+        self._group.answered(min(answer.step for answer in answers))
+        return News(asked is Question.PUSH, any(answer.stop for answer in answers))
+
+    def _end(self, answers: list[Message]) -> None:
+        """Tell waiting successors, and the other roots, that the run is ending, as some roots have answered."""
+        self._group.question, self._counted_by_roots = None, False
+        self._turn_away()
+        self.told += [
+            (root, Message(Kind.LEAVE))
+            for root, answer in zip(self._roots, answers, strict=True)
+            if answer.kind is not Kind.LEAVE
+        ]
+
+    def _turn_away(self) -> None:
+        self.told += [(self._members[pusher], Message(Kind.LEAVE)) for pusher in self._group.take_entering()]
+
+
 class RootSession(ServerSession):
     """A session whose answers to a push go out as `VECTOR`, which leaves tell from answers to workers."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Take a message from a leaf; return the replies.
-
-        Raises:
-            RefusedMessage: a message that no leaf sends.
-        """
         replies = super().on_message(source, message)
         if message.kind is not Kind.PUSH:
             return replies

@@ -48,10 +48,10 @@ class Hogwild(Strategy):
     )
 
     def traits(self, workers: int) -> Traits:
-        """Return those of workers that share one vector; worker 0 counts its own gradients for all."""
         return Traits(
             lockstep=workers == 1,
             waits_for_slower=False,
+            draws=workers > 1,
             updates=workers,
             rate_divisor=workers,
             replayable=False,
@@ -66,7 +66,6 @@ class Hogwild(Strategy):
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The shared vector stays as worker 0 has read it; newcomers begin without momentum."""
         return Resharding(
             after=after,
             text="the shared vector stays, and {kept} workers keep their optimisers",
@@ -79,7 +78,6 @@ class Hogwild(Strategy):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return HogwildWorker(setting)
 
 
@@ -105,11 +103,11 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         self._resumed: State | None = None
 
     def start(self, step: int) -> int:
-        """Shares worker 0's vector; a successor finds it.
+        """Share worker 0's vector, or find it as a successor.
 
         Raises:
             RequestError: the workers share no memory.
-            PeerLost: worker 0 is lost, and nobody else has the vector; to be called again when there is a new one.
+            PeerLost: worker 0 is lost, and nobody else has the vector.
         """
         if self._resumed is not None and self._rank == 0:
             self._counts[:-1] = torch.tensor(self._resumed[1]["counts"])
@@ -125,10 +123,21 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         if self._resumed is not None:
             self._take_back(*self._resumed)
         self._look()
-        return int(self._counts[self._rank])
+        done = int(self._counts[self._rank])
+        self._uncount(self.staleness.total() - done)
+        return done
+
+    def _uncount(self, lost: int) -> None:
+        """Take back what was counted of steps that the vector does not hold, for worker 0's copy is a little older.
+
+        Nobody knows how stale they were; the largest counts go.
+        """
+        for age in sorted(self.staleness, reverse=True):
+            taken = max(0, min(lost, self.staleness[age]))
+            self.staleness[age] -= taken
+            lost -= taken
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Updates the shared vector, and takes a copy for the next step."""
         if step.weight > 0:
             self.staleness[int((self._counts[:-1] - self._read[:-1]).sum())] += 1
             self._optimizer.step(self._flat.gradients, learning_rate)
@@ -139,24 +148,20 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         return bool(self._counts[-1])
 
     def settle(self) -> None:
-        """Takes the newest values."""
         self._look()
 
     def catch_up(self) -> None:
-        """Takes the newest values."""
         self._look()
 
     def let_go(self) -> None:
-        """All have left: takes their last updates."""
         self._look()
 
     def state(self) -> State:
-        """Gives this worker's optimiser, and how many gradients of each worker its copy holds."""
         tensors, facts = self._optimizer.state()
         return tensors, {"worker": self._rank, "counts": self._read[:-1].tolist(), "optimizer": facts}
 
     def load_state(self, state: State) -> None:
-        """Takes them back; the vector is worker 0's copy, and its counts are what counts."""
+        """Restore the counts; the vector is worker 0's copy."""
         self._resumed = state
 
     def _take_back(self, tensors: dict[str, Tensor], facts: dict[str, object]) -> None:

@@ -23,8 +23,12 @@ from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import Wei
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
-from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS, Aggregator
-from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.rules.aggregator import (
+    AGGREGATORS,
+    MERGE_RULES,
+    Aggregator,
+    MergeRule,
+)
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -34,8 +38,6 @@ class ParameterServer(Served):
     """Servers hold the parameters in shards and run the optimiser; workers push gradients and pull parameters.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
         consistency: who may proceed when.
         merge: what becomes of a gradient that was computed from older parameters.
         aggregator: how several gradients become one.
@@ -56,5 +58,4 @@ class ParameterServer(Served):
     aggregator: Annotated[Aggregator, chosen("aggregator", AGGREGATORS)] = WeightedMean()
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """As asked."""
         return self.consistency, Handling(self.merge, self.aggregator)

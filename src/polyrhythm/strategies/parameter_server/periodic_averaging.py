@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from polyrhythm.communication.message import Message
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.elastic.averaging import (
@@ -39,8 +38,6 @@ from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, InnerFraction
 
-Reply = tuple[int, Message]
-
 
 class PeriodicAveraging(WithServers):
     """Workers train alone, and every few steps take over a running mean that their model has gone into.
@@ -49,7 +46,6 @@ class PeriodicAveraging(WithServers):
         steps: of a worker between two exchanges.
         share: of the worker's model in the mean after an exchange; None: 1/N.
         servers: how many hold the mean, each an equal shard.
-        placement: where servers run.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -68,36 +64,32 @@ class PeriodicAveraging(WithServers):
     share: InnerFraction | None = None
 
     def rule(self, workers: int) -> ElasticRule:
-        """Gives the numbers for so many workers."""
+        """Return the numbers for so many workers."""
         share = 1 / workers if self.share is None else self.share
         return ElasticRule(alpha=share, tau=self.steps, together=False)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of free workers with parameters of their own; the mean hears of each gradient once."""
         return replace(
             super().traits(workers),
             lockstep=False,
             waits_for_slower=False,
+            draws=True,
             exchange_every=self.steps,
             gradients=workers,
             plain_alone=False,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: the mean is what a run has come to."""
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The mean stays."""
         return of_centre(after)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         local = PlainStep(setting.flat.vector, setting.plan)
         return ElasticWorker(setting, self.rule(setting.workers.size), local)
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server."""
-        workers = setting.cast.workers
+        workers = setting.roles.workers
         rule = self.rule(len(workers))
         return centre_session(workers, rule, pull=(1 - rule.alpha) / rule.alpha)

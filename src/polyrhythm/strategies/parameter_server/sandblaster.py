@@ -44,6 +44,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite, sqrt
 from typing import ClassVar
 
 import torch
@@ -52,13 +53,11 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
-from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange, summed
-from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
-from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, RoundsGate
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Deferred
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
@@ -79,8 +78,6 @@ class Sandblaster(WithServers):
         memory: pairs that estimate the curvature; 0: none, r is g.
         trials: corrections of a step along its line, at most; each costs a batch.
         tolerance: what part of the slope may be left when a line is over.
-        servers: how many, each with an equal shard.
-        placement: where servers run.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -99,7 +96,6 @@ class Sandblaster(WithServers):
     tolerance: NonNegative = 0.9
 
     def traits(self, workers: int) -> Traits:
-        """Return those of batches that are everybody's; each makes one update at most."""
         return replace(
             super().traits(workers), exchange_every=self.portions, gradients=workers, plain_alone=False
         )
@@ -109,7 +105,6 @@ class Sandblaster(WithServers):
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """Batches that are whole count."""
         return Resharding(
             after=after,
             text=(
@@ -121,13 +116,10 @@ class Sandblaster(WithServers):
         )
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return BatchWorker(setting, self.portions)
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server."""
-        search = Search(memory=self.memory, trials=self.trials, tolerance=self.tolerance)
-        return batch_session(setting, search)
+        return batch_session(setting, self)
 
 
 _MOST = torch.finfo(torch.float32).max
@@ -138,7 +130,6 @@ class BatchWorker(WorkerPart, UsesServers):
     """Contributes portions to batches; between two batches its parameters do not change.
 
     Args:
-        setting: the worker's.
         portions: of a batch, that this worker takes.
     """
 
@@ -157,7 +148,7 @@ class BatchWorker(WorkerPart, UsesServers):
         self._restored = False
 
     def start(self, step: int) -> int:
-        """Takes the servers' parameters; who is resumed goes on in the middle of its batch, if they are there."""
+        """Take the servers' parameters; a resumed worker goes on in its batch, if they are those of then."""
         if self._hands_out:
             self._servers.initialise()
         known = self._servers.pull()
@@ -169,7 +160,6 @@ class BatchWorker(WorkerPart, UsesServers):
         return known
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Adds the gradient to the batch's, and pushes if the batch is over."""
         if self._sum is not None and step.weight > 0:
             self._flat.add_gradients_to(self._sum, step.weight)
         self._weight += step.weight
@@ -178,7 +168,6 @@ class BatchWorker(WorkerPart, UsesServers):
         return self._push() if (step.number + 1) % self._portions == 0 else False
 
     def end(self) -> None:
-        """Ends the batch under way and leaves; worker 0 waits for the final parameters."""
         if self._last is not None and self._last[0].number >= self._pushed:
             self._push()
         self._servers.leave()
@@ -186,17 +175,14 @@ class BatchWorker(WorkerPart, UsesServers):
             self._servers.pull(final=True)
 
     def let_go(self) -> None:
-        """Tells the servers that nobody needs them any more."""
         self._servers.leave()
 
     def state(self) -> State:
-        """Gives the portions of the batch under way."""
         tensors = {} if self._sum is None else {"sum": self._sum}
         facts = {"worker": self._worker, "weight": self._weight, "pushed": self._pushed}
         return tensors, facts | {"last": None if self._last is None else _numbers(*self._last)}
 
     def load_state(self, state: State) -> None:
-        """Takes it back; another worker's, where this one had handed in none, is left alone."""
         tensors, facts = state
         if facts["worker"] != self._worker:
             return
@@ -221,7 +207,7 @@ class BatchWorker(WorkerPart, UsesServers):
 
 
 def without_momentum(plan: OptimizerPlan) -> OptimizerPlan:
-    """Gives SGD whose steps are as long as those with momentum become where gradients stay the same.
+    """Return SGD whose steps are as long as those with momentum become where gradients stay the same.
 
     Momentum would bend the line that is searched. Other optimisers stay as they are.
     """
@@ -242,14 +228,9 @@ def _numbers(step: Step, learning_rate: float) -> list[float]:
     return [step.number, learning_rate]
 
 
-def batch_session(setting: ServerSetting, search: Search) -> ServerSession:
-    """Make one server.
-
-    Args:
-        setting: which of all servers it is, and whose gradients come.
-        search: how steps are made of gradients.
-    """
-    return ServerSession(setting.cast.workers, BatchRule(setting, search))
+def batch_session(setting: ServerSetting, search: Sandblaster) -> ServerSession:
+    """Make one server."""
+    return ServerSession(setting.roles.workers, BatchRule(setting, search))
 
 
 class BatchRule(OptimizedRule):
@@ -257,35 +238,33 @@ class BatchRule(OptimizedRule):
 
     Args:
         setting: which of all servers it is, and whose gradients come.
-        search: how steps are made of gradients.
     """
 
     defers = True
     admit = staticmethod(admit_push_of_any_step)  # a batch may end at any step
 
-    def __init__(self, setting: ServerSetting, search: Search) -> None:
-        workers = len(setting.cast.workers)
+    def __init__(self, setting: ServerSetting, search: Sandblaster) -> None:
+        workers = len(setting.roles.workers)
         super().__init__(BatchGate(workers))
         self._workers = workers
-        self._curvature = Curvature(self._shard, search)
-        self._exchange = DistanceExchange(setting.cast.servers, setting.index)
+        self._curvature = Curvature(self, search)
+        self._exchange = DistanceExchange(setting.roles.servers, setting.index)
         self._agreed: Sequence[Contribution] | None = None
         """What all servers have of the batch under way, once they have said so."""
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Deferred:
-        """Tell the others this shard's part of all products; or, if a worker is missing, first who is not."""
+        """Tell the others this shard's part of all products; if a worker is missing, first whose gradients are here."""
         whole = len(batch) == self._workers and _weighs(batch)
         return Deferred(self._exchange.offer(self._products(batch) if whole else _names(batch)))
 
     def on_peer(self, peer: int, message: Message) -> None:
-        """Take another server's part of the products, or the names of those whose gradients it has."""
         if message.kind is not Kind.VECTOR or not self._exchange.knows(peer):
             super().on_peer(peer, message)
         else:
             self._exchange.on_message(peer, message)
 
     def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
-        """Step, once all servers' products are there; of a batch that is empty here nobody makes anything."""
+        """Step, once all servers' products are there; nobody makes anything of a batch that is empty here."""
         parts = self._exchange.all()
         if parts is None:
             return None
@@ -304,19 +283,16 @@ class BatchRule(OptimizedRule):
         return Deferred(self._exchange.offer(self._products(common)))
 
     def state(self) -> State:
-        """Return parameters, optimiser and curvature."""
-        tensors, facts = self._shard.state()
+        tensors, facts = super().state()
         curvature, curvature_facts = self._curvature.state()
         return tensors | curvature, {"curvature": curvature_facts, **facts}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned, before `begin`."""
         tensors, facts = state
         self._curvature.load_state((tensors, facts["curvature"]))
-        self._shard.load_state(state)
+        super().load_state(state)
 
     def _products(self, batch: Sequence[Contribution]) -> Tensor:
-        """Make the batch's gradient, and this shard's part of all products."""
         gradient = mean([entry.gradient for entry in batch], [entry.weight for entry in batch])
         return self._curvature.products(gradient)
 
@@ -329,81 +305,57 @@ class BatchRule(OptimizedRule):
         return Applied(batch, 1, staleness)
 
 
-class BatchGate(Gate):
-    """Holds gradients until there is one of everybody who is there, and no batch is under way.
-
-    Args:
-        workers: how many there are.
-    """
-
-    rounds: Rounds
+class BatchGate(RoundsGate):
+    """Holds gradients until there is one of everybody who is there, and no batch is under way."""
 
     def __init__(self, workers: int) -> None:
-        self.rounds = Rounds(workers)
-        self._present = set(range(workers))
-        self._held: set[int] = set()
+        super().__init__(workers)
         self._owed: set[int] = set()
         """Workers who wait for the batch under way."""
         self._busy = False
 
     def ask(self, pusher: int, step: int) -> Decision:
-        """Answer, also while a batch is under way."""
         return Decision(answer=(pusher,), at_once=True)
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision:
-        """Answer: the batch is over."""
         return self.ask(pusher, due)
 
     def check_turn(self, pusher: int) -> None:
-        """Refuse a second gradient for one batch."""
-        if pusher in self._held or pusher in self._owed:
+        if pusher in self.held or pusher in self._owed:
             raise RefusedMessage(Reason.ORDER, "a gradient came although its batch is not over")
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Hold the gradient, or begin a batch if it was the last."""
-        self._held.add(pusher)
-        return self._decide()
+        self.held.add(pusher)
+        return self.decide()
 
     def leave(self, pusher: int) -> Decision:
         """Wait for a worker no longer; what it has pushed still counts."""
         self.rounds.forget(pusher)
-        self._present.discard(pusher)
+        self.present.discard(pusher)
         self._owed.discard(pusher)
-        return self._decide()
+        return self.decide()
 
     def join(self, pusher: int) -> None:
-        """Begin no batch until this worker has said at which it comes in."""
-        self.rounds.invite(pusher, later=pusher in self._held)
-
-    def enter(self, pusher: int, number: int) -> Decision:
-        """Let a worker in at that batch, and answer it then."""
-        self.rounds.accept(pusher, number)
-        return self._decide()
+        self.rounds.invite(pusher, later=pusher in self.held)
 
     def applied(self) -> Decision:
-        """Begin the next batch, if all have pushed meanwhile."""
         self._busy, self._owed = False, set()
-        return self._decide()
+        return self.decide()
 
-    def _decide(self) -> Decision:
+    def decide(self) -> Decision:
         if self._busy or self.rounds.held_up:
             return Decision(at_once=True)
-        entered = self._let_in(alone=False)
-        if not self._present:  # others may have had the batches before that of a successor
-            forget, self._held = tuple(self._held), set()
-            entered += self._let_in(alone=True)
+        entered = self.let_in(alone=False)
+        if not self.present:  # others may have had the batches before that of a successor
+            forget, self.held = tuple(self.held), set()
+            entered += self.let_in(alone=True)
             return Decision(answer=tuple(entered), forget=forget, at_once=True)
-        if not self._held >= self._present:
+        if not self.held >= self.present:
             return Decision(answer=tuple(entered), at_once=True)
         self.rounds.number += 1
-        apply, self._held = tuple(sorted(self._held)), set()
-        self._busy, self._owed = True, set(self._present)
-        return Decision(apply=apply, answer=tuple(sorted(self._present)))
-
-    def _let_in(self, *, alone: bool) -> list[int]:
-        entered = self.rounds.let_in(alone=alone)
-        self._present.update(entered)
-        return entered
+        apply, self.held = tuple(sorted(self.held)), set()
+        self._busy, self._owed = True, set(self.present)
+        return Decision(apply=apply, answer=tuple(sorted(self.present)))
 
 
 def _weighs(batch: Sequence[Contribution]) -> bool:
@@ -412,3 +364,214 @@ def _weighs(batch: Sequence[Contribution]) -> bool:
 
 def _names(batch: Sequence[Contribution]) -> Tensor:
     return torch.tensor([entry.pusher for entry in batch], dtype=torch.int64)
+
+
+SHORTEST, LONGEST = 0.1, 10.0
+"""What a trial is multiplied by, at least and at most: slopes of different data may say anything."""
+
+
+def correction(slope_before: float, slope: float, tolerance: float) -> float | None:
+    """Return by what a trial step must be multiplied to come where the slope would be 0 if it were straight.
+
+    Args:
+        slope_before: along the line, where it begins.
+        slope: where the trial has come.
+        tolerance: what part of the slope may be left.
+
+    Returns:
+        The factor; None where the trial is good enough, or the line does not lead downhill.
+    """
+    usable = isfinite(slope_before) and isfinite(slope) and slope_before < 0
+    if not usable or abs(slope) <= tolerance * -slope_before:
+        return None
+    if slope <= slope_before:  # it still gets steeper: the minimum is nowhere in sight
+        return LONGEST
+    return min(max(slope_before / (slope_before - slope), SHORTEST), LONGEST)
+
+
+Pair = tuple[int, int]
+
+
+def two_loop(gram: Tensor, pairs: Sequence[Pair], gradient: int) -> Tensor:
+    """Return the gradient times the inverse Hessian's estimate.
+
+        q = g;  newest to oldest:  a_i = s_i'q / s_i'y_i,  q = q - a_i y_i
+        r = (s_k'y_k / y_k'y_k) q, of the newest pair k
+        oldest to newest:  r = r + s_i (a_i - y_i'r / s_i'y_i)
+
+    Nocedal, "Updating quasi-Newton matrices with limited storage", Mathematics of Computation 35, 1980; on scalars:
+    Chen, Wang, Zhou, "Large-scale L-BFGS using MapReduce", NIPS 2014. Every vector is a combination of those given: a
+    scalar product with it is one of a row of the Gram matrix with its coefficients.
+
+    Args:
+        gram: `(k, k)`, float64, the scalar products of all vectors with each other.
+        pairs: which of them are s_i and y_i, the oldest pair first; s_i'y_i > 0.
+        gradient: which of them is g.
+
+    Returns:
+        `(k,)`, float64: how much of each vector is in r.
+    """
+    found = torch.zeros(len(gram), dtype=gram.dtype)
+    found[gradient] = 1.0
+    shares: list[Tensor] = []
+    for s, y in reversed(pairs):
+        shares.append(gram[s] @ found / gram[s, y])
+        found[y] -= shares[-1]
+    if pairs:
+        s, y = pairs[-1]
+        found *= gram[s, y] / gram[y, y]
+    for s, y in pairs:
+        found[s] += shares.pop() - gram[y] @ found / gram[s, y]
+    return found
+
+
+_BLOCK = 1 << 14
+"""Numbers of each vector at a time: few enough for a processor's cache."""
+
+
+def gram_of(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -> Tensor:
+    """Return all scalar products of vectors, `(k, k)`, float64, added up in blocks, so that no vector is copied.
+
+    Args:
+        vectors: each `(n,)`.
+        known: those of which the `products` with each other are known.
+        products: `(len(known), len(known))`, float64, these.
+    """
+    count = len(vectors)
+    new = [number for number in range(count) if number not in known]
+    rows = torch.zeros(len(new), count, dtype=torch.float64)
+    for start in range(0, len(vectors[0]), _BLOCK):
+        block = torch.stack([vector[start : start + _BLOCK] for vector in vectors]).double()
+        rows += block[new] @ block.T
+    total = torch.zeros(count, count, dtype=torch.float64)
+    old = torch.tensor(known, dtype=torch.long)
+    total[old[:, None], old] = products
+    total[new, :] = rows
+    total[:, new] = rows.T
+    return total
+
+
+def combined(vectors: Sequence[Tensor], shares: Tensor) -> Tensor:
+    """Return so much of each vector, `(n,)` in their dtype, added up in float64."""
+    total = torch.zeros_like(vectors[0], dtype=torch.float64)
+    for vector, share in zip(vectors, shares.tolist(), strict=True):
+        if share != 0.0:
+            total.add_(vector, alpha=share)
+    return total.to(vectors[0].dtype)
+
+
+_LEAST_COSINE = 1e-8
+"""Between s and y of a pair that is kept."""
+_S, _Y, _LINE, _PRODUCTS = "pair.s.", "pair.y.", "line.", "pair.products"
+
+
+class Curvature:
+    """The pairs and the line of one shard.
+
+        batch k      gradient at w_k        ─▶ a trial: the optimiser steps along r
+        batch k + 1  gradient at the trial  ─▶ slopes: good enough, or a better multiple of the same step ─▶ …
+        then         (s, y) = (w - w_k, g - g_k) is kept if s'y > 0, and the next direction begins here
+
+    All decisions follow from the Gram matrix, which is the sum of all shards' parts; so all servers decide alike.
+
+    Args:
+        shard: the parameters, and the optimiser that makes a direction a step.
+    """
+
+    def __init__(self, shard: OptimizedRule, search: Sandblaster) -> None:
+        self._shard = shard
+        self._search = search
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._begin: tuple[Tensor, Tensor] | None = None
+        self._trials = 0
+        self._vectors: list[Tensor] = []
+        self._part = self._of_pairs = torch.zeros(0, 0, dtype=torch.float64)
+
+    @property
+    def pairs(self) -> int:
+        """How many are kept."""
+        return len(self._pairs)
+
+    def products(self, gradient: Tensor) -> Tensor:
+        """Take a batch's gradient, `(n,)`; return this shard's part of all scalar products, `(k, k)`, float64."""
+        steps, changes = [s for s, _ in self._pairs], [y for _, y in self._pairs]
+        if self._begin is not None:
+            steps.append(self._shard.values - self._begin[0])
+            changes.append(gradient - self._begin[1])
+        self._vectors = [*steps, *changes, gradient]
+        count, old = len(steps), range(len(self._pairs))
+        known = [*old, *(count + number for number in old)]
+        self._part = gram_of(self._vectors, known, self._of_pairs)
+        return self._part
+
+    def advance(self, gram: Tensor, learning_rate: float) -> None:
+        """Correct the step along its line, or take one along the next; `gram` is the sum of all shards' `products`."""
+        vectors, self._vectors = self._vectors, []
+        newest = len(vectors) // 2 - 1
+        if self._begin is not None:
+            slope = float(gram[newest, -1])
+            factor = correction(slope - float(gram[newest, -2]), slope, self._search.tolerance)
+            if factor is not None and self._trials < self._search.trials:
+                self._trials += 1
+                self._retry(vectors[newest], factor)
+                return
+        kept = self._kept(gram, newest)
+        self._keep(vectors, kept)
+        self._walk(vectors, gram, kept, learning_rate)
+
+    def state(self) -> State:
+        """Return the pairs and the line."""
+        tensors = {f"{_S}{number}": s for number, (s, _) in enumerate(self._pairs)}
+        tensors |= {f"{_Y}{number}": y for number, (_, y) in enumerate(self._pairs)}
+        if self._begin is not None:
+            tensors |= {f"{_LINE}values": self._begin[0], f"{_LINE}gradient": self._begin[1]}
+        tensors[_PRODUCTS] = self._of_pairs.flatten()
+        return tensors, {"pairs": len(self._pairs), "trials": self._trials}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+        tensors, facts = state
+        self._pairs = [
+            (tensors[f"{_S}{number}"], tensors[f"{_Y}{number}"]) for number in range(facts["pairs"])
+        ]
+        if f"{_LINE}values" in tensors:
+            self._begin = tensors[f"{_LINE}values"], tensors[f"{_LINE}gradient"]
+        self._trials = facts["trials"]
+        self._of_pairs = tensors[_PRODUCTS].reshape(2 * facts["pairs"], -1 if facts["pairs"] else 0)
+
+    def _kept(self, gram: Tensor, newest: int) -> list[Pair]:
+        """Return which vectors are pairs from now on, the oldest first."""
+        count = len(gram) // 2
+        pairs = [(number, count + number) for number in range(count)]
+        if self._begin is not None:
+            s, y = pairs[-1]
+            if not float(gram[s, y]) > _LEAST_COSINE * sqrt(float(gram[s, s]) * float(gram[y, y])):
+                pairs.pop()
+        return pairs[max(0, len(pairs) - self._search.memory) :]
+
+    def _keep(self, vectors: Sequence[Tensor], pairs: Sequence[Pair]) -> None:
+        """Forget all other pairs; the products of those that stay need not be made again."""
+        self._pairs = [(vectors[s], vectors[y]) for s, y in pairs]
+        order = [s for s, _ in pairs] + [y for _, y in pairs]
+        self._of_pairs = self._part[order][:, order]
+
+    def _retry(self, walked: Tensor, factor: float) -> None:
+        assert self._begin is not None, "a line has a beginning"
+        point = self._begin[0] + factor * walked
+
+        def move(values: Tensor) -> None:
+            values.copy_(point)
+
+        self._shard.change(move)
+
+    def _walk(
+        self, vectors: Sequence[Tensor], gram: Tensor, pairs: Sequence[Pair], learning_rate: float
+    ) -> None:
+        shares = two_loop(gram, pairs, len(vectors) - 1)
+        gradient = vectors[-1]
+        if pairs and not float(gram[-1] @ shares) > 0:  # rounding has eaten the curvature
+            pairs = ()
+            self._keep(vectors, pairs)
+        direction = gradient if not pairs else combined(vectors, shares)
+        self._begin, self._trials = (self._shard.values.clone(), gradient.clone()), 0
+        self._shard.step(direction, learning_rate)

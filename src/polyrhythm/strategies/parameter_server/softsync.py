@@ -19,7 +19,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.parameter_server.composition.served import Served
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync as Gathering
 from polyrhythm.strategies.parameter_server.merge.staleness_aware import StalenessAware
-from polyrhythm.strategies.parameter_server.rules.merge_rule import MERGE_RULES, MergeRule
+from polyrhythm.strategies.parameter_server.rules.aggregator import MERGE_RULES, MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -29,8 +29,6 @@ class Softsync(Served):
     """Servers update with the mean of the next N/n gradients to come; nobody waits for them.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
         n: updates while every worker takes one step; 1 gathers the most.
         merge: what becomes of a gradient that was computed from older parameters.
     """
@@ -53,5 +51,4 @@ class Softsync(Served):
     merge: Annotated[MergeRule, chosen("merge rule", MERGE_RULES)] = StalenessAware()
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Softsync, with the merge rule as asked."""
         return Gathering(n=self.n), Handling(self.merge)

@@ -27,8 +27,6 @@ class SSP(Served):
     """Workers may be at most s steps ahead of the slowest, and read anew only when their copy is older than that.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
         s: by how many steps in progress workers may differ; 0 is lock-step.
     """
 
@@ -48,5 +46,4 @@ class SSP(Served):
     s: int = Field(default=3, ge=0)
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Bounded staleness, with cached reads."""
         return BoundedStaleness(s=self.s, cached_reads=True), Handling()

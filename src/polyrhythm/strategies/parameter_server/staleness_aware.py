@@ -39,5 +39,4 @@ class StalenessAware(Served):
     )
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Asynchronous, every gradient by its staleness."""
         return Asynchronous(), Handling(DividedByStaleness())

@@ -11,5 +11,4 @@ class Complete(Circulant):
     """One turn gives everybody the mean; rho = 0, and N - 1 messages a worker."""
 
     def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
-        """All."""
         return range(1, peers)

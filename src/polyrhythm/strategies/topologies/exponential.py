@@ -15,5 +15,4 @@ class Exponential(Circulant):
     """Worker i sends to i + 1, i + 2, i + 4, …; rho = 1 - 2/(1 + log2 N) for N a power of two."""
 
     def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
-        """The powers of two below the number of peers."""
         return [1 << power for power in range((peers - 1).bit_length())]

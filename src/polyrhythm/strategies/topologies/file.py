@@ -34,11 +34,9 @@ class File(Topology):
     directed: bool = False
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """Those behind the edges from a peer."""
         return _graph(self).targets.get(peer, ()) if peers > 1 else ()
 
     def sources(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """Those behind the edges to a peer."""
         return _graph(self).sources.get(peer, ()) if peers > 1 else ()
 
     def weight(self, source: int, to: int, peers: int, turn: int = 0) -> float:
@@ -51,7 +49,7 @@ class File(Topology):
         return super().weight(source, to, peers, turn)
 
     def check(self, peers: int) -> None:
-        """Refuses a graph of other workers, one that falls apart, and weights that do not add up.
+        """Refuse a graph of other workers, one that falls apart, and weights that do not add up.
 
         Raises:
             RequestError: names the worker and the mend.

@@ -19,5 +19,4 @@ class OnePeerExponential(Circulant):
         return max(1, (peers - 1).bit_length())
 
     def offsets(self, peers: int, turn: int = 0) -> Sequence[int]:
-        """The turn's power of two."""
         return [1 << (turn % self.period(peers))] if peers > 1 else ()

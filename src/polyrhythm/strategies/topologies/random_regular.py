@@ -29,15 +29,9 @@ class RandomRegular(Topology):
     seed: int = 0
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """The neighbours that were drawn."""
         return _drawn(peers, self.degree, self.seed)[peer] if peers > 1 else ()
 
     def check(self, peers: int) -> None:
-        """Refuses a degree that so many peers cannot have.
-
-        Raises:
-            RequestError: names one that they can have.
-        """
         if peers == 1:
             return
         if self.degree >= peers:
@@ -56,7 +50,7 @@ class RandomRegular(Topology):
 
 @cache
 def _drawn(peers: int, degree: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Draws until the graph is in one piece; dense graphs by drawing what they lack, which gets stuck less often."""
+    """Draw until the graph is in one piece; dense graphs by drawing what they lack, which gets stuck less often."""
     random = Random(f"random regular {peers} {degree} {seed}")
     lacks = 2 * degree > peers - 1
     while True:
@@ -73,7 +67,7 @@ def _drawn(peers: int, degree: int, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _paired(peers: int, degree: int, random: Random) -> set[tuple[int, int]]:
-    """Pairs all ends; where those that are left cannot be paired, begins anew."""
+    """Pair all ends; where those that are left cannot be paired, begin anew."""
     edges: set[tuple[int, int]] = set()
     ends = [peer for peer in range(peers) for _ in range(degree)]
     while ends:

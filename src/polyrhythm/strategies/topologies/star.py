@@ -11,7 +11,6 @@ class Star(Topology):
     """Worker 0 talks to all others, who talk to nobody else."""
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
-        """Everybody else, or worker 0."""
         return (0,) if peer else range(1, peers)
 
     def check(self, peers: int) -> None:

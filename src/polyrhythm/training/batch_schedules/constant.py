@@ -9,5 +9,4 @@ class Constant(BatchSchedule):
     """Keys of the constant batch schedule: none."""
 
     def factor(self, epoch: int, epochs: int) -> int:
-        """Return 1."""
         return 1

@@ -29,6 +29,5 @@ class Step(BatchSchedule):
     growth: int = Field(default=2, ge=2)
 
     def factor(self, epoch: int, epochs: int) -> int:
-        """Return the factor of the epoch's step."""
         stairs = sum(epoch >= share * epochs for share in self.at)
         return int(self.growth**stairs)

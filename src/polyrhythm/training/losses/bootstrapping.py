@@ -34,7 +34,6 @@ class Bootstrapping(Loss):
     opinion: Literal["soft", "hard"] = "hard"
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return the loss of each sample; see `Loss.of`."""
         logarithms = logits.log_softmax(1)
         if self.opinion == "hard":
             own = functional.one_hot(logits.argmax(1), logits.shape[1]).to(logits.dtype)

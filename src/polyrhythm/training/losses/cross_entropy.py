@@ -25,5 +25,4 @@ class CrossEntropy(Loss):
         return super().__call__(logits, labels, targets)
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return the cross-entropy of each sample; see `Loss.of`."""
         return targets.cross_entropy(logits, labels)

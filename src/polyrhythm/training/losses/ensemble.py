@@ -23,10 +23,8 @@ class Ensemble(Loss):
     """The loss of the branches' average."""
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return the cross-entropy of each sample; see `Loss.of`."""
         return targets.cross_entropy(logits, labels)
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return the cross-entropy of each sample's mean probabilities; see `Loss.of_branches`."""
         together = logits.log_softmax(2).logsumexp(1) - log(logits.shape[1])
         return targets.cross_entropy(together, labels)

@@ -24,11 +24,9 @@ class Oracle(Loss):
     """The loss of the best branch."""
 
     def of(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return the cross-entropy of each sample; see `Loss.of`."""
         return targets.cross_entropy(logits, labels)
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return each sample's least cross-entropy; see `Loss.of_branches`."""
         each = torch.stack([self.of(branch, labels, targets) for branch in logits.unbind(1)], 1)
         # argmin and gather, since the gradient of `amin` is shared among equals
         return each.gather(1, each.argmin(1, keepdim=True)).squeeze(1)

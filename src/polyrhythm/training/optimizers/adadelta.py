@@ -11,17 +11,12 @@ r is `rho`, e is `eps`; s and u start at 0. The paper has no learning rate: that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class Adadelta(OptimizerConfig):
@@ -32,12 +27,8 @@ class Adadelta(OptimizerConfig):
         eps: inside both roots; without it the first step would be 0.
     """
 
+    kind: ClassVar = torch.optim.Adadelta
+
     lr: Positive = 1.0
     rho: Decay = 0.9
     eps: Positive = 1e-6
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.Adadelta`."""
-        return torch.optim.Adadelta(
-            self.groups(parameters), lr=self.lr, rho=self.rho, eps=self.eps, weight_decay=self.weight_decay
-        )

@@ -12,17 +12,12 @@ neither d nor a start of s.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import NonNegative, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class Adagrad(OptimizerConfig):
@@ -34,18 +29,9 @@ class Adagrad(OptimizerConfig):
         eps: added to the root.
     """
 
+    kind: ClassVar = torch.optim.Adagrad
+
     lr: Positive = 0.01
     lr_decay: NonNegative = 0.0
     initial_accumulator_value: NonNegative = 0.0
     eps: NonNegative = 1e-10
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.Adagrad`."""
-        return torch.optim.Adagrad(
-            self.groups(parameters),
-            lr=self.lr,
-            lr_decay=self.lr_decay,
-            weight_decay=self.weight_decay,
-            initial_accumulator_value=self.initial_accumulator_value,
-            eps=self.eps,
-        )

@@ -12,17 +12,12 @@ is L2, as everywhere here, and not AdamW's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class Adam(OptimizerConfig):
@@ -34,18 +29,9 @@ class Adam(OptimizerConfig):
         amsgrad: divide by the largest mean square so far.
     """
 
+    kind: ClassVar = torch.optim.Adam
+
     lr: Positive = 0.001
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NonNegative = 1e-8
     amsgrad: bool = False
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.Adam`."""
-        return torch.optim.Adam(
-            self.groups(parameters),
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            amsgrad=self.amsgrad,
-        )

@@ -10,17 +10,12 @@ b1 and b2 are `betas`, e is `eps`, d `weight_decay`, t counts steps from 1. DiLo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class AdamW(OptimizerConfig):
@@ -32,17 +27,9 @@ class AdamW(OptimizerConfig):
         weight_decay: share of a parameter that a step at a learning rate of 1 takes off.
     """
 
+    kind: ClassVar = torch.optim.AdamW
+
     lr: Positive = 0.001
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NonNegative = 1e-8
     weight_decay: NonNegative = 0.01
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.AdamW`."""
-        return torch.optim.AdamW(
-            self.groups(parameters),
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )

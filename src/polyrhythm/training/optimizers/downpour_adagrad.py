@@ -12,7 +12,7 @@ Adagrad adds 1e-10 to the root; TensorFlow's starts s at 0.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,38 +20,13 @@ from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimize
 from polyrhythm.training.quantities import Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
-
-class DownpourAdagrad(OptimizerConfig):
-    """Keys of Adagrad without an epsilon."""
-
-    lr: Positive = 0.01
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> DownpourAdagradOptimizer:
-        """Make `DownpourAdagradOptimizer`."""
-        return DownpourAdagradOptimizer(parameters, lr=self.lr, weight_decay=self.weight_decay)
+    from torch import Tensor
 
 
 class DownpourAdagradOptimizer(ParameterwiseOptimizer):
-    """Adagrad without an epsilon; the rule is this module's.
+    """Adagrad without an epsilon; the rule is this module's."""
 
-    Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser.
-        lr: the learning rate.
-        weight_decay: L2, added to the gradient.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-        *,
-        lr: float = 0.01,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+    options: ClassVar = {"lr": 0.01, "weight_decay": 0.0}
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
@@ -62,3 +37,11 @@ class DownpourAdagradOptimizer(ParameterwiseOptimizer):
         root = state["sum"].addcmul_(gradient, gradient).sqrt()
         direction = torch.where(root > 0, gradient / root, torch.zeros_like(root))
         parameter.sub_(direction.mul_(group["lr"]))
+
+
+class DownpourAdagrad(OptimizerConfig):
+    """Keys of Adagrad without an epsilon."""
+
+    kind: ClassVar = DownpourAdagradOptimizer
+
+    lr: Positive = 0.01

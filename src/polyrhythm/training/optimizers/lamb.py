@@ -19,67 +19,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer, apart
+from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
-
-class LAMB(OptimizerConfig):
-    """Keys of LAMB.
-
-    Attributes:
-        betas: shares of the running mean and of the running mean square that are kept at each step.
-        eps: added to the root.
-        bias_correction: whether both means are freed of their start at 0.
-    """
-
-    layerwise: ClassVar[bool] = True
-
-    lr: Positive = 0.01
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: NonNegative = 1e-6
-    bias_correction: bool = True
-    decay_vectors: bool = False
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> LAMBOptimizer:
-        """Make `LAMBOptimizer`, which does not adapt to parameters of one dimension."""
-        of_vectors: dict[str, Any] = {"adapt": False}
-        if not self.decay_vectors:
-            of_vectors["weight_decay"] = 0.0
-        options = self.model_dump(exclude={"decay_vectors"})
-        return LAMBOptimizer(apart(list(parameters), of_vectors), **options)
+    from torch import Tensor
 
 
 class LAMBOptimizer(ParameterwiseOptimizer):
-    """LAMB; the rule is this module's.
+    """LAMB by the module's rule: each parameter is a layer, and has the ratio if `adapt`."""
 
-    Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser; each parameter is a layer.
-        lr: the learning rate.
-        betas: b1 and b2 of the rule.
-        eps: e of the rule.
-        weight_decay: d of the rule.
-        bias_correction: whether to divide by 1 - b^t.
-        adapt: whether layers have the ratio.
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 0.01, **options: Any
-    ) -> None:
-        keys = {
-            "betas": (0.9, 0.999),
-            "eps": 1e-6,
-            "weight_decay": 0.0,
-            "bias_correction": True,
-            "adapt": True,
-        }
-        if unknown := options.keys() - keys.keys():
-            raise TypeError(f"LAMBOptimizer has no {sorted(unknown)[0]!r}")
-        super().__init__(params, {"lr": lr, **keys, **options})
+    options: ClassVar = {
+        "lr": 0.01,
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "weight_decay": 0.0,
+        "bias_correction": True,
+        "adapt": True,
+    }
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         direction = self._direction(self.state[parameter], gradient, group)
@@ -104,3 +61,23 @@ class LAMBOptimizer(ParameterwiseOptimizer):
             return mean / square.sqrt().add_(group["eps"])
         root = (square / (1 - second ** state["step"])).sqrt_().add_(group["eps"])
         return mean.div(1 - first ** state["step"]).div_(root)
+
+
+class LAMB(OptimizerConfig):
+    """Keys of LAMB.
+
+    Attributes:
+        betas: shares of the running mean and of the running mean square that are kept at each step.
+        eps: added to the root.
+        bias_correction: whether both means are freed of their start at 0.
+    """
+
+    kind: ClassVar = LAMBOptimizer
+    layerwise: ClassVar[bool] = True
+    for_vectors: ClassVar = {"adapt": False}
+
+    lr: Positive = 0.01
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: NonNegative = 1e-6
+    bias_correction: bool = True
+    decay_vectors: bool = False

@@ -19,61 +19,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer, apart
+from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimizer
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
-
-class LARS(OptimizerConfig):
-    """Keys of LARS.
-
-    Attributes:
-        momentum: share of the buffer that is kept at each step.
-        trust: a step's length over that of the layer's weights, at a learning rate of 1.
-        eps: added to the gradient's norm.
-    """
-
-    layerwise: ClassVar[bool] = True
-
-    lr: Positive = 3.0
-    momentum: Decay = 0.9
-    trust: Positive = 0.001
-    eps: NonNegative = 1e-9
-    decay_vectors: bool = False
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> LARSOptimizer:
-        """Make `LARSOptimizer`, which does not adapt to parameters of one dimension."""
-        of_vectors: dict[str, Any] = {"adapt": False}
-        if not self.decay_vectors:
-            of_vectors["weight_decay"] = 0.0
-        options = self.model_dump(exclude={"decay_vectors"})
-        return LARSOptimizer(apart(list(parameters), of_vectors), **options)
+    from torch import Tensor
 
 
 class LARSOptimizer(ParameterwiseOptimizer):
-    """LARS; the rule is this module's.
+    """LARS by the module's rule: each parameter is a layer, and has the ratio r if `adapt`, else r = k."""
 
-    Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser; each parameter is a layer.
-        lr: the learning rate.
-        momentum: share of the buffer that is kept.
-        trust: k of the rule.
-        eps: e of the rule.
-        weight_decay: d of the rule.
-        adapt: whether layers have the ratio r; without, r is k.
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 3.0, **options: Any
-    ) -> None:
-        keys = {"momentum": 0.9, "trust": 0.001, "eps": 1e-9, "weight_decay": 0.0, "adapt": True}
-        if unknown := options.keys() - keys.keys():
-            raise TypeError(f"LARSOptimizer has no {sorted(unknown)[0]!r}")
-        super().__init__(params, {"lr": lr, **keys, **options})
+    options: ClassVar = {
+        "lr": 3.0,
+        "momentum": 0.9,
+        "trust": 0.001,
+        "eps": 1e-9,
+        "weight_decay": 0.0,
+        "adapt": True,
+    }
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
@@ -89,3 +52,23 @@ class LARSOptimizer(ParameterwiseOptimizer):
             direction.mul_(group["trust"])
         buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(direction, alpha=group["lr"])
         parameter.sub_(buffer)
+
+
+class LARS(OptimizerConfig):
+    """Keys of LARS.
+
+    Attributes:
+        momentum: share of the buffer that is kept at each step.
+        trust: a step's length over that of the layer's weights, at a learning rate of 1.
+        eps: added to the gradient's norm.
+    """
+
+    kind: ClassVar = LARSOptimizer
+    layerwise: ClassVar[bool] = True
+    for_vectors: ClassVar = {"adapt": False}
+
+    lr: Positive = 3.0
+    momentum: Decay = 0.9
+    trust: Positive = 0.001
+    eps: NonNegative = 1e-9
+    decay_vectors: bool = False

@@ -10,17 +10,12 @@ b1 and b2 are `betas`, e is `eps`, d is `momentum_decay`, t counts steps from 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class NAdam(OptimizerConfig):
@@ -32,18 +27,9 @@ class NAdam(OptimizerConfig):
         momentum_decay: how fast the momentum rises from half of its value to all of it.
     """
 
+    kind: ClassVar = torch.optim.NAdam
+
     lr: Positive = 0.002
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: NonNegative = 1e-8
     momentum_decay: NonNegative = 0.004
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.NAdam`."""
-        return torch.optim.NAdam(
-            self.groups(parameters),
-            lr=self.lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum_decay=self.momentum_decay,
-        )

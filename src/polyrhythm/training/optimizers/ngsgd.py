@@ -30,64 +30,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class NGSGD(OptimizerConfig):
-    """Keys of NG-SGD.
-
-    Attributes:
-        momentum: share of the buffer that is kept at each step.
-        rank: directions of each Fisher matrix that are distinguished; 0: none, which is plain SGD.
-        alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
-        eta: share of an estimate that each renewal replaces.
-        update_every: steps from one renewal to the next, after the first ten.
-    """
-
-    layerwise: ClassVar[bool] = True
-
-    lr: Positive = 0.05
-    momentum: Decay = 0.9
-    rank: int = Field(default=20, ge=0)
-    alpha: NonNegative = 4.0
-    eta: InnerFraction = 0.1
-    update_every: Count = 4
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> NaturalGradientSGD:
-        """Make `NaturalGradientSGD`, with a group for each parameter, which knows the rows of it."""
-        options = self.model_dump(exclude={"decay_vectors"})
-        given = self.groups(parameters)
-        groups = [group if isinstance(group, dict) else {"params": [group]} for group in given]
-        return NaturalGradientSGD(
-            [
-                {**group, "params": [each], "rows": len(each) if each.ndim > 1 else 0}
-                for group in groups
-                for each in group["params"]
-            ],
-            **options,
-        )
-
-
 class NaturalGradientSGD(ParameterwiseOptimizer):
-    """NG-SGD; the rule is this module's.
+    """NG-SGD by the module's rule: each parameter is a layer, with `rows` of its matrix (0: it is none)."""
 
-    Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser; each parameter is a layer.
-        lr: the learning rate.
-        momentum: m of the rule.
-        rank: as of `NGSGD`.
-        alpha: as of `NGSGD`.
-        eta: as of `NGSGD`.
-        update_every: as of `NGSGD`.
-        weight_decay: this times the parameter is added to the gradient first.
-        rows: of a layer's matrix; 0: it is none.
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float = 0.05, **options: Any
-    ) -> None:
-        keys = {"momentum": 0.9, "weight_decay": 0.0, "rows": 0}
-        keys |= {"rank": 20, "alpha": 4.0, "eta": 0.1, "update_every": 4}
-        if unknown := options.keys() - keys.keys():
-            raise TypeError(f"NaturalGradientSGD has no {sorted(unknown)[0]!r}")
-        super().__init__(params, {"lr": lr, **keys, **options})
+    options: ClassVar = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "rows": 0,
+        "rank": 20,
+        "alpha": 4.0,
+        "eta": 0.1,
+        "update_every": 4,
+    }
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if group["weight_decay"]:
@@ -102,3 +57,35 @@ class NaturalGradientSGD(ParameterwiseOptimizer):
                 state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
             direction = state["momentum_buffer"]
         parameter.add_(direction, alpha=-group["lr"])
+
+
+class NGSGD(OptimizerConfig):
+    """Keys of NG-SGD.
+
+    Attributes:
+        momentum: share of the buffer that is kept at each step.
+        rank: directions of each Fisher matrix that are distinguished; 0: none, which is plain SGD.
+        alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
+        eta: share of an estimate that each renewal replaces.
+        update_every: steps from one renewal to the next, after the first ten.
+    """
+
+    kind: ClassVar = NaturalGradientSGD
+    layerwise: ClassVar[bool] = True
+
+    lr: Positive = 0.05
+    momentum: Decay = 0.9
+    rank: int = Field(default=20, ge=0)
+    alpha: NonNegative = 4.0
+    eta: InnerFraction = 0.1
+    update_every: Count = 4
+
+    def groups(self, parameters: Iterable[nn.Parameter]) -> list[Any]:
+        """Return a group for each parameter, which knows the rows of it."""
+        given = super().groups(parameters)
+        groups = [group if isinstance(group, dict) else {"params": [group]} for group in given]
+        return [
+            {**group, "params": [each], "rows": len(each) if each.ndim > 1 else 0}
+            for group in groups
+            for each in group["params"]
+        ]

@@ -13,17 +13,12 @@ of v, with n <- a n + (1 - a) g. TensorFlow's form is `tf1_rmsprop`: other numbe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
 
 
 class RMSProp(OptimizerConfig):
@@ -36,20 +31,10 @@ class RMSProp(OptimizerConfig):
         centered: subtract the square of the running mean, that is, divide by a standard deviation.
     """
 
+    kind: ClassVar = torch.optim.RMSprop
+
     lr: Positive = 0.001
     alpha: Decay = 0.99
     eps: NonNegative = 1e-8
     momentum: Decay = 0.0
     centered: bool = False
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.RMSprop`."""
-        return torch.optim.RMSprop(
-            self.groups(parameters),
-            lr=self.lr,
-            alpha=self.alpha,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            centered=self.centered,
-        )

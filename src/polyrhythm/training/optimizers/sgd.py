@@ -13,7 +13,7 @@ so that nothing needs mending when it changes; the buffer starts as the first gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar, Self
 
 import torch
 from pydantic import model_validator
@@ -21,12 +21,6 @@ from pydantic import model_validator
 from polyrhythm.errors import RequestError
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, Positive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Self
-
-    from torch import nn
 
 
 class SGD(OptimizerConfig):
@@ -37,6 +31,8 @@ class SGD(OptimizerConfig):
         nesterov: look ahead along the buffer.
     """
 
+    kind: ClassVar = torch.optim.SGD
+
     lr: Positive = 0.05
     momentum: Decay = 0.9
     nesterov: bool = False
@@ -46,13 +42,3 @@ class SGD(OptimizerConfig):
         if self.nesterov and self.momentum == 0:
             raise RequestError("optimizer sgd: nesterov=True needs a momentum above 0, such as momentum=0.9")
         return self
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make `torch.optim.SGD`."""
-        return torch.optim.SGD(
-            self.groups(parameters),
-            lr=self.lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            nesterov=self.nesterov,
-        )

@@ -15,7 +15,7 @@ it changes. With e = 1 the divisor is nearly 1, so this is nearly SGD.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -23,60 +23,13 @@ from polyrhythm.training.optimizer import OptimizerConfig, ParameterwiseOptimize
 from polyrhythm.training.quantities import Decay, Positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
-
-class TF1RMSProp(OptimizerConfig):
-    """Keys of TensorFlow 1's RMSProp.
-
-    Attributes:
-        decay: share of the running mean square that is kept at each step.
-        momentum: share of the momentum buffer that is kept at each step.
-        epsilon: inside the root.
-    """
-
-    lr: Positive = 0.1
-    decay: Decay = 0.9
-    momentum: Decay = 0.0
-    epsilon: Positive = 1.0
-
-    def create(self, parameters: Iterable[nn.Parameter]) -> TF1RMSPropOptimizer:
-        """Make `TF1RMSPropOptimizer`."""
-        return TF1RMSPropOptimizer(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
+    from torch import Tensor
 
 
 class TF1RMSPropOptimizer(ParameterwiseOptimizer):
-    """TensorFlow 1's RMSProp; the rule is this module's.
+    """TensorFlow 1's RMSProp; the rule is this module's, whose letters `TF1RMSProp` names."""
 
-    Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser.
-        lr: the learning rate.
-        decay: share of the running mean square that is kept at each step.
-        momentum: share of the momentum buffer that is kept at each step.
-        epsilon: inside the root.
-        weight_decay: L2, added to the gradient.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-        *,
-        lr: float = 0.1,
-        decay: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
-        keys = {
-            "lr": lr,
-            "decay": decay,
-            "momentum": momentum,
-            "epsilon": epsilon,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, keys)
+    options: ClassVar = {"lr": 0.1, "decay": 0.9, "momentum": 0.0, "epsilon": 1.0, "weight_decay": 0.0}
 
     def _step_one(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
@@ -94,3 +47,20 @@ class TF1RMSPropOptimizer(ParameterwiseOptimizer):
             parameter.sub_(state["momentum_buffer"])
         else:
             parameter.addcdiv_(gradient, root, value=-lr)
+
+
+class TF1RMSProp(OptimizerConfig):
+    """Keys of TensorFlow 1's RMSProp.
+
+    Attributes:
+        decay: share of the running mean square that is kept at each step.
+        momentum: share of the momentum buffer that is kept at each step.
+        epsilon: inside the root.
+    """
+
+    kind: ClassVar = TF1RMSPropOptimizer
+
+    lr: Positive = 0.1
+    decay: Decay = 0.9
+    momentum: Decay = 0.0
+    epsilon: Positive = 1.0

@@ -9,5 +9,4 @@ class Constant(Schedule):
     """Keys of the constant schedule: those that all have."""
 
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Return 1."""
         return 1.0

@@ -26,6 +26,5 @@ class Cosine(Schedule):
     final: Fraction = 0.0
 
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Return `factor` of the module's rule."""
         wave = (1 + cos(pi * elapsed(step, warmup_steps, total_steps))) / 2
         return self.final + (1 - self.final) * wave

@@ -19,5 +19,4 @@ class Linear(Schedule):
     final: Fraction = 0.0
 
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Return `factor` of the module's rule."""
         return 1 - (1 - self.final) * elapsed(step, warmup_steps, total_steps)

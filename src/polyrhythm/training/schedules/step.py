@@ -28,6 +28,5 @@ class Step(Schedule):
     gamma: Positive = 0.1
 
     def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
-        """Return the factor of the stretch that the step is in."""
         falls: int = sum(step >= share * total_steps for share in self.at)
         return self.gamma**falls

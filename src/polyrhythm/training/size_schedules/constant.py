@@ -9,5 +9,4 @@ class Constant(SizeSchedule):
     """Keys of the constant size schedule: none."""
 
     def side(self, epoch: int, epochs: int, image_size: int) -> int:
-        """Return the image size."""
         return image_size

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from polyrhythm.api.loop.epochs import Begun, Epochs
-from polyrhythm.api.loop.position import Course
+from polyrhythm.api.loop.position import LoopProgress
 from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.launch.script import begun_key
 
@@ -45,19 +45,19 @@ class Loop:
     """A worker's loop, as far as epochs see it."""
 
     def __init__(self, store: Any, worker: int, entry: Scripted) -> None:
-        self.course = Course()
-        self.course.optimizer = SimpleNamespace(steps=0, param_groups=[{"lr": 0.1}])  # type: ignore[assignment]
+        self.loop_progress = LoopProgress()
+        self.loop_progress.optimizer = SimpleNamespace(steps=0, param_groups=[{"lr": 0.1}])  # type: ignore[assignment]
         self.entry = entry
         self.board = StoreBoard(store, lambda: None)
-        self.epochs = Epochs(worker, self.board, self.course, entry)
+        self.epochs = Epochs(worker, self.board, self.loop_progress, entry)
 
     def through(self, count: int) -> Iterator[int]:
         """Takes four steps and an average an epoch."""
         for epoch in self.epochs.through(count, lambda: None):
             yield epoch
-            self.course.averages += 1
-            assert self.course.optimizer is not None
-            self.course.optimizer.steps += 4
+            self.loop_progress.averages += 1
+            assert self.loop_progress.optimizer is not None
+            self.loop_progress.optimizer.steps += 4
 
 
 def test_who_comes_first_says_who_has_a_share() -> None:
@@ -86,11 +86,11 @@ def test_a_successor_begins_with_the_epoch_of_its_predecessor_and_misses_those_w
     successor = Loop(store, 1, Scripted([0, 1], begins=Begun(0, 1, 4)))
     own = successor.through(5)
     assert next(own) == 1
-    assert (successor.entry.told, successor.course.averages) == ([("go on", 1)], 1)
+    assert (successor.entry.told, successor.loop_progress.averages) == ([("go on", 1)], 1)
     leader.entry.now = [0, 1], []
     assert next(steps) == 3
     assert next(own) == 3
-    assert successor.course.averages == leader.course.averages == 3
+    assert successor.loop_progress.averages == leader.loop_progress.averages == 3
     assert [*steps, *own] == [4, 4]
 
 
@@ -102,7 +102,7 @@ def test_a_successor_hears_that_the_others_have_left_the_loop_early() -> None:
             break
     successor = Loop(store, 1, Scripted([0, 1], begins=Begun(0, 1, 4)))
     assert list(successor.through(9)) == []
-    assert successor.course.averages == leader.course.averages == 2
+    assert successor.loop_progress.averages == leader.loop_progress.averages == 2
 
 
 def test_a_loop_that_the_predecessor_was_through_with_is_not_begun_again() -> None:
@@ -116,4 +116,4 @@ def test_a_loop_that_the_predecessor_was_through_with_is_not_begun_again() -> No
     successor = Loop(store, 1, Scripted([0, 1], begins=Begun(1, 0, 8), waits=True))
     assert list(successor.through(2)) == []
     assert next(successor.through(3)) == 0
-    assert successor.course.averages == 2
+    assert successor.loop_progress.averages == 2

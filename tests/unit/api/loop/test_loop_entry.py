@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from polyrhythm.api.loop.epochs import Begun, LoopEntry, Progress
+from polyrhythm.api.loop.epochs import Begun, EpochProgress, LoopEntry
 from polyrhythm.api.loop.loop_duties import LoopDuties
-from polyrhythm.api.loop.position import UNKNOWN, Course, Logbook, Position
+from polyrhythm.api.loop.position import UNKNOWN, Logbook, LoopProgress, Position
 from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
@@ -38,7 +38,7 @@ class Heir:
         store, time = dist.HashStore(), VirtualTime()
         cluster = SimulatedCluster(time, ConstantNetwork(time, 1e-3, 1e9), WORKERS)
         world = World(
-            cluster.communicator(0), RoleAssignment(tuple(range(WORKERS))), incarnation=1, leader_returns=True
+            cluster.communicator(0), RoleAssignment(tuple(range(WORKERS))), generation=1, leader_returns=True
         )
         strategy = strategy_from("synchronous")
         self.admitted: list[list[int]] = []
@@ -49,10 +49,10 @@ class Heir:
         self.statuses = WorkerStatuses(store, WORKERS)
         self.statuses.begin()
         board = StoreBoard(store, lambda: None)
-        self.course = Course()
+        self.loop_progress = LoopProgress()
         optimizer: Any = SimpleNamespace(steps=STEPS, param_groups=[{"lr": 0.1}])
-        self.course.optimizer = optimizer
-        self.progress = Progress(self.course, Logbook(board))
+        self.loop_progress.optimizer = optimizer
+        self.progress = EpochProgress(self.loop_progress, Logbook(board))
         self.entry = LoopEntry(world, strategy, board, self.statuses, self.progress, leader)
         self.entry.duties = duties
         self.entry.trainer = trainer
@@ -76,9 +76,9 @@ def test_it_comes_to_where_the_others_are_with_what_they_have() -> None:
     heir = Heir(taken=2)
     assert heir.come_in() == Begun(0, 1, STEPS)
     assert heir.progress.be_seated() == 2
-    assert heir.course.averages == 7
-    assert heir.course.optimizer is not None
-    assert heir.course.optimizer.param_groups[0]["lr"] == 0.05
+    assert heir.loop_progress.averages == 7
+    assert heir.loop_progress.optimizer is not None
+    assert heir.loop_progress.optimizer.param_groups[0]["lr"] == 0.05
     assert heir.statuses.of(0) is WorkerStatus.HERE
 
 

@@ -23,7 +23,7 @@ class Heard:
         self.most_bytes = UNBOUNDED_BYTES
         self.patience_s = PATIENCE_S
 
-    def incarnation(self, rank: int) -> int:
+    def generation(self, rank: int) -> int:
         return 1
 
     def is_lost(self, rank: int) -> bool:

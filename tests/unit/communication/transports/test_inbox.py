@@ -175,8 +175,8 @@ def test_a_revoked_communicator_is_so_with_all_its_parts():
 
 def test_who_needs_a_rank_is_useless_once_that_one_is_gone():
     inbox = Inbox()
-    inbox.need(7, rank=0, incarnation=0)
-    inbox.need(8, rank=0, incarnation=1)
+    inbox.need(7, rank=0, generation=0)
+    inbox.need(8, rank=0, generation=1)
     assert inbox.useless() == []
     inbox.regain(0, 1)
     assert inbox.useless() == [7]

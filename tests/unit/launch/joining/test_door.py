@@ -19,9 +19,9 @@ import pytest
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.joining.connections import GREETING, MOST_BYTES, Address, door_key
+from polyrhythm.launch.joining.connections import CROWDED, GREETING, MOST_BYTES, Address, door_key
 from polyrhythm.launch.joining.join_client import Assignment, JoinClient
-from polyrhythm.launch.joining.join_server import Entrance, Inside, JoinServer
+from polyrhythm.launch.joining.join_server import MOST_OF_AN_ADDRESS, Entrance, Inside, JoinServer
 from polyrhythm.launch.supervisor import Fact, GuestAsked, GuestLeft, GuestRefused, Rules, Supervisor
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
@@ -31,7 +31,7 @@ PATIENCE_S = 20.0
 CAST = RoleAssignment((0, 2, 4), (1, 3))
 OFFER = {"version": "1", "config": {"data": "digits"}}
 HOSTILE, WARM_UP, FLAT_BYTES = 400, 100, 100_000
-STRANGE = ("token", "silent", "oversized", "proof", "malformed")
+STRANGE = ("crowd", "token", "silent", "oversized", "proof", "malformed")
 
 
 def echo(store: socket.socket) -> None:
@@ -262,6 +262,58 @@ def test_where_nobody_listens_one_is_asked_whether_the_run_is_under_way() -> Non
             RequestError, match=rf"cannot reach 127.0.0.1:{port} \(Connection refused\): is the run under way"
         ):
             JoinClient(Address("127.0.0.1", port), KEY)
+
+
+def test_eighty_silent_strangers_keep_nobody_out(door: Door, visits: list[JoinClient]) -> None:
+    """From the guest's own address, and more than may be there at once: the oldest of them go."""
+    door.server.begin(parameters=7)
+    crowd = [socket.create_connection(door.server.address, PATIENCE_S) for _ in range(80)]
+    guest = enter(door, visits)
+    assert guest.job("1") == OFFER
+    assert guest.take_place() == Assignment(Peer(2, 1), 7, CAST, "start")
+    greeted = crowd[0].recv(1000, socket.MSG_WAITALL)
+    assert greeted.startswith(GREETING)
+    assert greeted[len(GREETING) + NONCE_BYTES :] == CROWDED
+    assert door.refused == {"crowd": 80 - MOST_OF_AN_ADDRESS + 1}
+    for connection in crowd:
+        connection.close()
+
+
+def test_an_address_that_crowds_the_door_sends_away_its_own_only(door: Door) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", 0))
+        other.connect(door.server.address)
+        other.settimeout(PATIENCE_S)
+        asked = other.recv(len(GREETING) + NONCE_BYTES, socket.MSG_WAITALL)[len(GREETING) :]
+        crowd = [socket.create_connection(door.server.address, PATIENCE_S) for _ in range(80)]
+        door.await_refusals(80 - MOST_OF_AN_ADDRESS)
+        ours = nonce()
+        other.sendall(ours + prove(KEY, "visitor", asked, ours))
+        assert other.recv(1) == b"+"
+        for connection in crowd:
+            connection.close()
+
+
+def test_who_is_sent_away_in_a_crowd_comes_again() -> None:
+    """A door that is crowded twice, and then asks for a proof."""
+    came = []
+
+    def crowded(listener: socket.socket) -> None:
+        for verdict in (b"~", b"~", b"-"):
+            connection, _ = listener.accept()
+            with connection:
+                came.append(verdict)
+                connection.sendall(GREETING + nonce())
+                connection.recv(NONCE_BYTES + PROOF_BYTES, socket.MSG_WAITALL)
+                connection.sendall(verdict)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=crowded, args=(listener,))
+        thread.start()
+        with pytest.raises(RequestError, match="has another token"):
+            JoinClient(Address("127.0.0.1", listener.getsockname()[1]), KEY)
+        thread.join()
+    assert came == [b"~", b"~", b"-"]
 
 
 def test_a_proof_that_was_heard_is_of_no_use(door: Door) -> None:

@@ -73,7 +73,7 @@ def test_one_alone_waits_for_nobody() -> None:
 
 def meet(rank: int, port: int) -> Gathered:
     """Meets as a rank of `train` does: it says where it is, and waits until the start is whole."""
-    job: Any = SimpleNamespace(strategy=Synchronous(), losses=SimpleNamespace(vacant=0))
+    job: Any = SimpleNamespace(strategy=Synchronous(), fault_tolerance=SimpleNamespace(vacant=0))
     return torchrun._met(local(rank, 3, port), job, Patience(PATIENCE_S))[0]
 
 
@@ -92,7 +92,7 @@ def test_a_rank_that_dies_before_the_start_is_whole_takes_part_once_it_is_starte
         names = {other.result(PATIENCE_S).name for other in others} | {after.name}
     assert len(names) == 1
     assert before.name not in names
-    assert after.rendezvous.incarnation == 0
+    assert after.rendezvous.generation == 0
 
 
 def test_a_call_that_comes_twice_makes_no_start_void() -> None:
@@ -138,7 +138,7 @@ def test_who_hosts_the_store_stays_until_all_have_left_and_nobody_else_does() ->
 def test_ranks_that_never_come_are_named_by_all_who_have_come() -> None:
     store = host_store()
     with ThreadPoolExecutor(2) as pool:
-        second = pool.submit(torchrun.cast_of, Synchronous(), local(1, 4, store.port), 0, Patience(0.1))
+        second = pool.submit(torchrun.roles_of, Synchronous(), local(1, 4, store.port), 0, Patience(0.1))
         leading = pool.submit(gather, local(0, 4, store.port), Patience(0.1))
         with pytest.raises(RunError, match=r"^ranks 1, 2 and 3 have not joined within 0\.1 s: "):
             leading.result(PATIENCE_S)

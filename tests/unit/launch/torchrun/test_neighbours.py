@@ -33,16 +33,16 @@ def test_ranks_that_are_kept_to_cores_of_their_own_share_with_nobody() -> None:
 
 def test_servers_take_cores_only_where_they_are_dedicated() -> None:
     places = {rank: ("a", set(range(8))) for rank in range(4)}
-    cast = RoleAssignment((0, 1, 2), (3,))
+    roles = RoleAssignment((0, 1, 2), (3,))
     shared, dedicated = (
         strategy_from(f"parameter_server(placement={placement})") for placement in ("shared", "dedicated")
     )
-    assert share_of_cores(0, places, cast, shared) == 8 // 3
+    assert share_of_cores(0, places, roles, shared) == 8 // 3
     places[4] = ("a", set(range(8)))
-    cast = RoleAssignment((0, 1), (2, 3, 4))
-    assert share_of_cores(0, places, cast, shared) == 4
-    assert share_of_cores(0, places, cast, dedicated) == (8 - 3) // 2
-    assert share_of_cores(0, places | {3: ("b", {0}), 4: ("b", {0})}, cast, dedicated) == (8 - 1) // 2
+    roles = RoleAssignment((0, 1), (2, 3, 4))
+    assert share_of_cores(0, places, roles, shared) == 4
+    assert share_of_cores(0, places, roles, dedicated) == (8 - 3) // 2
+    assert share_of_cores(0, places | {3: ("b", {0}), 4: ("b", {0})}, roles, dedicated) == (8 - 1) // 2
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Run:
 
     def hears(self, to: Peer, *words: str) -> bool:
         """Whether it is told these words, which may be on their way, and no others that are there."""
-        queue = f"words/{to.rank}/{to.incarnation}"
+        queue = f"words/{to.rank}/{to.generation}"
         found = [self.store.queue_pop(queue).decode() for _ in words]
         return found == list(words) and not self.store.queue_len(queue)
 
@@ -124,7 +124,7 @@ def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) ->
 
 def test_a_rank_that_the_run_has_not_gets_no_place(run: Run) -> None:
     run.begin()
-    run.reception.call(17, lambda incarnation: pytest.fail(f"let in as {incarnation}"))
+    run.reception.call(17, lambda generation: pytest.fail(f"let in as {generation}"))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
             select.select([door], [], [], 0.1)
             run.reception.launcher.look()
     place = coming.result()
-    assert (place.peer, place.parameters, place.cast, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
+    assert (place.peer, place.parameters, place.roles, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
     assert run.hears(Peer(3, 1), "4 0")
     said = [event.text for event in run.said if isinstance(event, Notice)]
     assert said[:2] == ["others may join", "the place of worker 2 (rank 3) is vacant for who joins"]
@@ -198,7 +198,7 @@ class TestCalls:
         run.begin()
         with self.calls(run, silence_s=0.05):
             start = gather(self.outside(run, 1))
-        assert start.rendezvous.incarnation == 1
+        assert start.rendezvous.generation == 1
         assert run.hears(Peer(3, 0), "4 0", "1 0")
 
     def test_one_that_lives_keeps_its_rank(self, run: Run) -> None:
@@ -212,14 +212,14 @@ class TestCalls:
                 assert not coming.done()
             finally:
                 living.lives = False
-            assert coming.result(20).rendezvous.incarnation == 1
+            assert coming.result(20).rendezvous.generation == 1
 
     def test_a_lost_rank_comes_in_as_its_successor(self, run: Run) -> None:
         run.begin()
         run.lose(1)
         with self.calls(run):
             start = gather(self.outside(run, 1))
-        assert (start.name, start.rendezvous.incarnation, start.rendezvous.rank) == (NAME, 1, 1)
+        assert (start.name, start.rendezvous.generation, start.rendezvous.rank) == (NAME, 1, 1)
 
     def test_who_calls_when_the_run_is_done_is_told_so(self, run: Run) -> None:
         run.begin()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import ServerProgress
+from polyrhythm.events import RunEnded, ServerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import HeldBack, held_back
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from unit.reporting.counting.ten_steps import ten_steps
 
 
@@ -44,6 +44,17 @@ def test_shares_add_up_to_all_time() -> None:
     assert told.to_json()["cause"] == "compute"
 
 
+def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:
+    figures = ten_steps([(2, 0), (2, 0), (9, 1)], servers=0)
+    figures.add(RunEnded(time_s=10, outcome="done", result={}))
+    told = held_back(figures)
+    assert told is not None
+    assert told.nothing_left_share == pytest.approx(16 / 30)
+    assert told.compute_share + told.exchange_share + told.slower_workers_share == pytest.approx(14 / 30)
+    assert told.cause == "nothing left"
+    assert told.text.endswith("53.3 % with nothing left to do")
+
+
 def test_a_straggler_is_named() -> None:
     told = found([(2, 8), (2, 8), (9.6, 0.4)])
     assert told.cause == "stragglers"
@@ -69,7 +80,7 @@ def test_free_running_workers_wait_for_no_slower_one(free_running: bool, cause: 
 
 @pytest.mark.parametrize("spec", ["ad_psgd", "easgd", "parameter_server", "periodic_averaging(steps=2)"])
 def test_a_slow_worker_holds_no_free_running_one_back(spec: str) -> None:
-    around = Surroundings(step_s=lambda worker: 0.05 if worker == 1 else 0.01, bandwidth_bytes_per_s=2e4)
+    around = ConstantCluster(step_s=lambda worker: 0.05 if worker == 1 else 0.01, bandwidth_bytes_per_s=2e4)
     assert simulated_cause(spec, around).slower_workers_share == 0
 
 
@@ -91,7 +102,7 @@ def test_before_the_first_step_nothing_is_said() -> None:
     assert held_back(RunFigures()) is None
 
 
-def simulated_cause(spec: str, around: Surroundings) -> HeldBack:
+def simulated_cause(spec: str, around: ConstantCluster) -> HeldBack:
     figures = RunFigures.of(simulated(make_job(spec, 3, dataset=blobs(train=144)), around).events)
     told = held_back(figures)
     assert told is not None
@@ -104,17 +115,17 @@ def test_known_causes_of_simulated_runs() -> None:
     def one_slow(worker: int) -> float:
         return 0.05 if worker == 1 else 0.01
 
-    straggler = simulated_cause(synchronous, Surroundings(step_s=one_slow))
+    straggler = simulated_cause(synchronous, ConstantCluster(step_s=one_slow))
     assert straggler.cause == "stragglers"
     assert straggler.slower_workers_share == pytest.approx(2 * 0.04 / (3 * 0.05), rel=0.05)
-    thin = Surroundings(bandwidth_bytes_per_s=2e4)  # 412 bytes take 21 ms
+    thin = ConstantCluster(bandwidth_bytes_per_s=2e4)  # 412 bytes take 21 ms
     assert simulated_cause(synchronous, thin).cause == "network"
-    assert simulated_cause("parameter_server", Surroundings(bandwidth_bytes_per_s=1e9)).cause == "compute"
+    assert simulated_cause("parameter_server", ConstantCluster(bandwidth_bytes_per_s=1e9)).cause == "compute"
 
 
 def test_servers_say_what_they_have_done_until_the_end() -> None:
     events = simulated(
-        make_job("backup_workers(servers=2)", 3), Surroundings(step_s=lambda w: 0.01 * (1 + w))
+        make_job("backup_workers(servers=2)", 3), ConstantCluster(step_s=lambda w: 0.01 * (1 + w))
     ).events
     told = [event for event in events if isinstance(event, ServerProgress)]
     assert {event.server for event in told} == {0, 1}

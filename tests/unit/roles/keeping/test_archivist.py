@@ -57,7 +57,7 @@ class Watched(Activity):
 @pytest.fixture
 def job(tmp_path):
     made = make_job("synchronous", 1, folder=tmp_path)
-    return replace(made, keeping=replace(made.keeping, best=True))
+    return replace(made, checkpointing=replace(made.checkpointing, best=True))
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_run_folder_that_cannot_hold_any_is_one_line(job, tmp_path):
 
 
 def test_damaged_ones_are_passed_over_and_named(job, tmp_path):
-    job = replace(job, keeping=replace(job.keeping, checkpoints=3))
+    job = replace(job, checkpointing=replace(job.checkpointing, checkpoints=3))
     archive = Archive(job)
     paths = [checkpoint_path(tmp_path / FOLDER, step) for step in (1, 2, 3)]
     for step in (1, 2, 3):

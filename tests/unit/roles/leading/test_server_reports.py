@@ -15,7 +15,7 @@ from polyrhythm.roles.control_messages import ShardState, ShardStateRequest
 from polyrhythm.roles.leading.leader import ServerReports
 from polyrhythm.roles.ledger import ServerLosses
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -31,7 +31,7 @@ class Run:
             self.asked.append((rank, ShardStateRequest.from_message(message).shard))
 
         network = SimpleNamespace(send=send)
-        world = SimpleNamespace(cast=cast_in_order(2, 2), network=network)
+        world = SimpleNamespace(roles=roles_in_order(2, 2), network=network)
         self.reports = ServerReports(world, strategy.faults(2), ServerLosses(), self.said.append, self._read)  # type: ignore[arg-type]
 
     def hands_in(self, rank: int, shard: int, number: float) -> None:

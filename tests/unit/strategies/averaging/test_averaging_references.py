@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from conformance.jobs import batch, blobs, cosine, make_job, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
 WORKERS = 3
 STEPS_PER_EPOCH = 5
 STEPS = 2 * STEPS_PER_EPOCH
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 Models = list[nn.Module]
 Optimizers = list[torch.optim.Optimizer]

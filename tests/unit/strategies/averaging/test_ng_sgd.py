@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from conformance.jobs import make_job, simulated, uneven, vector_of
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 def trained(spec, optimizer, workers=3):

@@ -23,10 +23,10 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -34,7 +34,7 @@ from simulation.trying import trial
 
 WORKERS = 3
 RATE = 0.5
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 
 
 def together(spec, play, workers=WORKERS):
@@ -49,7 +49,7 @@ def together(spec, play, workers=WORKERS):
         model.weight.data = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
         flat = FlatParameters(model)
         plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=RATE), flat)
-        setting = WorkerSetting(network, network, cast_in_order(workers, 0), flat, plan)
+        setting = WorkerSetting(network, network, roles_in_order(workers, 0), flat, plan)
         play(WorkerCalls(strategy(spec).worker(setting)), flat, rank)
         vectors[rank] = flat.vector.clone()
 
@@ -185,7 +185,7 @@ def test_slowmo_with_a_rate_of_nothing_goes_to_the_mean():
 @pytest.mark.parametrize("stop_s", [0.044, 0.079])
 def test_a_resumed_run_has_the_same_bits(spec, stop_s, tmp_path):
     job = make_job(spec, WORKERS)
-    kept = replace(job, keeping=replace(job.keeping, folder=tmp_path))
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
     stopped = simulated(kept, stop_at(stop_s))
     assert stopped.events[-1].outcome == "interrupted"
     assert 0 < stopped.checkpoint_steps[-1] < 10

@@ -20,13 +20,13 @@ from conformance.jobs import (
     vector_of,
 )
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
 from simulation.trying import trial
 
 WORKERS, STEPS, LENGTH = 4, 8, 4
 ROUND = 3
-UNEVEN = Surroundings(step_s=uneven)
+UNEVEN = ConstantCluster(step_s=uneven)
 SGP = f"slowmo(steps={ROUND}, base=sgp)"
 D_PSGD = f"slowmo(steps={ROUND}, base=d_psgd)"
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -76,7 +76,7 @@ def play(
         plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
         everyone = network.subgroup("workers", range(workers))
         part = WorkerCalls(
-            strategy.worker(WorkerSetting(network, everyone, cast_in_order(workers, 0), flat, plan))
+            strategy.worker(WorkerSetting(network, everyone, roles_in_order(workers, 0), flat, plan))
         )
         tensors, facts = part.state()
         own = next(iter(tensors))  # its parameters come first, whatever it calls them

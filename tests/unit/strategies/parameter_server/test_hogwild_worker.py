@@ -12,10 +12,10 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.simulation.stage import Surroundings
+from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.strategies.parameter_server.hogwild import Hogwild
 from polyrhythm.strategies.placements.shared import Shared
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -33,7 +33,7 @@ def train(gradient, pace_s, workers=WORKERS, size=6, stop=lambda worker, step: F
     """Lets workers step; gives their vectors at the end, their parts, and how many steps each has done."""
     time = VirtualTime()
     network = SimulatedCluster(time, ConstantNetwork(time), workers)
-    cast = cast_in_order(workers, 0)
+    roles = roles_in_order(workers, 0)
     vectors, parts, done = [None] * workers, [None] * workers, [0] * workers
 
     def work(worker):
@@ -44,7 +44,7 @@ def train(gradient, pace_s, workers=WORKERS, size=6, stop=lambda worker, step: F
         plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=1.0), flat)
         mine = network.communicator(worker)
         part = Hogwild().worker(
-            WorkerSetting(mine, mine.subgroup("workers", range(workers)), cast, flat, plan)
+            WorkerSetting(mine, mine.subgroup("workers", range(workers)), roles, flat, plan)
         )
         vectors[worker], parts[worker] = flat.vector, part
         for number in range(part.start(0), STEPS):
@@ -141,7 +141,7 @@ def test_two_workers_with_momentum_by_hand():
         velocities[worker] = 0.5 * velocities[worker] + gradient
         vector = vector - 0.1 * velocities[worker]
         copies[worker] = vector
-    trained = simulated(job, Surroundings(step_s=uneven))
+    trained = simulated(job, ConstantCluster(step_s=uneven))
     torch.testing.assert_close(vector_of(trained.models[0]), vector, rtol=0, atol=1e-12)
     assert trained.result["bytes_sent_per_step"] == 0
 

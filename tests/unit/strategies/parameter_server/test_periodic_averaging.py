@@ -12,15 +12,15 @@ from torch.nn import functional
 from conformance.jobs import batch, blobs, make_job, simulated, strategy, vector_of
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.server_part import ServerSetting
 from simulation.trying import trial
 
 
 def server(spec, workers=2):
-    part = strategy(spec).server(ServerSetting(0, cast_in_order(workers, 1)))
+    part = strategy(spec).server(ServerSetting(0, roles_in_order(workers, 1)))
     part.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
     for rank in range(workers):
         part.on_message(rank, Message(Kind.PULL))
@@ -60,7 +60,7 @@ def test_who_leaves_goes_into_the_mean_once_more():
 def test_state_goes_round():
     part = server("periodic_averaging(share=0.5)")
     exchange(part, 0, [4.0, 8.0], 8)
-    again = strategy("periodic_averaging(share=0.5)").server(ServerSetting(0, cast_in_order(2, 1)))
+    again = strategy("periodic_averaging(share=0.5)").server(ServerSetting(0, roles_in_order(2, 1)))
     again.load_state(part.state())
     again.on_message(0, Message(Kind.PARAMETERS, torch.zeros(2)))
     assert again.values.tolist() == [2.0, 4.0]
@@ -103,14 +103,16 @@ def test_a_whole_run_by_hand():
         nn.utils.vector_to_parameters(own - rate * slope, models[worker].parameters())
     for worker in (1, 0):  # the leader leaves last
         mean = (1 - share) * mean + share * vector_of(models[worker])
-    around = Surroundings(step_s=lambda worker: durations[worker], latency_s=1e-6, bandwidth_bytes_per_s=1e12)
+    around = ConstantCluster(
+        step_s=lambda worker: durations[worker], latency_s=1e-6, bandwidth_bytes_per_s=1e12
+    )
     found = vector_of(simulated(job, around).models[0])
     torch.testing.assert_close(found, mean, rtol=1e-9, atol=1e-11)
 
 
 def test_nobody_waits_for_the_slow():
     job = make_job("periodic_averaging(steps=2)", 3, dataset=blobs(train=120), epochs=1)
-    slow = Surroundings(step_s=lambda worker: 1.0 if worker == 2 else 0.01)
+    slow = ConstantCluster(step_s=lambda worker: 1.0 if worker == 2 else 0.01)
     events = simulated(job, slow).events
     done = {event.worker: event.time_s for event in events if type(event).__name__ == "WorkerProgress"}
     assert done[0] < 0.2

@@ -15,7 +15,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import CheckpointConfig
-from polyrhythm.simulation.run import Surroundings
+from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.forward_pass import by_running_statistics, check_learns_alone
 
 
@@ -60,7 +60,7 @@ def test_frozen_layers_stay_frozen() -> None:
 def test_a_ragged_batch_of_one_picture_is_learned_from(spec: str) -> None:
     """17 pictures are 2 steps of two workers with four each, and one picture is left for worker 0."""
     job = make_job(spec, 2, model=narrow, dataset=blobs(17))
-    found = simulated(job, Surroundings(step_s=uneven)).result
+    found = simulated(job, ConstantCluster(step_s=uneven)).result
     assert (found["images_not_seen"], found["steps"]) == (0, 6)
     assert math.isfinite(found["train_loss"])
 

@@ -53,10 +53,10 @@ class Shape:
     element_bytes: int
     kind: int
 
-    @classmethod
-    def of(cls, vector: Tensor) -> Shape:
-        """Describe a vector."""
-        return cls(vector.nbytes, vector.element_size(), crc32(str(vector.dtype).encode()))
+
+def shape_of(vector: Tensor) -> Shape:
+    """Describe a vector."""
+    return Shape(vector.nbytes, vector.element_size(), crc32(str(vector.dtype).encode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,7 @@ class Frame:
 
     @classmethod
     def decode(cls, content: bytes | bytearray | memoryview) -> Frame:
-        """Read a header.
-
-        Raises:
-            RunError: it is none.
-        """
+        """Read a header; raise `RunError` if it is none."""
         number, phase, element_bytes, kind, nbytes, total_bytes, offset = _HEADER.unpack(content)
         if (
             phase not in (Phase.PART, Phase.SUM)
@@ -143,10 +139,8 @@ class Addition:
     """One member's side of a collective.
 
     Args:
-        member: this one.
         size: how many members there are.
         number: of the collective.
-        shape: of the vector.
 
     Attributes:
         number: as given.
@@ -209,8 +203,8 @@ class Addition:
         Raises:
             RunError: another member's vector has another size or dtype.
         """
-        if Shape.of(vector) != self._shape:
-            raise RunError(_disagreement(self._shape, Shape.of(vector)))
+        if shape_of(vector) != self._shape:
+            raise RunError(_disagreement(self._shape, shape_of(vector)))
         self._vector, self._contributors = vector, tuple(contributors)
         self._bytes = vector.view(torch.uint8).numpy().data
         if self._contributors == (self._member,):
@@ -239,23 +233,14 @@ class Addition:
         if frame.offset % self._run or frame.nbytes != expected or (self._whole and frame.phase is Phase.SUM):
             raise RunError("a member of a collective sent what is no part of it")
         if frame.phase is Phase.SUM:
-            return self._place_of_sum(start + frame.offset, frame.nbytes)
+            start += frame.offset
+            if self._bytes is None:  # of a broadcast, to which this member brings nothing
+                kept = self._early_sums[start] = bytearray(frame.nbytes)
+                return memoryview(kept)
+            return self._bytes[start : start + frame.nbytes]
         if source not in self._rows:
             self._rows[source] = torch.empty(stop - start, dtype=torch.uint8)
         return self._rows[source].numpy().data[frame.offset : frame.offset + frame.nbytes]
-
-    def _place_of_sum(self, start: int, nbytes: int) -> memoryview:
-        if self._bytes is None:  # of a broadcast, to which this member brings nothing
-            kept = self._early_sums[start] = bytearray(nbytes)
-            return memoryview(kept)
-        return self._bytes[start : start + nbytes]
-
-    def _note_sum(self, start: int) -> None:
-        if start in self._early_sums:
-            if self.begun:
-                self._take_early_sum(start)
-            else:
-                self._came_early.append(start)
 
     def _take_early_sum(self, start: int) -> None:
         assert self._bytes is not None
@@ -266,7 +251,12 @@ class Addition:
         """Note that a frame's bytes are where they belong; return what is to be sent then."""
         if frame.phase is Phase.SUM:
             self._sums_to_come[source] -= frame.nbytes
-            self._note_sum(self._cuts[source][0] + frame.offset)
+            start = self._cuts[source][0] + frame.offset
+            if start in self._early_sums:
+                if self.begun:
+                    self._take_early_sum(start)
+                else:
+                    self._came_early.append(start)
             return []
         self._came.setdefault(frame.offset, set()).add(source)
         frames = list(self._sum_if_there(frame.offset)) if self.begun else []

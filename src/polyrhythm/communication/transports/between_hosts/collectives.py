@@ -23,36 +23,48 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.transports.between_hosts.addition import (
     Addition,
     Frame,
     Outgoing,
     Shape,
     is_small,
+    shape_of,
 )
 from polyrhythm.communication.transports.between_hosts.connections import PATIENCE_S, Stream
-from polyrhythm.communication.transports.member_collectives import CollectiveBroken
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken, MemberCollectives
 from polyrhythm.communication.transports.sockets import TcpSocket
 from polyrhythm.errors import PolyrhythmError, RunError
 
 
-class Order:
-    """What is to be done, and whether it has been.
+class Order(Handle):
+    """A collective that has been started, and what becomes of it.
 
     Args:
-        vector: `(n,)`, contiguous, at least one number; it gets the sum.
+        vector: `(n,)`, contiguous; it gets the sum.
         contributors: members whose vectors count.
+        finish: called once, when it has ended well and has been waited for.
+        owner: whose threads move its bytes.
 
     Attributes:
         error: what broke it.
         awaited: whether a thread waits for it that does not move its bytes.
     """
 
-    def __init__(self, vector: Tensor, contributors: Sequence[int]) -> None:
+    def __init__(
+        self,
+        vector: Tensor,
+        contributors: Sequence[int],
+        finish: Callable[[], None] | None = None,
+        owner: HostCollectives | None = None,
+    ) -> None:
         self.vector = vector
         self.contributors = contributors
         self.error: PolyrhythmError | None = None
         self.awaited = False
+        self._finish = finish
+        self._owner = owner
         self._ended = threading.Event()
 
     @property
@@ -65,18 +77,34 @@ class Order:
         self.error = error
         self._ended.set()
 
-    def wait(self) -> None:
-        """Return when it has ended."""
+    def wait_for_end(self) -> None:
+        """Return when another thread has ended it."""
         self._ended.wait()
+
+    def done(self) -> bool:
+        if self._owner is not None:
+            self._owner.move(self)
+        return self._owner is None or self.over
+
+    def wait(self) -> None:
+        """Block until it has ended.
+
+        Raises:
+            CollectiveBroken: a member is gone.
+            RunError: members disagree about what to add up.
+        """
+        if self._owner is not None:
+            self._owner.bring_to_end(self)
+            self._owner = None  # a handle that is kept must not keep the connections
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
 
 
 class Traffic:
     """One member's side; only one thread at a time may do anything with it but `wake` it.
 
     Args:
-        member: this one.
-        ranks: of all members, among all ranks of the run.
-        connections: to the other members, by their numbers.
         patience_s: for how long nothing that is sent to a member may be answered by its host.
 
     Attributes:
@@ -179,7 +207,7 @@ class Traffic:
             raise
 
     def _take_part(self, order: Order) -> None:
-        addition = self._addition(self._started, Shape.of(order.vector))
+        addition = self._addition(self._started, shape_of(order.vector))
         self._queue(addition.begin(order.vector, order.contributors))
         self._send_on()
         self._check_those_gone()
@@ -255,8 +283,8 @@ _LOOKS = 12
 """At silent members, in the time that their silence may last."""
 
 
-class Exchange:
-    """One member's side.
+class HostCollectives(MemberCollectives):
+    """One member's side. Tensors live on the CPU; sums go in the order of members, element by element.
 
     The traffic belongs to the thread that moves bytes at the moment, which holds a lock for that. Nobody else waits for
     it: who starts a collective while another thread moves bytes leaves an order.
@@ -275,7 +303,7 @@ class Exchange:
         connections: dict[int, TcpSocket],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._members = len(ranks)
+        self._all = tuple(range(len(ranks)))
         self._traffic = Traffic(member, ranks, connections, patience_s)
         self._look_every_s = patience_s / _LOOKS
         self._driving = threading.Lock()
@@ -285,22 +313,37 @@ class Exchange:
         self._given_up: PolyrhythmError | None = None
         self._closed = False
 
-    def start(self, vector: Tensor, contributors: Sequence[int]) -> Order:
-        """Start to add up the vectors of some members; all members must start the same in the same order.
+    def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> Order:
+        return self._start(tensor, self._all, finish)
 
-        Args:
-            vector: as `Order` has it.
-            contributors: as `Order` has it.
+    def all_reduce(self, tensor: Tensor) -> None:
+        self._start(tensor, self._all).wait()
 
-        Raises:
-            CollectiveBroken: a member is gone.
-            RunError: members disagree about what to add up.
-        """
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        self._start(tensor, (root,)).wait()
+
+    def barrier(self) -> None:
+        self.all_reduce(torch.zeros(1))
+
+    def _start(
+        self, tensor: Tensor, contributors: Sequence[int], finish: Callable[[], None] | None = None
+    ) -> Order:
+        tensor = tensor.detach()
+        vector = tensor.contiguous().view(-1)
+
+        def bring_back() -> None:
+            if not tensor.is_contiguous():
+                tensor.copy_(vector.view_as(tensor))
+            if finish is not None:
+                finish()
+
+        if not vector.numel():
+            return Order(vector, contributors, bring_back)
         if self._traffic.broken is not None:
             raise _again(self._traffic.broken)
-        order = Order(vector, contributors)
+        order = Order(vector, contributors, bring_back, self)
         self._orders.append(order)
-        if not is_small(vector.nbytes, self._members):
+        if not is_small(vector.nbytes, len(self._all)):
             self._call_helper()
         elif self._driving.acquire(blocking=False):
             try:
@@ -313,13 +356,8 @@ class Exchange:
             raise _again(order.error)
         return order
 
-    def wait(self, order: Order) -> None:
-        """Return when a collective has ended.
-
-        Raises:
-            CollectiveBroken: a member is gone.
-            RunError: members disagree about what to add up.
-        """
+    def bring_to_end(self, order: Order) -> None:
+        """Move bytes, or wait for the thread that does, until a collective has ended; raise what broke it."""
         while not order.over:
             if self._driving.acquire(blocking=False):
                 try:
@@ -329,19 +367,18 @@ class Exchange:
             else:
                 order.awaited = True
                 self._call_helper()  # the thread that moves bytes now may be about to stop
-                order.wait()
+                order.wait_for_end()
         if order.error is not None:
             raise _again(order.error)
 
-    def done(self, order: Order) -> bool:
-        """Return whether a collective has ended; move what can be moved at once."""
+    def move(self, order: Order) -> None:
+        """Move what can be moved at once, if no other thread does."""
         if not order.over and self._driving.acquire(blocking=False):
             try:
                 self._begin()
                 self._traffic.step(_AT_ONCE_S)
             finally:
                 self._let_go()
-        return order.over
 
     def give_up(self, reason: PolyrhythmError) -> None:
         """End all collectives, here and on the other members; called on any thread.
@@ -417,100 +454,3 @@ def _again(error: PolyrhythmError) -> PolyrhythmError:
     if isinstance(error, CollectiveBroken):
         return CollectiveBroken(error.reason, error.rank)
     return RunError(str(error))
-
-
-class ExchangeHandle:
-    """A collective under way.
-
-    Args:
-        exchange: that does it.
-        order: the collective; None where there is nothing to do.
-        finish: called once, when it has ended well and has been waited for.
-    """
-
-    def __init__(self, exchange: Exchange, order: Order | None, finish: Callable[[], None] | None) -> None:
-        self._exchange = exchange
-        self._order = order
-        self._finish = finish
-
-    def done(self) -> bool:
-        """Return whether it has ended."""
-        return self._order is None or self._exchange.done(self._order)
-
-    def wait(self) -> None:
-        """Block until it has ended.
-
-        Raises:
-            CollectiveBroken: a member is gone.
-            RunError: members disagree about what to add up.
-        """
-        if self._order is not None:
-            self._exchange.wait(self._order)
-            self._order = None
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
-
-
-class HostCollectives:
-    """One member's side. Tensors live on the CPU; sums go in the order of members, element by element.
-
-    Args:
-        member: this one.
-        ranks: of all members, among all ranks of the run.
-        connections: to the other members, by their numbers.
-        patience_s: for how long nothing that is sent to a member may be answered by its host.
-    """
-
-    def __init__(
-        self,
-        member: int,
-        ranks: Sequence[int],
-        connections: dict[int, TcpSocket],
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        self._exchange = Exchange(member, ranks, connections, patience_s)
-        self._all = tuple(range(len(ranks)))
-
-    def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> ExchangeHandle:
-        """Start to add up over all members, in place; `finish` is called when it has ended well.
-
-        Raises:
-            CollectiveBroken: a member is gone.
-        """
-        return self._start(tensor, self._all, finish)
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all members, in place."""
-        self.start_all_reduce(tensor).wait()
-
-    def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrite a tensor with member `root`'s."""
-        self._start(tensor, (root,), None).wait()
-
-    def barrier(self) -> None:
-        """Return when all members have called it."""
-        self.all_reduce(torch.zeros(1))
-
-    def give_up(self, reason: CollectiveBroken) -> None:
-        """End all collectives, also those under way, here and on the other members; called on any thread."""
-        self._exchange.give_up(reason)
-
-    def close(self) -> None:
-        """Leave; the others must not wait for this member any more."""
-        self._exchange.close()
-
-    def _start(
-        self, tensor: Tensor, contributors: Sequence[int], finish: Callable[[], None] | None
-    ) -> ExchangeHandle:
-        tensor = tensor.detach()
-        vector = tensor.contiguous().view(-1)
-
-        def bring_back() -> None:
-            if not tensor.is_contiguous():
-                tensor.copy_(vector.view_as(tensor))
-            if finish is not None:
-                finish()
-
-        order = self._exchange.start(vector, contributors) if vector.numel() else None
-        return ExchangeHandle(self._exchange, order, bring_back)

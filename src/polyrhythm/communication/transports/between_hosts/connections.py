@@ -47,6 +47,8 @@ from polyrhythm.communication.transports.sockets import (
 
 _JOINS, _ACCEPTS = "collectives, joins", "collectives, accepts"
 _NUMBER_BYTES = 4
+_CLAIM_BYTES = _NUMBER_BYTES + PROOF_BYTES
+_MOST_STRANGERS, _LEAST_SILENCE_S = 64, 1.0
 _PATIENCE_S = 60.0
 _LOOK_EVERY_MS = 100
 
@@ -119,23 +121,52 @@ class _Meeting:
         return connection
 
     def _accept(self, count: int) -> dict[int, TcpSocket]:
+        """Accept members, in whatever order they come; strangers that say nothing keep none of them waiting."""
         found: dict[int, TcpSocket] = {}
+        strangers: dict[int, tuple[TcpSocket, bytearray, float]] = {}  # by their descriptors, oldest first
+        ready = select.poll()
+
+        def send_away(descriptor: int) -> None:
+            ready.unregister(descriptor)
+            strangers.pop(descriptor)[0].close()
+
         while len(found) < count:
-            self._await(self._listener)
-            connection = self._listener.accept_one()
-            with suppress(OSError):  # a stranger; the member is still to come
-                other = int.from_bytes(self._receive(connection, _NUMBER_BYTES), "big")
-                proof = self._receive(connection, PROOF_BYTES)
-                own = self._place.member
-                if (
-                    own < other < len(self._cards)
-                    and other not in found
-                    and self._proves(proof, _JOINS, other, own)
-                ):
-                    connection.sendall(self._proof(_ACCEPTS, other, own))
-                    found[other] = connection
-                    continue
-            connection.close()
+            if len(strangers) == _MOST_STRANGERS:
+                # A member says at once who it is, and does not come again if it is sent away.
+                oldest, (_, _, since_s) = next(iter(strangers.items()))
+                if time.monotonic() - since_s < _LEAST_SILENCE_S:
+                    with suppress(KeyError):
+                        ready.unregister(self._listener)
+                else:
+                    send_away(oldest)
+            if len(strangers) < _MOST_STRANGERS:
+                ready.register(self._listener, select.POLLIN)
+            for descriptor in self._await(ready):
+                if descriptor == self._listener.fileno():
+                    connection = self._listener.accept_one()
+                    connection.setblocking(False)
+                    strangers[connection.fileno()] = connection, bytearray(), time.monotonic()
+                    ready.register(connection, select.POLLIN)
+                elif descriptor in strangers:
+                    connection, said, _ = strangers[descriptor]
+                    came = b""
+                    with suppress(OSError):
+                        came = connection.recv(_CLAIM_BYTES - len(said))
+                    said += came
+                    if came and len(said) < _CLAIM_BYTES:
+                        continue
+                    other, own = int.from_bytes(said[:_NUMBER_BYTES], "big"), self._place.member
+                    expected = own < other < len(self._cards) and other not in found
+                    if expected and self._proves(bytes(said[_NUMBER_BYTES:]), _JOINS, other, own):
+                        ready.unregister(descriptor)
+                        del strangers[descriptor]
+                        found[other] = connection
+                        with suppress(OSError):  # it has gone: the first collective will find out
+                            connection.sendall(self._proof(_ACCEPTS, other, own))
+                    else:
+                        send_away(descriptor)
+        for descriptor in list(strangers):
+            send_away(descriptor)
         return found
 
     def _proof(self, purpose: str, joins: int, accepts: int) -> bytes:
@@ -146,21 +177,25 @@ class _Meeting:
 
     def _receive(self, connection: TcpSocket, count: int) -> bytes:
         content = b""
+        ready = select.poll()
+        ready.register(connection, select.POLLIN)
         while len(content) < count:
-            self._await(connection)
+            if not self._await(ready):
+                continue
             came = connection.recv(count - len(content))
             if not came:
                 raise ConnectionError("the other end was closed")
             content += came
         return content
 
-    def _await(self, readable: socket.socket) -> None:
-        ready = select.poll()
-        ready.register(readable, select.POLLIN)
-        while not ready.poll(_LOOK_EVERY_MS):
+    def _await(self, ready: select.poll) -> list[int]:
+        """Wait for a while until something can be read; return of what."""
+        found = ready.poll(_LOOK_EVERY_MS)
+        if not found:
             self._place.check()
             if time.monotonic() > self._deadline:
                 raise TimeoutError(f"a rank did not come within {_PATIENCE_S:g} s")
+        return [descriptor for descriptor, _ in found]
 
 
 _INFO = struct.Struct("=8B13I")
@@ -181,18 +216,17 @@ class Sign(NamedTuple):
     unanswered: bool
     answered_s: float
 
-    @classmethod
-    def of(cls, info: bytes) -> Sign:
-        """Read a `struct tcp_info`."""
-        found = _INFO.unpack_from(info)
-        return cls(bool(found[_UNANSWERED] or found[_PROBES]), found[_LAST_ANSWER] / 1000)
+
+def read_sign(info: bytes) -> Sign:
+    """Read a `struct tcp_info`."""
+    found = _INFO.unpack_from(info)
+    return Sign(bool(found[_UNANSWERED] or found[_PROBES]), found[_LAST_ANSWER] / 1000)
 
 
 class Silence:
     """Watches one connection.
 
     Args:
-        connection: TCP, open.
         patience_s: how long a silence may last.
     """
 
@@ -219,7 +253,7 @@ class Silence:
         if not hasattr(socket, "TCP_INFO"):
             return False
         info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-        return self.judge(Sign.of(info), now_s)
+        return self.judge(read_sign(info), now_s)
 
     def judge(self, sign: Sign, now_s: float) -> bool:
         """Return whether the silence lasts too long, given the kernel's sign of now."""
@@ -255,8 +289,6 @@ class Stream:
     Frames of earlier collectives leave first, whenever they are added.
 
     Args:
-        connection: to the other member.
-        member: its number.
         sink: what frames are for.
         sent: called with every frame that has left.
         patience_s: for how long nothing that is sent may be answered.
@@ -299,11 +331,7 @@ class Stream:
         heapq.heappush(self._queue, (frame.addition.number, self._queued, frame))
 
     def send_on(self) -> None:
-        """Send as much as the system takes.
-
-        Raises:
-            OSError: the connection broke.
-        """
+        """Send as much as the system takes; raise `OSError` if the connection broke."""
         for _ in range(_MOST_WRITES):
             if self._leaving is None:
                 if not self._queue:

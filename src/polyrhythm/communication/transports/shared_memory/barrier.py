@@ -46,9 +46,6 @@ LINE_WORDS = 16
 class Lifelines:
     """Watches processes through descriptors (pidfd), which a new process of the same number cannot take over.
 
-    Args:
-        processes: their numbers.
-
     Raises:
         OSError: one of them has ended already, or the system has no such descriptors.
     """
@@ -175,12 +172,6 @@ def strongly_ordered() -> bool:
 
 class Barrier:
     """One member's side of the barrier, and what members say of themselves on their lines.
-
-    Args:
-        words: all members' lines.
-        member: this one.
-        members: the ranks of all members, among all ranks of the run.
-        lifelines: of the members' processes, in the same order.
 
     Attributes:
         crossed: how many barriers this member has passed.

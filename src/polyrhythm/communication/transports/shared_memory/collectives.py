@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from polyrhythm.communication.transports.member_collectives import CollectiveBroken
+from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.transports.member_collectives import CollectiveBroken, MemberCollectives
 from polyrhythm.communication.transports.shared_memory.barrier import Barrier, Lifelines
 from polyrhythm.communication.transports.shared_memory.exchange import Arena, Exchange
 from polyrhythm.errors import RequestError
@@ -28,13 +29,8 @@ _AWAKE_S = 1.0
 """So long after the last start the helper goes to sleep; waking it costs more than its looking around."""
 
 
-class OrderedWork:
-    """A collective that has been started.
-
-    Args:
-        order: the queue that it stands in.
-        run: does it.
-    """
+class OrderedWork(Handle):
+    """A collective that has been started."""
 
     def __init__(self, order: InOrder, run: Callable[[], None]) -> None:
         self._order = order
@@ -43,11 +39,9 @@ class OrderedWork:
         self.started_at = time.monotonic()
 
     def done(self) -> bool:
-        """Return whether the work has ended."""
         return self._run is None
 
     def wait(self) -> None:
-        """Return when the work has ended; raise what it raised."""
         while self._run is not None:
             self._order.do_next()
         if self._error is not None:
@@ -157,7 +151,7 @@ class InOrder:
                     self._in_background(False)
 
 
-class SharedMemoryCollectives:
+class SharedMemoryCollectives(MemberCollectives):
     """One member's side. Tensors live on the CPU; collectives are done in the order of their start.
 
     Args:
@@ -179,7 +173,6 @@ class SharedMemoryCollectives:
         self._broken: CollectiveBroken | None = None
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all members, in place."""
         # Written out, for this is the way of every synchronous step: the same as `_do` with `_on_vector`.
         with self._order:
             if self._broken is not None:
@@ -194,8 +187,6 @@ class SharedMemoryCollectives:
                 raise
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> OrderedWork:
-        """Start to add up over all members, in place; `finish` is called when it has ended well."""
-
         def run() -> None:
             self._on_vector(tensor, self._exchange.all_reduce)
             if finish is not None:
@@ -211,25 +202,10 @@ class SharedMemoryCollectives:
         """Register vectors of all members, seen by all, that are added up where they lie; return this member's."""
         return self._exchange.in_place.add(rows)
 
-    def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Add up this member's slice of a contiguous vector of shape `(n,)`, in place, and return the slice.
-
-        Slices are those of `torch.tensor_split`; the others are left as they are.
-        """
-        slices: list[Tensor] = []
-        self._do(lambda: slices.append(self._exchange.reduce_scatter(vector)))
-        return slices[0]
-
-    def all_gather(self, vector: Tensor) -> None:
-        """Overwrite every slice of a contiguous vector of shape `(n,)` with the one of its member."""
-        self._do(lambda: self._exchange.all_gather(vector))
-
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrite a tensor with member `root`'s."""
         self._do(lambda: self._on_vector(tensor, lambda vector: self._exchange.broadcast(vector, root)))
 
     def barrier(self) -> None:
-        """Return when all members have called it."""
         self._do(self._exchange.barrier)
 
     def together(self, run: Callable[[Exchange], None]) -> None:
@@ -238,13 +214,11 @@ class SharedMemoryCollectives:
         self._do(lambda: run(self._exchange))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """End all collectives, also those under way, here and on the other members; called on any thread."""
         if self._broken is None:
             self._barrier.broken = reason
             self._give_up(reason)
 
     def close(self) -> None:
-        """Leave; the others must not wait for this member any more."""
         self._order.close()
         self._barrier.leave()
         self._lifelines.close()

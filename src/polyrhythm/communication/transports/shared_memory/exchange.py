@@ -58,11 +58,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in the memory of so many members.
-
-    Attributes:
-        members: how many there are.
-    """
+    """Where things are in the memory of so many members."""
 
     members: int
 
@@ -98,7 +94,6 @@ class Arena:
 
     Args:
         descriptor: of a file as large as the layout says; may be closed afterwards.
-        layout: where things are.
 
     Attributes:
         layout: where things are.
@@ -183,12 +178,7 @@ class HalfPlaces:
 
 
 class Places:
-    """The places of vectors of all sizes, as one member sees them.
-
-    Args:
-        arena: the memory.
-        member: who looks.
-    """
+    """The places of vectors of all sizes, as one member sees them."""
 
     def __init__(self, arena: Arena, member: int) -> None:
         self._arena = arena
@@ -246,11 +236,9 @@ class Operation(IntEnum):
     """Which collective."""
 
     ALL_REDUCE = 1
-    REDUCE_SCATTER = 2
-    ALL_GATHER = 3
-    BROADCAST = 4
-    BARRIER = 5
-    ALL_REDUCE_IN_PLACE = 6
+    BROADCAST = 2
+    BARRIER = 3
+    ALL_REDUCE_IN_PLACE = 4
 
 
 def describe(operation: Operation, tensor: Tensor, root: int = 0) -> int:
@@ -261,10 +249,6 @@ def describe(operation: Operation, tensor: Tensor, root: int = 0) -> int:
 
 def check_agreement(descriptions: Sequence[int], members: Sequence[int]) -> None:
     """Compare what the members are about to do.
-
-    Args:
-        descriptions: one a member.
-        members: their ranks among all ranks of the run.
 
     Raises:
         RequestError: two of them differ; all members find the same two.
@@ -316,11 +300,7 @@ def _row_stride(like: Tensor) -> int:
 
 
 class InPlace:
-    """The vectors that a member can add up in place; looks up the others' parts of what is given to it.
-
-    Args:
-        member: this one.
-    """
+    """The vectors that a member can add up in place; looks up the others' parts of what is given to it."""
 
     def __init__(self, member: int) -> None:
         self._member = member
@@ -410,51 +390,6 @@ class Exchange:
         else:
             self._sum_slices(vector)
 
-    def reduce_scatter(self, vector: Tensor) -> Tensor:
-        """Add up, in place, this member's slice of a vector of shape `(n,)`, and return the slice.
-
-        Slices are those of `torch.tensor_split`; the others are left as they are.
-        """
-        description = describe(Operation.REDUCE_SCATTER, vector)
-        slices = torch.tensor_split(vector, len(self._members))
-        room = self._room(vector.dtype) // len(self._members)
-        for turn in range(max(1, -(-slices[0].numel() // room))):
-            window = slice(turn * room, (turn + 1) * room)
-            handed_in = self._arena.slots(self._next, vector.dtype)[self._member]
-            for member, part in enumerate(slices):
-                self._place(handed_in, member * room, part[window])
-            if turn == 0:
-                self._begin(description)
-            else:
-                self._barrier.cross()
-            mine = slices[self._member][window]
-            start = self._member * room
-            parts = [
-                slot[start : start + mine.numel()]
-                for slot in self._arena.slots(self._last, vector.dtype)[:-1]
-            ]
-            _add_up(parts, mine)
-        return slices[self._member]
-
-    def all_gather(self, vector: Tensor) -> None:
-        """Overwrite every slice of a vector of shape `(n,)` with its member's; slices as in `reduce_scatter`."""
-        description = describe(Operation.ALL_GATHER, vector)
-        slices = torch.tensor_split(vector, len(self._members))
-        room = self._room(vector.dtype)
-        for turn in range(max(1, -(-slices[0].numel() // room))):
-            window = slice(turn * room, (turn + 1) * room)
-            self._place(
-                self._arena.slots(self._next, vector.dtype)[self._member], 0, slices[self._member][window]
-            )
-            if turn == 0:
-                self._begin(description)
-            else:
-                self._barrier.cross()
-            for member, slot in enumerate(self._arena.slots(self._last, vector.dtype)[:-1]):
-                if member != self._member:
-                    part = slices[member][window]
-                    part.copy_(slot[: part.numel()])
-
     def broadcast(self, vector: Tensor, root: int) -> None:
         """Overwrite a vector of shape `(n,)` with the one of member `root`."""
         description = describe(Operation.BROADCAST, vector, root)
@@ -462,7 +397,7 @@ class Exchange:
         room = self._arena.layout.slot_bytes * self._arena.layout.members
         for turn, part in enumerate(raw.split(room)):
             if self._member == root:
-                self._place(self._arena.whole(self._next), 0, part)
+                self._arena.whole(self._next)[: part.numel()].copy_(part)
             if turn == 0:
                 self._begin(description)
             else:
@@ -523,11 +458,6 @@ class Exchange:
         before, behind = chunk.halves[self._last].totals
         chunk.before.copy_(before)
         chunk.behind.copy_(behind)
-
-    @staticmethod
-    def _place(slot: Tensor, start: int, part: Tensor) -> None:
-        if part.numel():
-            slot[start : start + part.numel()].copy_(part)
 
     def _room(self, dtype: torch.dtype) -> int:
         return self._arena.layout.slot_bytes // dtype.itemsize

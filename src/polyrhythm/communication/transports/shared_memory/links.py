@@ -2,7 +2,7 @@
 
 The kernel keeps the packets apart:
 
-    hello    token | rank | incarnation                 first, from the sender
+    hello    token | rank | generation                 first, from the sender
     frame    header | place of the payload | forgotten  one a message; a short payload follows in the packet
     chunk    bytes of a payload                         after a frame that announces them
     number   one byte                                   back from the receiver: this slot is free, or goodbye
@@ -21,7 +21,6 @@ allocated before they are used and sealed against shrinking, so no access can fa
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -55,7 +54,7 @@ from polyrhythm.communication.message import (
     encode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.sockets import PacketSocket, hang_up
+from polyrhythm.communication.transports.sockets import PacketSocket, accept_next, hang_up
 from polyrhythm.errors import PeerLost, RunError
 
 IN_PACKET, IN_CHUNKS = -1, -2
@@ -116,15 +115,11 @@ def encode_hello(token: str, source: Peer) -> bytes:
 
 
 def decode_hello(packet: bytes) -> tuple[str, Peer]:
-    """Unpack the first packet of a link.
-
-    Raises:
-        MalformedMessage: it is something else.
-    """
+    """Unpack the first packet of a link; raise `MalformedMessage` if it is something else."""
     if len(packet) != HELLO_BYTES:
         raise MalformedMessage(f"a link began with {len(packet)} bytes, not {HELLO_BYTES}")
-    token, rank, incarnation = _HELLO.unpack(packet)
-    return token.hex(), Peer(rank, incarnation)
+    token, rank, generation = _HELLO.unpack(packet)
+    return token.hex(), Peer(rank, generation)
 
 
 MOST_SLOTS = 64
@@ -247,11 +242,7 @@ class BorrowedSlots:
         self._lent: dict[int, weakref.ref[memoryview]] = {}
 
     def add(self, number: int, descriptor: int) -> None:
-        """Map a new slot.
-
-        Raises:
-            MalformedMessage: it is a file whose pages could vanish.
-        """
+        """Map a new slot; raise `MalformedMessage` if it is a file whose pages could vanish."""
         if not 0 <= number < MOST_SLOTS:
             raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
         try:
@@ -313,11 +304,10 @@ def _rounded(size: int) -> int:
     return -(-size // unit) * unit
 
 
-class Sent:
+class Sent(Handle):
     """The handle of a message that has left."""
 
     def done(self) -> bool:
-        """Always."""
         return True
 
     def wait(self) -> None:
@@ -339,13 +329,8 @@ class Parcel:
     slot: Slot | None
 
 
-class Pending:
-    """The handle of a message that could not leave at once.
-
-    Args:
-        parcel: what is to be sent.
-        to: the receiver.
-    """
+class Pending(Handle):
+    """The handle of a message that could not leave at once."""
 
     def __init__(self, parcel: Parcel, to: int) -> None:
         self.parcel = parcel
@@ -359,15 +344,9 @@ class Pending:
         self._left.set()
 
     def done(self) -> bool:
-        """Return whether it has left, or never will."""
         return self._left.is_set()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Block until the message has left.
-
-        Raises:
-            PeerLost: the receiver is gone, or takes longer than `patience_s`.
-        """
         if not self._left.wait(patience_s) or self._broken:
             raise PeerLost(self._to, "sending to it")
 
@@ -382,15 +361,6 @@ _log = logging.getLogger(__name__)
 class OutgoingMemoryLink:
     """The sender's end. A message leaves at once if it can; else a thread sends it and whatever comes after it.
 
-    Args:
-        card: of the receiver.
-        source: this rank.
-        to: the receiver.
-        membership: informed if the link breaks.
-
-    Attributes:
-        incarnation: of the receiver.
-
     Raises:
         PeerLost: the receiver is gone.
         RunError: this process may open no more files.
@@ -398,7 +368,7 @@ class OutgoingMemoryLink:
 
     def __init__(self, card: Card, source: Peer, to: Peer, membership: Membership) -> None:
         self._to = to.rank
-        self.incarnation = to.incarnation
+        self.generation = to.generation
         self._slots = LendingSlots(MOST_SHARED_BYTES)
         self._warned = False
         self._sending = threading.Lock()  # messages leave in the order in which they take it
@@ -545,7 +515,7 @@ class OutgoingMemoryLink:
         poll.poll()
         self._collect()
         if not self._said_goodbye:
-            membership.lose_receiver(Peer(self._to, self.incarnation))
+            membership.lose_receiver(Peer(self._to, self.generation))
 
 
 def _connect(card: Card, to: int) -> PacketSocket:
@@ -571,17 +541,14 @@ def _raw(payload: Tensor) -> memoryview:
 
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0
-_PAUSE_S = 0.1
+_MOST_SILENT, _LEAST_SILENCE_S = 256, 1.0
+"""Connections that have not said yet whose they are; if there are more, the oldest is hung up on after a second."""
 _NOBODY = Peer(-1, 0)
 _ONE_FILE_BYTES = socket.CMSG_SPACE(array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
 
 class IncomingMemoryLinks:
     """Listens, with an acceptor thread and a reader thread a link; see `IncomingLinks`.
-
-    Args:
-        host: key of this host.
-        membership: informed of what happens on the links.
 
     Attributes:
         card: for the senders.
@@ -596,7 +563,8 @@ class IncomingMemoryLinks:
         self._membership = membership
         self._readers: set[threading.Thread] = set()
         self._open: dict[threading.Thread, _Reading] = {}
-        self._silent: set[PacketSocket] = set()
+        self._fewer = threading.Condition()  # silent ones
+        self._silent: dict[PacketSocket, float] = {}  # since when, oldest first
         self._listener = PacketSocket()
         self._listener.bind(f"\0{self.card.address}")
         self._listener.listen(_BACKLOG)
@@ -608,8 +576,9 @@ class IncomingMemoryLinks:
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)
-        for connection in list(self._silent):
-            hang_up(connection)
+        with self._fewer:
+            for connection in self._silent:
+                hang_up(connection)
         for reading in list(self._open.values()):
             reading.say_goodbye()
         for reader in list(self._readers):
@@ -623,18 +592,24 @@ class IncomingMemoryLinks:
                 reader.join(max(0.0, deadline - time.monotonic()))
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept_one()
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # it has been shut down
-                    return
-                time.sleep(_PAUSE_S)  # too many open files: some may be closed soon
-                continue
+        while (connection := accept_next(self._listener)) is not None:
+            self._make_room()
+            with self._fewer:
+                self._silent[connection] = time.monotonic()
             reader = threading.Thread(target=self._read, args=(connection,), name="reader", daemon=True)
             self._readers.add(reader)
             reader.start()
             del connection  # it is the reader's
+
+    def _make_room(self) -> None:
+        with self._fewer:
+            while len(self._silent) >= _MOST_SILENT:
+                oldest, since_s = next(iter(self._silent.items()))
+                # A rank says at once who it is, and takes it for a loss if it is hung up on.
+                early_s = since_s + _LEAST_SILENCE_S - time.monotonic()
+                if early_s <= 0:
+                    hang_up(oldest)
+                self._fewer.wait(early_s if early_s > 0 else _LEAST_SILENCE_S)
 
     def _read(self, connection: PacketSocket) -> None:
         # Here and not in the acceptor: who connects and says nothing must not keep others out.
@@ -665,7 +640,6 @@ class IncomingMemoryLinks:
             self._readers.discard(threading.current_thread())
 
     def _greet(self, connection: PacketSocket) -> Peer | None:
-        self._silent.add(connection)
         source = _NOBODY
         try:
             connection.settimeout(_HELLO_PATIENCE_S)
@@ -680,7 +654,9 @@ class IncomingMemoryLinks:
         except OSError:
             return None
         finally:
-            self._silent.remove(connection)
+            with self._fewer:
+                del self._silent[connection]
+                self._fewer.notify_all()
         return source
 
 
@@ -689,7 +665,6 @@ class _Reading:
 
     Args:
         connection: to the sender; tensors that are dropped late still speak over it.
-        source: the sender.
         membership: knows how large a payload may be.
     """
 

@@ -95,14 +95,7 @@ def host_of(introduction: str) -> str:
 def share_memory(
     member: int, members: tuple[int, ...], introductions: Sequence[str], tell_all: Round
 ) -> SharedMemoryCollectives | None:
-    """Set up shared memory; return None on all members alike where they have to do without.
-
-    Args:
-        member: this one.
-        members: the ranks of all members, among all ranks of the run.
-        introductions: of all members, as JSON.
-        tell_all: a round of words.
-    """
+    """Set up shared memory; return None on all members alike where they have to do without."""
     known = [Introduction(**json.loads(text)) for text in introductions]
     if len({one.host for one in known}) > 1:
         return None

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.all_reduce import InTurn
+from polyrhythm.communication.all_reduce import one_by_one
 from polyrhythm.communication.collectives.direct import Direct
-from polyrhythm.communication.communicator import Handle, NoSharedMemory, Traffic
+from polyrhythm.communication.communicator import Communicator, Handle, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
@@ -40,32 +40,8 @@ class Group:
     context: int
     numbers: dict[int, int]
 
-    @classmethod
-    def of(cls, name: str, members: tuple[int, ...]) -> Group:
-        """Make a group."""
-        numbers = {member: number for number, member in enumerate(members)}
-        return cls(name, members, crc32(f"{name}{members}".encode()), numbers)
 
-
-@dataclass(frozen=True)
-class SharedVector:
-    """One vector.
-
-    Attributes:
-        vector: the numbers.
-        holders: ranks that have had it.
-    """
-
-    vector: Tensor
-    holders: list[SimulatedRank]
-
-    @property
-    def is_there(self) -> bool:
-        """Whether a rank that has it lives: memory is gone with the last process."""
-        return any(holder.alive for holder in self.holders)
-
-
-class TaskHandle:
+class TaskHandle(Handle):
     """A task under way in virtual time."""
 
     def __init__(self, time: VirtualTime, task: Task) -> None:
@@ -73,30 +49,11 @@ class TaskHandle:
         self._task = task
 
     def done(self) -> bool:
-        """Return whether the task has ended."""
         return self._task.ended
 
     def wait(self) -> Any:
         """Park until the task has ended; return its result."""
         return self._time.join(self._task)
-
-
-class Cluster(Protocol):
-    """All ranks of a simulated run; see `SimulatedCluster`."""
-
-    time: VirtualTime
-    network: Network
-    courier: Courier | None
-    host_of: tuple[int, ...]
-    shared_vectors: dict[tuple[str, tuple[int, ...]], SharedVector]
-    nbytes_of: Callable[[Message], int]
-    received: Callable[[Message], Message]
-
-    def group(self, name: str, members: tuple[int, ...]) -> Group:
-        """Return the group of these ranks that goes by this name."""
-
-    def globally(self, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the global ranks of some ranks of a group."""
 
 
 _COLLECTIVE = Direct()
@@ -105,7 +62,7 @@ _Waited = tuple[int | None, int, Want, str]
 """What a receiver waits for: source and tag as it named them, what that means, and in words."""
 
 
-class SimulatedCommunicator:
+class SimulatedCommunicator(Communicator):
     """One rank's end of a group of simulated ranks; see `Communicator`.
 
     Attributes:
@@ -113,7 +70,7 @@ class SimulatedCommunicator:
     """
 
     def __init__(
-        self, cluster: Cluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
+        self, cluster: SimulatedCluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
     ) -> None:
         self._cluster = cluster
         self._home = home
@@ -121,36 +78,22 @@ class SimulatedCommunicator:
         self._group = group
         self._lineage = lineage
         self._has_revoked = False
-        self._incarnations: Mapping[int, int] = {}
+        self._generations: Mapping[int, int] = {}
         self._members = group.members
         self._context = group.context
         self._numbers = group.numbers
-        self._rank = self._numbers[home.rank]
+        self.rank = self._numbers[home.rank]
+        self.size = len(group.members)
+        self.clock = cluster.time
         self._collective_space: SimulatedCommunicator | None = None
         self._waited: _Waited | None = None
         self._handed_on: Tensor | None = None  # the payload that was last handed on as it was
         self._handed_kind: Kind | None = None
         self._handed_nbytes = 0
         self._collectives = 0
-        self._turns = InTurn()
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        return len(self._members)
-
-    @property
-    def clock(self) -> VirtualTime:
-        """The simulation's clock."""
-        return self._cluster.time
+        self._start_in_turn = one_by_one()
 
     def send(self, to: int, message: Message) -> None:
-        """Send; return when the message has left."""
         self.start_send(to, message).wait()
 
     def start_send(self, to: int, message: Message) -> Parcel:
@@ -183,7 +126,6 @@ class SimulatedCommunicator:
         return nbytes, arriving
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Wait for a message."""
         waited = self._waited
         if waited is None or waited[0] != source or waited[1] != tag:  # most receive the same again
             waited = self._wait_for(source, tag)
@@ -191,28 +133,24 @@ class SimulatedCommunicator:
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Take a message if one is there."""
         found = self._home.take_now(self._wait_for(source, tag)[2])
         return None if found is None else (self._numbers[found[0]], found[1])
 
     def start(self, work: Callable[[], Any]) -> Handle:
-        """Run `work` as a task of its own."""
         name = f"rank {self._home.rank}'s background work"
         return TaskHandle(self.clock, self.clock.spawn(name, work, awaited=True, owner=self._home))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all ranks, message by message."""
         _COLLECTIVE.all_reduce(self._apart(), tensor, self._next_tag())
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
         """Start to add up over all ranks, after those that were started before it: gloo, too, does one at a time."""
         apart, tag = self._apart(), self._next_tag()
-        return self._turns.start(self.start, lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
+        return self._start_in_turn(self.start, lambda: _COLLECTIVE.all_reduce(apart, tensor, tag))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrite `tensor` with `root`'s."""
         tensor, apart, tag = tensor.detach(), self._apart(), self._next_tag()
-        if self._rank == root:
+        if self.rank == root:
             for to in range(self.size):
                 if to != root:
                     apart.send(to, Message(Kind.VECTOR, tensor.reshape(-1), tag=tag))
@@ -222,63 +160,57 @@ class SimulatedCommunicator:
             tensor.copy_(message.tensor.view_as(tensor))
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
         self.all_reduce(torch.zeros(self.size))
 
     def revoke(self) -> None:
-        """End the use of this communicator."""
         if not self._has_revoked:
             self._has_revoked = True
-            for to in revoke_tells(self._rank, self.size):
+            for to in revoke_tells(self.rank, self.size):
                 with suppress(PeerLost):
                     self.start_send(to, Message(Kind.REVOKE))
         self.revoke_here()
 
     def revoke_here(self) -> None:
-        """End the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:
-        """End the use of this communicator on this rank once another is lost."""
         member = self._members[rank]
-        self._home.inbox.need(self._context, member, self._incarnations.get(member, 0))
+        self._home.inbox.need(self._context, member, self._generations.get(member, 0))
         self._home.revoke_useless()
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Return a vector that all ranks read and write; it is there as soon as rank 0 is."""
         cluster, home, first = self._cluster, self._home, self._members[0]
         hosts = {cluster.host_of[member] for member in self._members} if cluster.host_of else {0}
         if len(hosts) > 1:
             raise NoSharedMemory(f"they are on {len(hosts)} hosts")
         key = f"{self._group.name}#{name}", self._members
         if home.rank == first and not later:
-            cluster.shared_vectors[key] = SharedVector(like.detach().clone().reshape(-1), [home])
-        while (found := cluster.shared_vectors.get(key)) is None or not found.is_there:
+            cluster.shared_vectors[key] = like.detach().clone().reshape(-1), [home]
+        # Memory is gone with the last process that has it.
+        while (found := cluster.shared_vectors.get(key)) is None or not any(each.alive for each in found[1]):
             if home.rank == first or home.inbox.is_lost(first):
                 raise PeerLost(first, "looking for the vector that all workers share")
             self.clock.sleep(_LOOK_EVERY_S)
-        found.holders.append(home)
-        return found.vector
+        vector, holders = found
+        holders.append(home)
+        return vector
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """No memory is better than another here."""
         return None
 
-    def regrouped(
-        self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
-    ) -> SimulatedCommunicator:
-        """Make the communicator of some of these ranks, as they are now."""
-        known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
-        for rank, incarnation in known.items():
-            self._home.expect(rank, incarnation)
+    def regrouped(self, name: str, ranks: Sequence[int], generations: Sequence[int]) -> SimulatedCommunicator:
+        known = {self._members[rank]: number for rank, number in zip(ranks, generations, strict=True)}
+        for rank, generation in known.items():
+            self._home.expect(rank, generation)
         made = self.subgroup(name, ranks)
         made._know(known)
         made._apart()._know(known)
         return made
 
-    def _know(self, incarnations: Mapping[int, int]) -> None:
-        self._incarnations = incarnations
-        self._home.inbox.know_losses(self._context, incarnations)
+    def _know(self, generations: Mapping[int, int]) -> None:
+        self._generations = generations
+        self._home.inbox.know_losses(self._context, generations)
 
     @property
     def context(self) -> int:
@@ -286,14 +218,13 @@ class SimulatedCommunicator:
         return self._context
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
-        """Make the communicator of some of these ranks."""
         cluster = self._cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
         made = SimulatedCommunicator(self._cluster, self._home, group, (*self._lineage, group.context))
-        if self._incarnations:
-            made._know(self._incarnations)
-            made._apart()._know(self._incarnations)
+        if self._generations:
+            made._know(self._generations)
+            made._apart()._know(self._generations)
         return made
 
     def _wait_for(self, source: int | None, tag: int) -> _Waited:
@@ -329,7 +260,7 @@ class SimulatedCluster:
         received: gives what arrives of a message.
         ranks: one entry a rank: the latest under its number.
         host_of: the number of each rank's host; empty if all are on one.
-        shared_vectors: memory that ranks share, by name and ranks.
+        shared_vectors: memory that ranks share, and those that have had it, by name and ranks.
     """
 
     def __init__(
@@ -343,7 +274,7 @@ class SimulatedCluster:
         self.network = network
         self.courier: Courier | None = None
         self.host_of: tuple[int, ...] = ()
-        self.shared_vectors: dict[tuple[str, tuple[int, ...]], SharedVector] = {}
+        self.shared_vectors: dict[tuple[str, tuple[int, ...]], tuple[Tensor, list[SimulatedRank]]] = {}
         self.nbytes_of = nbytes_of
         self.received: Callable[[Message], Message] = Message.received
         self.ranks = [SimulatedRank(self, rank) for rank in range(size)]
@@ -358,7 +289,9 @@ class SimulatedCluster:
         """Return the group of these ranks that goes by this name."""
         found = self._groups.get(name)
         if found is None or not (found.members is members or found.members == members):
-            found = self._groups[name] = Group.of(name, members)
+            numbers = {member: number for number, member in enumerate(members)}
+            context = crc32(f"{name}{members}".encode())
+            found = self._groups[name] = Group(name, members, context, numbers)
         return found
 
     def globally(self, group: Group, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -393,9 +326,9 @@ class SimulatedCluster:
 
     def replace(self, rank: int) -> None:
         """Give a killed rank a successor, whose links are new."""
-        successor = SimulatedRank(self, rank, self.ranks[rank].incarnation + 1)
+        successor = SimulatedRank(self, rank, self.ranks[rank].generation + 1)
         self.ranks[rank] = successor
-        successor.met = {other.rank: other.incarnation for other in self.ranks}
+        successor.met = {other.rank: other.generation for other in self.ranks}
         for other in self.ranks:
             if not other.alive:
                 successor.hear_of_loss(other)

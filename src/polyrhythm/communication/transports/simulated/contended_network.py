@@ -39,7 +39,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, NamedTuple
 
-from polyrhythm.communication.transports.simulated.network import Action
+from polyrhythm.communication.transports.simulated.network import Action, Network
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 
 
@@ -88,15 +88,17 @@ class Way:
         links: that flows on it cross.
         latency_s: between a flow's last byte's leaving and its arrival.
         bundle: of the coupling links among them; None if there were none.
+        key: of that bundle; see `Coupling.bundles`.
         loose: the others.
     """
 
-    __slots__ = ("bundle", "latency_s", "links", "loose")
+    __slots__ = ("bundle", "key", "latency_s", "links", "loose")
 
     def __init__(self, links: tuple[Link, ...], latency_s: float) -> None:
         self.links = links
         self.latency_s = latency_s
         self.bundle: Bundle | None = None
+        self.key: tuple[tuple[Link, ...], float] = (), inf
         self.loose: tuple[Link, ...] = ()
 
 
@@ -425,13 +427,14 @@ class Coupling:
         changed: bundles that flows have come to or left, and whose rates have not been looked at since.
         suspects: loose links that may carry too much.
         flows_moved: how often a flow has come to another bundle than its first so far.
+        bundles: those of coupling links, by these links and the limit of a flow.
     """
 
     def __init__(self) -> None:
         self.changed: dict[Bundle, None] = {}
         self.suspects: dict[Link, None] = {}
         self.flows_moved = 0
-        self._bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
+        self.bundles: dict[tuple[tuple[Link, ...], float], Bundle] = {}
 
     def take_in(self, flows: Iterable[Flow], now_s: float) -> None:
         """Find the bundles of new flows, which their links know already."""
@@ -445,7 +448,7 @@ class Coupling:
 
     def forget(self, bundle: Bundle) -> None:
         """Forget a bundle without flows."""
-        self._bundles.pop((bundle.links, bundle.limit), None)
+        self.bundles.pop((bundle.links, bundle.limit), None)
 
     def suspect(self, bundle: Bundle) -> None:
         """Has the loose links looked at that had room for less than the present rate of a bundle."""
@@ -522,13 +525,13 @@ class Coupling:
             if len(link.flows) > 1:
                 self.suspects[link] = None
         key = coupling, limit if limit < room else inf
-        bundle = self._bundles.get(key)
+        bundle = self.bundles.get(key)
         if bundle is None:
             bundle = Bundle(*key)
             if coupling:  # a flow that shares nothing is alone: its count starts at 0, and its time is exact
-                self._bundles[key] = bundle
+                self.bundles[key] = bundle
         if coupling:
-            flow.way.bundle, flow.way.loose = bundle, loose
+            flow.way.bundle, flow.way.key, flow.way.loose = bundle, key, loose
         bundle.join(flow, now_s)
         for link in loose:
             bundles = link.bundles
@@ -585,6 +588,11 @@ class Sharing:
         """End the flow of a bundle that is next, and all that end with it; called when its time has come."""
         self._now_s = now_s
         ended, coupled = bundle.end_next(now_s), bundle.links
+        if not coupled:  # it was alone, and nobody's rate changes
+            for link in ended[0].way.links:
+                del link.flows[ended[0]], link.bundles[bundle]
+            bundle.ends_at_s = inf
+            return ended
         for flow in ended:
             for link in flow.way.links:
                 flows = link.flows
@@ -618,7 +626,7 @@ class Sharing:
         changed = coupling.changed
         if starting:
             if len(starting) == 1 and not changed:
-                bundle = self._find_again(starting[0])
+                bundle = self._find_again(starting[0]) or self._put_alone(starting[0])
                 if bundle is not None:
                     starting.clear()
                     return (bundle,)
@@ -657,8 +665,13 @@ class Sharing:
         """
         way = flow.way
         bundle, loose = way.bundle, way.loose
-        if bundle is None or not bundle.size:  # a coupling link that has become loose has lost its bundles
+        if bundle is None:
             return None
+        if not bundle.size:  # a coupling link that has become loose has lost its bundles
+            bundle = self._coupling.bundles.get(way.key)
+            if bundle is None or not bundle.size:
+                return None
+            way.bundle = bundle
         for link in loose:
             if len(link.flows) > 1 or link.coupling:
                 return None
@@ -666,6 +679,25 @@ class Sharing:
             return None
         for link in loose:
             link.bundles[bundle] = 1
+        self.rates_computed += 1
+        return bundle
+
+    def _put_alone(self, flow: Flow) -> Bundle | None:
+        """Return a bundle of a new flow that nobody meets, with its rate; None, and nothing is done, if it is not so.
+
+        As `Coupling.take_in` and `Bundle.refill` do it, in one call: most answers of a busy server leave one by one.
+        """
+        links, limit = flow.way.links, inf
+        for link in links:
+            if len(link.flows) > 1 or link.coupling:
+                return None
+            bandwidth = link.bandwidth
+            limit = bandwidth if bandwidth < limit else limit
+        bundle = Bundle((), limit)
+        bundle.join(flow, self._now_s)
+        for link in links:
+            link.bundles[bundle] = 1
+        bundle.refill()
         self.rates_computed += 1
         return bundle
 
@@ -759,16 +791,12 @@ class Route(NamedTuple):
     latency_s: float
 
 
-class ContendedNetwork:
+class ContendedNetwork(Network):
     """A network whose links are shared by all that cross them; implements `Network`.
 
     Args:
-        time: the simulation's.
         bandwidths: of the links, one direction each, in bytes/s.
         route: gives the way from one global rank to another.
-
-    Attributes:
-        sharing: of the links.
     """
 
     def __init__(
@@ -784,7 +812,6 @@ class ContendedNetwork:
         self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Start a transfer now; see `Network.transfer`."""
         ways = self._ways.get(source)
         way = None if ways is None else ways.get(to)
         if way is None:
@@ -797,7 +824,6 @@ class ContendedNetwork:
             soon(self._settle_all)
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Return α of the way from one global rank to another."""
         return self._route(source, to)[1]
 
     def _find_way(self, source: int, to: int) -> Way:

@@ -31,7 +31,7 @@ Action = Callable[[], None]
 
 
 @dataclass
-class ConstantNetwork:
+class ConstantNetwork(Network):
     """Every link has the same latency and bandwidth; a rank sends one message at a time, full duplex.
 
     A message of M bytes that starts at t has left at t + M/bandwidth and is there `latency_s` later.
@@ -48,7 +48,6 @@ class ConstantNetwork:
     _free_at: dict[int, float] = field(default_factory=dict)
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        """Start a transfer now; see `Network.transfer`."""
         start = max(self.time.now(), self._free_at.get(source, 0.0))
         left = start + nbytes / self.bandwidth_bytes_per_s
         self._free_at[source] = left
@@ -56,5 +55,4 @@ class ConstantNetwork:
         self.time.at(left + self.latency_s, arrived)
 
     def alpha_s(self, source: int, to: int) -> float:
-        """Return α: the same everywhere."""
         return self.latency_s

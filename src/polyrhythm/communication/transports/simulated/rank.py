@@ -34,7 +34,7 @@ class SimulatedRank:
     so nothing that is meant for the one reaches the other.
 
     Attributes:
-        incarnation: how many came before it under this number.
+        generation: how many came before it under this number.
         alive: whether it has not been killed.
         bytes_sent: by this rank, through all its communicators.
         peers: the other ends of its links, by their number.
@@ -49,17 +49,17 @@ class SimulatedRank:
         "alive",
         "bytes_sent",
         "cluster",
+        "generation",
         "inbox",
-        "incarnation",
         "met",
         "peers",
         "rank",
     )
 
-    def __init__(self, cluster: Ranks, rank: int, incarnation: int = 0) -> None:
+    def __init__(self, cluster: Ranks, rank: int, generation: int = 0) -> None:
         self.cluster = cluster
         self.rank = rank
-        self.incarnation = incarnation
+        self.generation = generation
         self.alive = True
         self.bytes_sent = 0
         self.inbox = Inbox()
@@ -114,21 +114,21 @@ class SimulatedRank:
         known = self.peers.get(source.rank)
         if known is source:
             return source not in self._broken
-        before = self.met.get(source.rank, 0) if known is None else known.incarnation
-        if before > source.incarnation:
+        before = self.met.get(source.rank, 0) if known is None else known.generation
+        if before > source.generation:
             return False
         self.peers[source.rank] = source
-        if known is None and before == source.incarnation:  # none came before that it could have heard of
+        if known is None and before == source.generation:  # none came before that it could have heard of
             return source not in self._broken
-        self.inbox.regain(source.rank, source.incarnation)
+        self.inbox.regain(source.rank, source.generation)
         self.revoke_useless()
         self._look_again()
         return True
 
-    def expect(self, rank: int, incarnation: int) -> None:
+    def expect(self, rank: int, generation: int) -> None:
         """Note that so many have had a rank's number before the one that is there now."""
         newest = self.cluster.ranks[rank]
-        if newest is not self and newest.incarnation == incarnation:
+        if newest is not self and newest.generation == generation:
             self.hears(newest)
 
     def revoke(self, context: int) -> None:
@@ -143,9 +143,9 @@ class SimulatedRank:
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
         """Note that a peer is gone, unless its successor has been heard already."""
-        if self.alive and self.peers.setdefault(gone.rank, gone).incarnation <= gone.incarnation:
+        if self.alive and self.peers.setdefault(gone.rank, gone).generation <= gone.generation:
             self.peers[gone.rank] = gone
-            self.inbox.lose(gone.rank, gone.incarnation)
+            self.inbox.lose(gone.rank, gone.generation)
             self.revoke_useless()
             self._look_again()
 

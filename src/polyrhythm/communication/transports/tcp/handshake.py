@@ -132,9 +132,6 @@ class Attempts:
     def make(self, talk: Callable[[TcpSocket], _Found]) -> _Found | None:
         """Make one attempt; return what came of the talk, None if it broke and there may be another attempt.
 
-        Args:
-            talk: is given the connection; may raise `ProcessGone`.
-
         Raises:
             ProcessGone: no process listens there any more, or `talk` says that it is another.
         """
@@ -221,15 +218,11 @@ class Hello:
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> Hello:
-        """Unpack it.
-
-        Raises:
-            MalformedMessage: it is something else.
-        """
-        magic, rank, incarnation, link, name, port, address = _HELLO.unpack(packed)
+        """Unpack it; raise `MalformedMessage` if it is something else."""
+        magic, rank, generation, link, name, port, address = _HELLO.unpack(packed)
         if magic != _MAGIC or not address.isascii():
             raise MalformedMessage("a link began with bytes of something else")
-        return cls(Peer(rank, incarnation), link, name, address.rstrip(b"\0").decode(), port)
+        return cls(Peer(rank, generation), link, name, address.rstrip(b"\0").decode(), port)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Headers and payloads are read out of the stream of bytes with as few calls of th
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
 import time
@@ -24,7 +23,14 @@ from polyrhythm.communication.message import (
     decode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
-from polyrhythm.communication.transports.sockets import TcpSocket, hang_up, listen, receive_into, tune
+from polyrhythm.communication.transports.sockets import (
+    TcpSocket,
+    accept_next,
+    hang_up,
+    listen,
+    receive_into,
+    tune,
+)
 from polyrhythm.communication.transports.tcp.handshake import (
     REFUSAL,
     Answer,
@@ -97,10 +103,6 @@ class IncomingTcpLink:
     """The receiver's end.
 
     When a connection breaks, the sender opens another one, if it lives; whether it does, its listener tells.
-
-    Args:
-        hello: of the sender.
-        membership: informed of what happens on the link.
 
     Attributes:
         source: the sender.
@@ -179,11 +181,7 @@ class IncomingTcpLink:
         self._attempts.end()
 
     def _next_connection(self) -> Greeted:
-        """Wait for the sender to connect.
-
-        Raises:
-            ProcessGone: it will not.
-        """
+        """Wait for the sender to connect; raise `ProcessGone` if it will not."""
         while True:
             with self._news:
                 self._news.wait_for(
@@ -256,7 +254,7 @@ class IncomingTcpLink:
 _MOST_STRANGERS = 256
 """Connections that have not proved yet whose they are; if there are more, the oldest is hung up on."""
 
-_PAUSE_S, _ENDING_S = 0.1, 1.0
+_ENDING_S = 1.0
 _NOBODY = Peer(-1, 0)
 
 
@@ -264,10 +262,7 @@ class IncomingTcpLinks:
     """All links to one rank.
 
     Args:
-        own: this process.
-        address: of this host, as the others reach it.
         key: of the run; may be empty.
-        membership: informed of what happens on the links.
 
     Attributes:
         identity: this process, as its links tell it; its card is for the senders.
@@ -323,14 +318,7 @@ class IncomingTcpLinks:
             return list(self._links.values())
 
     def _accept(self) -> None:
-        while True:
-            try:
-                connection = self._listener.accept_one()
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # it has been shut down
-                    return
-                time.sleep(_PAUSE_S)  # too many open files: some may be closed soon
-                continue
+        while (connection := accept_next(self._listener)) is not None:
             with self._lock:
                 self._strangers[connection] = None
                 if len(self._strangers) > _MOST_STRANGERS:
@@ -386,7 +374,7 @@ class IncomingTcpLinks:
                         Reason.SENDER, "it has a link already, so this one is somebody else's"
                     )
                 return None
-            lost = known.is_lost(source.rank) and source.incarnation <= known.incarnation(source.rank)
+            lost = known.is_lost(source.rank) and source.generation <= known.generation(source.rank)
             if not lost:
                 known.admit(source)
                 link = self._links[source] = IncomingTcpLink(greeted.hello, known)

@@ -24,6 +24,7 @@ from contextlib import suppress
 
 import torch
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, encode_header
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.sockets import END_OF_RECORD, TcpSocket, hang_up, receive_into
@@ -43,7 +44,7 @@ MOST_COPIED_BYTES = 1 << 16
 """Of a payload that a link copies, so that nobody waits until it has arrived."""
 
 
-class SendHandle:
+class SendHandle(Handle):
     """A message that is leaving.
 
     A short one is copied, and has left when the system has taken it. The memory of a longer one is read until the
@@ -51,7 +52,6 @@ class SendHandle:
 
     Args:
         message: to be sent; its tensor is on the CPU.
-        context: of the communicator.
         to: rank of the receiver.
 
     Attributes:
@@ -108,15 +108,9 @@ class SendHandle:
         self._left.set()
 
     def done(self) -> bool:
-        """Return whether it has left, or never will."""
         return self._left.is_set()
 
     def wait(self, patience_s: float | None = None) -> None:
-        """Block until the message has left.
-
-        Raises:
-            PeerLost: the receiver is gone, or takes longer than `patience_s`.
-        """
         if not self._left.wait(patience_s) or self._broken:
             raise PeerLost(self._to, "sending to it")
 
@@ -198,24 +192,14 @@ _ENDING_S = 1.0
 
 
 class OutgoingTcpLink:
-    """The sender's end; the connection is opened in the background.
-
-    Args:
-        identity: of this process.
-        card: of the receiver.
-        to: the receiver.
-        membership: informed if the link breaks.
-
-    Attributes:
-        incarnation: of the receiver.
-    """
+    """The sender's end; the connection is opened in the background."""
 
     def __init__(self, identity: Identity, card: TcpCard, to: Peer, membership: Membership) -> None:
         self._identity = identity
         self._card = card
         self._to = to
         self._membership = membership
-        self.incarnation = to.incarnation
+        self.generation = to.generation
         self._number = secrets.token_bytes(NAME_BYTES)
         self._attempts = Attempts(card.address, card.port, lambda: membership.patience_s)
         self._news = threading.Condition()
@@ -358,11 +342,7 @@ class OutgoingTcpLink:
         return connection
 
     def _listen(self, connection: TcpSocket) -> None:
-        """Hears what the receiver says, until the connection ends.
-
-        Raises:
-            OSError: it has ended.
-        """
+        """Hears what the receiver says, until the connection ends; raise `OSError` if it has ended."""
         word = memoryview(bytearray(WORD.size))
         while True:
             receive_into(connection, word)

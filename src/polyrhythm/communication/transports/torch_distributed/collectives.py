@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives
 from polyrhythm.communication.transports.between_hosts.connections import Place, connect_all
 from polyrhythm.communication.transports.member_collectives import (
@@ -30,13 +31,13 @@ from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.meeting import Introduction
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Groups, Rendezvous
 from polyrhythm.communication.transports.torch_distributed.shared_vectors import share_vector
-from polyrhythm.communication.transports.two_level import Acquaintance, make_shared
+from polyrhythm.communication.transports.two_level import make_shared
 from polyrhythm.errors import PeerLost
 
 _LOOK_EVERY = timedelta(milliseconds=50)
 
 
-class CollectiveHandle:
+class CollectiveHandle(Handle):
     """A collective of the library under way, and what to do with its result.
 
     Args:
@@ -54,16 +55,10 @@ class CollectiveHandle:
         self._reason = ""
 
     def done(self) -> bool:
-        """Return whether the collective has ended."""
         work = self._work
         return work is None or bool(work.is_completed())
 
     def wait(self) -> None:
-        """Block until the collective has ended.
-
-        Raises:
-            CollectiveBroken: a rank is gone.
-        """
         if self._work is not None:
             self._end()
         if self._reason:
@@ -114,7 +109,7 @@ class CollectiveHandle:
         self._work, self._reason = None, self._reason or reason
 
 
-class GlooCollectives:
+class GlooCollectives(MemberCollectives):
     """The gloo group of one communicator.
 
     Gloo breaks only those collectives that talk to the lost rank themselves; the other members would wait for ever
@@ -122,9 +117,6 @@ class GlooCollectives:
     connections, and so the news travels around:
 
         rank 2 dies ─▶ 1 and 3 fail and let go ─▶ 0 and 4 fail and let go ─▶ …
-
-    Args:
-        group: the gloo group.
     """
 
     def __init__(self, group: Any) -> None:
@@ -153,26 +145,21 @@ class GlooCollectives:
         return handle
 
     def start_all_reduce(self, tensor: Tensor, finish: Callable[[], None] | None = None) -> CollectiveHandle:
-        """Start to add up over all members, in place; `finish` is called when it has ended well."""
         return self.start(lambda group: group.allreduce([tensor]), finish)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all members, in place."""
         self.start_all_reduce(tensor).wait()
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Overwrite a tensor with member `root`'s."""
         copy = tensor.detach().contiguous()
         self.start(lambda group: group.broadcast(copy, root)).wait()
         if copy.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
-        """Return when all members have called it."""
         self.all_reduce(torch.zeros(1))
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """End all collectives, also those that wait for a member that is there and says nothing."""
         with self._lock:
             under_way = [work for handle in self._handles if (work := handle.under_way()) is not None]
             if under_way:  # the library cannot let go of them, and would wait for ever if it were made to
@@ -224,14 +211,7 @@ class Standing:
 
 
 class RankCollectives:
-    """Makes collectives on the CPU: through shared memory where ranks share a host.
-
-    Args:
-        rendezvous: how to meet the others.
-        groups: makes gloo's groups.
-        standing: what is known of the others.
-        shared_memory: whether to use it.
-    """
+    """Makes collectives on the CPU: through shared memory where ranks share a host."""
 
     def __init__(
         self, rendezvous: Rendezvous, groups: Groups, standing: Standing, shared_memory: bool
@@ -306,7 +286,7 @@ class RankCollectives:
         def network(who: Sequence[int]) -> MemberCollectives:
             return self._over_network(name, tuple(members[each] for each in who), lineage)
 
-        found = make_shared(Acquaintance(member, members, introductions), meet, network)
+        found = make_shared(member, members, introductions, meet, network)
         return found or network(range(len(members)))
 
     def _over_network(self, name: str, ranks: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:

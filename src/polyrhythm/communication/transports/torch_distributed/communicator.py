@@ -24,7 +24,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle, NoSharedMemory, Traffic
+from polyrhythm.communication.communicator import Communicator, Handle, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
@@ -54,7 +54,7 @@ def own_stream_copy(device: torch.device) -> Copy:
     return copy
 
 
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
     """Some bytes, and what must be over before they are used again."""
 
@@ -62,16 +62,11 @@ class _Buffer:
     leaving: Handle | None = None
     taken: bool = True
 
-    @property
-    def free(self) -> bool:
-        return not self.taken and (self.leaving is None or self.leaving.done())
-
 
 class Staging:
     """Buffers that are made when they are needed.
 
     Args:
-        copy: from the device.
         pinned: whether buffers are page-locked; only where there is a GPU.
     """
 
@@ -109,18 +104,23 @@ class Staging:
 
     def _take(self, nbytes: int) -> _Buffer:
         with self._lock:
-            fitting = [each for each in self._buffers if each.free and each.memory.nbytes >= nbytes]
+            free = [
+                each
+                for each in self._buffers
+                if not each.taken and (each.leaving is None or each.leaving.done())
+            ]
+            fitting = [each for each in free if each.memory.nbytes >= nbytes]
             if fitting:
                 found = min(fitting, key=lambda each: each.memory.nbytes)
                 found.taken, found.leaving = True, None
                 return found
             made = _Buffer(torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned))
-            self._buffers = [each for each in self._buffers if not each.free]  # they were too small
+            self._buffers = [each for each in self._buffers if each not in free]  # they were too small
             self._buffers.append(made)
             return made
 
 
-class TorchDistributedCommunicator:
+class TorchDistributedCommunicator(Communicator):
     """One rank's end of a group of real ranks; see `Communicator`.
 
     Attributes:
@@ -140,7 +140,7 @@ class TorchDistributedCommunicator:
         home.make(self._context)
         self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
         self._has_revoked = False
-        self._incarnations: Mapping[int, int] = {}
+        self._generations: Mapping[int, int] = {}
         self._numbers = {member: number for number, member in enumerate(members)}
         self.rank = self._numbers[home.rendezvous.rank]
         self.size = len(members)
@@ -154,11 +154,9 @@ class TorchDistributedCommunicator:
         self._staging: Staging | None = None
 
     def send(self, to: int, message: Message) -> None:
-        """Send; return when the message has left."""
         self.start_send(to, message).wait()
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """Start to send."""
         self._home.check(self._lineage)
         if message.tensor is None or not message.tensor.is_cuda:
             return self._home.start_send(self._members[to], message, self._context)
@@ -169,13 +167,11 @@ class TorchDistributedCommunicator:
         return self._staging_of(message.tensor.device).send(message.tensor, start)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Wait for a message."""
         who = "anyone" if source is None else f"rank {self._members[source]}"
         global_source, message = self._home.take(self._want(source, tag), f"waiting for a message from {who}")
         return self._numbers[global_source], message
 
     def poll(self, source: int | None = None, tag: int = 0) -> tuple[int, Message] | None:
-        """Take a message if one is there."""
         found = self._home.take_now(self._want(source, tag))
         return None if found is None else (self._numbers[found[0]], found[1])
 
@@ -184,7 +180,6 @@ class TorchDistributedCommunicator:
         return FutureHandle(self._home.background.submit(work))
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up over all ranks."""
         if self.size == 1 or tensor.is_cuda:
             self.start_all_reduce(tensor).wait()
         else:
@@ -210,7 +205,6 @@ class TorchDistributedCommunicator:
         return self._collectives().start_all_reduce(copy, bring_back)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """Overwrite `tensor` with `root`'s."""
         if self.size == 1:
             return
         if self.rank == root:
@@ -222,16 +216,14 @@ class TorchDistributedCommunicator:
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
-        """Return when all ranks have called it."""
         if self.size > 1:
             with self._home.activity.doing(f"waiting for all of {self._who}"):
                 self._collectives().barrier()
 
     def regrouped(
-        self, name: str, ranks: Sequence[int], incarnations: Sequence[int]
+        self, name: str, ranks: Sequence[int], generations: Sequence[int]
     ) -> TorchDistributedCommunicator:
-        """Make the communicator of some of these ranks, as they are now."""
-        known = {self._members[rank]: number for rank, number in zip(ranks, incarnations, strict=True)}
+        known = {self._members[rank]: number for rank, number in zip(ranks, generations, strict=True)}
         for peer in known.items():
             if peer[0] != self._home.rendezvous.rank:
                 self._home.greet(Peer(*peer))
@@ -239,12 +231,11 @@ class TorchDistributedCommunicator:
         made._know(known)
         return made
 
-    def _know(self, incarnations: Mapping[int, int]) -> None:
-        self._incarnations = incarnations
-        self._home.know_losses(self._context, incarnations)
+    def _know(self, generations: Mapping[int, int]) -> None:
+        self._generations = generations
+        self._home.know_losses(self._context, generations)
 
     def revoke(self) -> None:
-        """End the use of this communicator."""
         if not self._has_revoked:
             self._has_revoked = True
             for to in revoke_tells(self.rank, self.size):
@@ -253,16 +244,13 @@ class TorchDistributedCommunicator:
         self.revoke_here()
 
     def revoke_here(self) -> None:
-        """End the use of this communicator on this rank alone."""
         self._home.revoke(self._context)
 
     def revoke_without(self, rank: int) -> None:
-        """End the use of this communicator on this rank once another is lost."""
         member = self._members[rank]
-        self._home.need(self._context, Peer(member, self._incarnations.get(member, 0)))
+        self._home.need(self._context, Peer(member, self._generations.get(member, 0)))
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """Return a vector that all ranks read and write."""
         if like.is_cuda:
             raise NoSharedMemory("their parameters are on a GPU")
         with self._home.activity.doing(f"waiting for memory that {self._who} share"):
@@ -277,7 +265,9 @@ class TorchDistributedCommunicator:
             return None
         try:
             whole = self._vector_name(f"to sum {name}")
-            memory = self._home.vector_to_sum(whole, self._members, rows_memory_like(self.size, like))
+            memory = self._home.collectives.vector_to_sum(
+                whole, self._members, rows_memory_like(self.size, like)
+            )
         except NoSharedMemory:
             return None
         return collectives.add_rows(rows_of(memory, self.size, like))
@@ -286,11 +276,10 @@ class TorchDistributedCommunicator:
         return group_name(f"{self._name}/vector {name}", self._members)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
-        """Make the communicator of some of these ranks."""
         members = tuple(self._members[rank] for rank in ranks)
         made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
-        if self._incarnations:
-            made._know(self._incarnations)
+        if self._generations:
+            made._know(self._generations)
         return made
 
     def _want(self, source: int | None, tag: int) -> Want:
@@ -314,7 +303,7 @@ class TorchDistributedCommunicator:
         with self._making:
             if self._on_cpu is None:
                 name = group_name(self._name, self._members)
-                self._on_cpu = self._home.collectives(name, self._members, self._lineage)
+                self._on_cpu = self._home.collectives.make(name, self._members, self._lineage)
             return self._on_cpu
 
     def _nccl_group(self) -> Any:

@@ -14,16 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
-
 from polyrhythm.communication.activity import Activity
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Clock, Handle
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
 from polyrhythm.communication.transports.inbox import EarlyMessages, Inbox, Want
 from polyrhythm.communication.transports.member_collectives import (
     REVOKED,
     CollectiveBroken,
-    MemberCollectives,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
 from polyrhythm.communication.transports.shared_memory.links import (
@@ -50,51 +47,49 @@ from polyrhythm.errors import PeerLost, RunError
 _log = logging.getLogger(__name__)
 
 LINK_PATIENCE_S = 60.0
-_CLOSING_PATIENCE_S = 10.0
+CLOSING_PATIENCE_S = 30.0
+"""For the others to take a leaving rank's last words: longer than a cut of the network may last before somebody is
+taken for lost (13.5 s), and TCP's pause after it. Who is gone is not waited for."""
 _MOST_TOLD = 100
 _MOST_THREADS = 1024
 """Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
 
 
-class WallClock:
+class WallClock(Clock):
     """Real time; starts at 0 when made."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since the clock was made."""
         return time.perf_counter() - self._start
 
     def sleep(self, seconds: float) -> None:
-        """Block this thread."""
         time.sleep(seconds)
 
 
-class FutureHandle:
+class FutureHandle(Handle):
     """Background work of a rank."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
     def done(self) -> bool:
-        """Return whether the work has ended."""
         return self._future.done()
 
     def wait(self) -> Any:
-        """Block until the work has ended; return its result."""
         return self._future.result()
 
 
-class Rank:
+class Rank(Membership):
     """What one real rank has, whichever of its communicators is used.
 
     Args:
-        rendezvous: how to meet the others.
         shared_memory: whether to use it between ranks of one host; sockets for all messages and collectives if not.
 
     Attributes:
         activity: what it is doing.
+        collectives: of its communicators, on the CPU.
         bytes_sent: by this rank, through all its communicators.
         most_bytes: that the payload of a message to this rank may have.
         patience_s: how long there may be no way to another host before its ranks count as lost.
@@ -120,9 +115,9 @@ class Rank:
         self._news = threading.Condition()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
         # A rank may send to itself. What became of others before it came does not concern a late one.
-        self._incarnations = {**rendezvous.met, rendezvous.rank: rendezvous.incarnation}
+        self._generations = {**rendezvous.met, rendezvous.rank: rendezvous.generation}
         standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
-        self._collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
+        self.collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
         self.vectors = KeptVectors(rendezvous, shared_memory, self.is_lost, self._inbox.losses)
         self._links = Links(rendezvous, self.groups, self, shared_memory)
         self._links.join()
@@ -169,18 +164,10 @@ class Rank:
         with self._news:
             self._early.make(context)
 
-    def know_losses(self, context: int, incarnations: Mapping[int, int]) -> None:
-        """Note of which incarnations of which ranks a communicator is."""
+    def know_losses(self, context: int, generations: Mapping[int, int]) -> None:
+        """Note of which generations of which ranks a communicator is."""
         with self._news:
-            self._inbox.know_losses(context, incarnations)
-
-    def collectives(self, name: str, members: tuple[int, ...], lineage: tuple[int, ...]) -> MemberCollectives:
-        """Make the collectives of some ranks on the CPU; see `RankCollectives.make`."""
-        return self._collectives.make(name, members, lineage)
-
-    def vector_to_sum(self, name: str, members: tuple[int, ...], like: Tensor) -> Tensor:
-        """Make a vector of zeros that some ranks share; see `RankCollectives.vector_to_sum`."""
-        return self._collectives.vector_to_sum(name, members, like)
+            self._inbox.know_losses(context, generations)
 
     def revoke(self, context: int) -> None:
         """End the use of a communicator on this rank, and of all that are parts of it."""
@@ -191,7 +178,7 @@ class Rank:
                 self._early.drop(context)
             self._news.notify_all()
         if news:
-            self._collectives.revoke(context, self.background.submit)
+            self.collectives.revoke(context, self.background.submit)
 
     def need(self, context: int, peer: Peer) -> None:
         """Has a communicator revoked on this rank once a peer is gone."""
@@ -209,13 +196,13 @@ class Rank:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""
         # In this order: what this rank has sent leaves, then it hears the others out, and works in the background have
         # nothing more to wait for.
-        deadline = self.clock.now() + _CLOSING_PATIENCE_S
-        self._links.close_outgoing(_CLOSING_PATIENCE_S)
+        deadline = self.clock.now() + CLOSING_PATIENCE_S
+        self._links.close_outgoing(CLOSING_PATIENCE_S)
         with suppress(RuntimeError):  # a store that is gone has nobody left to tell
             self._wait_to_leave(deadline)
-        self._links.close_incoming(_CLOSING_PATIENCE_S)
+        self._links.close_incoming(CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
-        self._collectives.close()
+        self.collectives.close()
         self.vectors.close()
 
     def _wait_to_leave(self, deadline: float) -> None:
@@ -245,29 +232,21 @@ class Rank:
         if lost is not None:
             raise PeerLost(lost, reason, self._inbox.losses(lost))
 
-    def incarnation(self, rank: int) -> int:
-        """The newest incarnation of a rank that has opened a link to this one; 0 before any has."""
-        return self._incarnations.get(rank, 0)
+    def generation(self, rank: int) -> int:
+        return self._generations.get(rank, 0)
 
     def is_lost(self, rank: int) -> bool:
-        """Return whether a rank is known to be gone, and no successor has come."""
         return self._inbox.is_lost(rank)
 
     def admit(self, peer: Peer) -> None:
-        """A peer asks for a link; every process opens one, so a second is another's.
-
-        Raises:
-            RefusedMessage: there is no such rank, or it has a link already.
-        """
         with self._news:
-            if not 0 <= peer.rank < self.rendezvous.size or peer.incarnation < 0:
+            if not 0 <= peer.rank < self.rendezvous.size or peer.generation < 0:
                 raise RefusedMessage(Reason.SENDER, f"there is no rank {peer.rank} in this run")
             if peer in self._linked:
                 raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is somebody else's")
             self._linked.add(peer)
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        """A link that is said to be a peer's brought what no rank of this run sends: it is counted and reported."""
         with self._news:
             self.refused[refusal.reason.value] += 1
             first = (peer, refusal.reason) not in self._told and len(self._told) < _MOST_TOLD
@@ -277,26 +256,20 @@ class Rank:
             self.tell(f"rank {own} refused a link of rank {peer.rank} ({refusal.reason}): {refusal}")
 
     def greet(self, peer: Peer) -> None:
-        """A link from a peer is open; if it is a successor, nothing of its predecessor is heard any more."""
         with self._news:
-            if peer.incarnation > self.incarnation(peer.rank):
-                self._incarnations[peer.rank] = peer.incarnation
-                if self._inbox.losses(peer.rank) <= peer.incarnation:  # else it is gone as well
+            if peer.generation > self.generation(peer.rank):
+                self._generations[peer.rank] = peer.generation
+                if self._inbox.losses(peer.rank) <= peer.generation:  # else it is gone as well
                     self._inbox.regain(*peer)
                 self._early.forget(peer.rank)
                 self._news.notify_all()
         self._revoke_useless()
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """A message has come over a link.
-
-        Raises:
-            MalformedMessage: it is for a communicator that this rank has not made, and too many of such wait.
-        """
         if message.kind is Kind.REVOKE:
             self.revoke(context)
         with self._news:
-            if source.incarnation != self.incarnation(source.rank):  # its successor is there already
+            if source.generation != self.generation(source.rank):  # its successor is there already
                 return
             revokes = message.kind is Kind.REVOKE
             if not revokes and self._early.is_early(context) and self._inbox.is_revoked((context,)):
@@ -307,20 +280,18 @@ class Rank:
                 self._news.notify_all()
 
     def lose_receiver(self, peer: Peer) -> None:
-        """A peer takes nothing any more. What it sent before comes first; but it may never leave."""
         self._links.wait_for_last_words(peer)
         self.lose(peer)
 
     def lose(self, peer: Peer) -> None:
-        """A peer is gone."""
         self._links.give_up(peer)
         with self._news:
-            if peer.incarnation < self.incarnation(peer.rank):
+            if peer.generation < self.generation(peer.rank):
                 return
             self._inbox.lose(*peer)
             self._news.notify_all()
         self._revoke_useless()
-        self._collectives.lose(peer)
+        self.collectives.lose(peer)
 
 
 _LAST_WORDS_PATIENCE_S = 0.5
@@ -330,12 +301,6 @@ OutgoingLink = OutgoingMemoryLink | OutgoingTcpLink
 
 class Links:
     """The links of one rank; a link to another is opened when it is first asked for.
-
-    Args:
-        rendezvous: how to meet the others.
-        groups: lends connections to the store.
-        membership: informed of what happens on the links.
-        shared_memory: whether to use it inside a host.
 
     Raises:
         RunError: this rank cannot listen at its address.
@@ -361,14 +326,10 @@ class Links:
         join(self._rendezvous, self._cards)
 
     def to(self, rank: int) -> OutgoingLink:
-        """Return the link to the newest process of a rank.
-
-        Raises:
-            PeerLost: it is gone.
-        """
+        """Return the link to the newest process of a rank; raise `PeerLost` if it is gone."""
         with self._opening[rank]:
             link = self._outgoing.get(rank)
-            if link is None or link.incarnation < self._membership.incarnation(rank):
+            if link is None or link.generation < self._membership.generation(rank):
                 if isinstance(link, OutgoingTcpLink):  # to a predecessor
                     link.give_up()
                 link = self._outgoing[rank] = self._open(rank)
@@ -384,7 +345,7 @@ class Links:
         """End what is sent to a peer, or comes from it: nobody waits for a host that is cut off."""
         self._tcp.give_up(peer)
         link = self._outgoing.get(peer.rank)
-        if isinstance(link, OutgoingTcpLink) and link.incarnation == peer.incarnation:
+        if isinstance(link, OutgoingTcpLink) and link.generation == peer.generation:
             link.give_up()
 
     def close_outgoing(self, patience_s: float) -> None:
@@ -418,7 +379,7 @@ class Links:
             return None
 
     def _open(self, rank: int) -> OutgoingLink:
-        peer = Peer(rank, self._membership.incarnation(rank))
+        peer = Peer(rank, self._membership.generation(rank))
         cards = await_joined(self._groups, peer, self._membership)
         card = Card.from_text(cards.memory)
         ours = None if self._memory is None else self._memory.card

@@ -40,9 +40,9 @@ class Rendezvous:
         size: how many ranks there are.
         address: of this host, as the others reach it.
         keeper: whether this process hosts the store, and so must leave last.
-        incarnation: how many processes have had this rank's number before.
+        generation: how many processes have had this rank's number before.
         key: that links between ranks prove to know, the same on all; empty asks for no proof.
-        met: of ranks that were there before this process, the incarnation that is there now.
+        met: of ranks that were there before this process, the generation that is there now.
     """
 
     store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
@@ -50,14 +50,14 @@ class Rendezvous:
     size: int
     address: str
     keeper: bool = False
-    incarnation: int = 0
+    generation: int = 0
     key: bytes = field(default=b"", repr=False)
     met: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def own(self) -> Peer:
         """This process, as others know it."""
-        return Peer(self.rank, self.incarnation)
+        return Peer(self.rank, self.generation)
 
 
 def host_store(port: int = 0) -> dist.TCPStore:
@@ -91,10 +91,10 @@ def host_store(port: int = 0) -> dist.TCPStore:
         )
 
 
-def local(rank: int, size: int, port: int, incarnation: int = 0) -> Rendezvous:
+def local(rank: int, size: int, port: int, generation: int = 0) -> Rendezvous:
     """Meet at a store that `host_store` has started on this host."""
     store = dist.TCPStore(LOOPBACK, port, None, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
-    return Rendezvous(store, rank, size, LOOPBACK, incarnation=incarnation)
+    return Rendezvous(store, rank, size, LOOPBACK, generation=generation)
 
 
 def from_environment() -> Rendezvous:
@@ -151,11 +151,7 @@ FOREVER = timedelta(days=365)
 
 
 class Groups:
-    """Makes process groups for one rank.
-
-    Args:
-        rendezvous: how to meet the others.
-    """
+    """Makes process groups for one rank."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self._store = rendezvous.store
@@ -227,33 +223,24 @@ class Cards(NamedTuple):
 
 
 def join(rendezvous: Rendezvous, cards: Cards) -> None:
-    """Says that links to this rank may be opened from now on.
-
-    Args:
-        rendezvous: where to say it.
-        cards: how to open them.
-    """
+    """Says that links to this rank may be opened from now on."""
     store = rendezvous.store
     for key, card in zip(_cards(rendezvous.own), cards, strict=True):
         store.set(key, card)
-    store.set(_joined(rendezvous.rank), str(rendezvous.incarnation))
+    store.set(_joined(rendezvous.rank), str(rendezvous.generation))
 
 
 def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
-    """Wait until a peer has joined, and return its cards.
-
-    Raises:
-        PeerLost: it is gone.
-    """
+    """Wait until a peer has joined, and return its cards; raise `PeerLost` if it is gone."""
     key, pause_s = _joined(peer.rank), _SHORTEST_PAUSE_S
     with groups.connection() as store:
         # a number that is lower is its predecessor's
-        while not store.check([key]) or (joined := int(store.get(key))) < peer.incarnation:
+        while not store.check([key]) or (joined := int(store.get(key))) < peer.generation:
             if membership.is_lost(peer.rank):
                 raise PeerLost(peer.rank, "opening a link to it")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if joined > peer.incarnation:  # it has a successor already
+        if joined > peer.generation:  # it has a successor already
             membership.lose_receiver(peer)
             raise PeerLost(peer.rank, "opening a link to it")
         return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
@@ -266,16 +253,11 @@ def tell_of_start(store: Any, peer: Peer) -> None:
         store: where the ranks meet.
         peer: which rank, and how many have had it before.
     """
-    store.set(_started(peer.rank), str(peer.incarnation))
+    store.set(_started(peer.rank), str(peer.generation))
 
 
-def newest_incarnations(store: Any, size: int) -> dict[int, int]:
-    """Return the newest incarnation of every rank that has joined, or is about to.
-
-    Args:
-        store: where the ranks meet.
-        size: how many ranks there are.
-    """
+def newest_generations(store: Any, size: int) -> dict[int, int]:
+    """Return the newest generation of every rank that has joined, or is about to."""
     found: dict[int, int] = {}
     for rank in range(size):
         told = [int(store.get(key)) for key in (_joined(rank), _started(rank)) if store.check([key])]
@@ -292,16 +274,11 @@ def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
         lost: the rank that is gone.
         to: the rank that is informed.
     """
-    store.queue_push(_words(to), f"{lost.rank} {lost.incarnation}".encode())
+    store.queue_push(_words(to), f"{lost.rank} {lost.generation}".encode())
 
 
 class WordListener:
-    """Hears what `tell_of_loss` leaves for this rank, on a thread of its own.
-
-    Args:
-        rendezvous: where words are left.
-        membership: informed of losses.
-    """
+    """Hears what `tell_of_loss` leaves for this rank, on a thread of its own."""
 
     def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
         self._words = _words(rendezvous.own)
@@ -332,7 +309,7 @@ class WordListener:
 
 
 def _cards(peer: Peer) -> tuple[str, str]:
-    return f"card/{peer.rank}/{peer.incarnation}", f"card/tcp/{peer.rank}/{peer.incarnation}"
+    return f"card/{peer.rank}/{peer.generation}", f"card/tcp/{peer.rank}/{peer.generation}"
 
 
 def _joined(rank: int) -> str:
@@ -344,4 +321,4 @@ def _started(rank: int) -> str:
 
 
 def _words(to: Peer) -> str:
-    return f"words/{to.rank}/{to.incarnation}"
+    return f"words/{to.rank}/{to.generation}"

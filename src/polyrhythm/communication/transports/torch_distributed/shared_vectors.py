@@ -55,10 +55,6 @@ class Offer:
     descriptor: int
     token: str
 
-    def to_json(self) -> str:
-        """Return it as text."""
-        return json.dumps(asdict(self))
-
 
 class KeptVector:
     """One process's.
@@ -67,17 +63,17 @@ class KeptVector:
         descriptor: of the memory; closed by `close`.
         memory: the vector, and its token.
         like: gives size and dtype.
-        own: where this process is.
 
     Attributes:
         vector: as many numbers as `like` has.
-        offer: by which others find it.
+        offer: by which others find it: an `Offer` as JSON.
     """
 
     def __init__(self, descriptor: int, memory: mmap.mmap, like: Tensor, own: Introduction) -> None:
         self._descriptor = descriptor
         self.vector = torch.frombuffer(memory, dtype=like.dtype, count=like.numel())
-        self.offer = Offer(own.host, own.process, descriptor, memory[like.nbytes :].hex())
+        offer = Offer(own.host, own.process, descriptor, memory[like.nbytes :].hex())
+        self.offer = json.dumps(asdict(offer))
 
     @classmethod
     def made_like(cls, like: Tensor, own: Introduction) -> KeptVector:
@@ -155,7 +151,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
         raise NoSharedMemory(f"they are on {hosts} hosts, or hidden from each other")
     kept, reason = _offered(like, known[0]) if member == 0 else (None, "")
     try:
-        offer = tell_all("vector", "" if kept is None else kept.offer.to_json())[0]
+        offer = tell_all("vector", "" if kept is None else kept.offer)[0]
         if kept is None and offer:
             kept, reason = _accepted(offer, like, known[member])
         reasons = tell_all("mapped vector", reason)
@@ -193,8 +189,6 @@ class KeptVectors:
     """One rank's.
 
     Args:
-        rendezvous: how to meet the others.
-        shared_memory: whether to use it.
         is_lost: whether a rank is known to be gone, and no successor has come.
         losses: how many that had a rank's number are known to be gone.
     """
@@ -232,7 +226,7 @@ class KeptVectors:
             store.set(_key(name, own), json.dumps({_REFUSAL: error.reason}))
             raise
         self._kept.append(kept)
-        store.set(_key(name, own), kept.offer.to_json())
+        store.set(_key(name, own), kept.offer)
         if own == members[0] and not later:
             self._wait_for_others(name, members[1:])
         return kept.vector

@@ -35,7 +35,6 @@ class LittleIsEnough(Adversary):
     z: Positive = 1.5
 
     def attack(self) -> Attack:
-        """Return an attack that has seen nothing yet."""
         return _Hidden(self.z)
 
     def agree(self, gradients: Sequence[Tensor]) -> Tensor:

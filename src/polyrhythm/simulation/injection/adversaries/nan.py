@@ -14,7 +14,6 @@ class NaN(Adversary):
     """Send NaN in place of every number."""
 
     def attack(self) -> Attack:
-        """Return an attack that has seen nothing yet."""
         return self._broken
 
     def _broken(self, gradient: Tensor, random: Random) -> Tensor:

@@ -23,7 +23,6 @@ class Random(Adversary):
     scale: Positive = 30.0
 
     def attack(self) -> Attack:
-        """Return an attack that has seen nothing yet."""
         return self._drawn
 
     def _drawn(self, gradient: Tensor, random: Generator) -> Tensor:

@@ -20,7 +20,6 @@ class SignFlip(Adversary):
     scale: Positive = 10.0
 
     def attack(self) -> Attack:
-        """Return an attack that has seen nothing yet."""
         return self._flipped
 
     def _flipped(self, gradient: Tensor, random: Random) -> Tensor:

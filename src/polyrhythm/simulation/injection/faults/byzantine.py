@@ -61,16 +61,15 @@ class Byzantine(Fault):
         """Check that the ranks are workers, and that they push."""
         for rank in self._ranks:
             check_rank(self, ground, rank)
-            if rank not in ground.cast.workers:
+            if rank not in ground.roles.workers:
                 raise RequestError(f"fault {self}: rank {rank} is a server, which pushes no gradients")
-        if not ground.cast.servers:
+        if not ground.roles.servers:
             raise RequestError(
                 f"fault {self}: there is no server to push to, and collectives bear no adversary: choose a "
                 "strategy with servers, such as parameter_server"
             )
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Add its rule to the links."""
         if self.allies and self.attack.colludes:
             run.links.rules.append(Collusion(run, self._ranks, self.attack, self._concerns))
             return

@@ -31,7 +31,6 @@ class Corrupt(MessageFault):
     part: Literal["payload", "header"] = "payload"
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Flip a bit."""
         parcel = passage.parcel
         if self.part == "payload":
             _flip_in_payload(parcel.message, random)

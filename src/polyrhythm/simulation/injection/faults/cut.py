@@ -22,7 +22,6 @@ class Cut(LinkFault):
     broken_after_s: Positive = 900.0
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Cut the links when it is time."""
         cut_links(run, self._between, self.from_s, self.to_s, self.broken_after_s)
 
     def _between(self, one: int, other: int) -> bool:

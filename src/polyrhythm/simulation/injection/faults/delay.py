@@ -22,5 +22,4 @@ class Delay(MessageFault):
         return 10 * self.seconds
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Delay the message."""
         passage.delay_s += self.seconds

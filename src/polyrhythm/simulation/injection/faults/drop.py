@@ -11,5 +11,4 @@ class Drop(MessageFault):
     """Chosen messages never arrive; their senders do not learn of it."""
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Drop the message."""
         passage.copies = 0

@@ -11,5 +11,4 @@ class Duplicate(MessageFault):
     """Chosen messages arrive twice."""
 
     def happen(self, passage: Passage, random: Random) -> None:
-        """Duplicate the message."""
         passage.copies *= 2

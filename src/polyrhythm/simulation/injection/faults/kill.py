@@ -44,14 +44,13 @@ class Kill(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Check that the rank or the host exists."""
         if self.host is not None and self.host not in ground.host_of:
             raise RequestError(f"fault {self}: no rank is on host {self.host}")
-        if self.rank == "any" and len(ground.cast.workers) < 2:
+        if self.rank == "any" and len(ground.roles.workers) < 2:
             raise RequestError(f"fault {self}: there is no worker but the one that leads")
         if isinstance(self.rank, int):
             check_rank(self, ground, self.rank)
-        if self.after_step is not None and self.rank not in ground.cast.workers:
+        if self.after_step is not None and self.rank not in ground.roles.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, which takes no steps")
 
     def kills(self, rank: int, ground: Ground) -> bool:
@@ -59,7 +58,6 @@ class Kill(Fault):
         return self.rank == rank or (self.host is not None and ground.host_of[rank] == self.host)
 
     def gives_back(self, rank: int, ground: Ground) -> bool:
-        """Return whether a rank has a successor whenever this kills it."""
         return not self.kills(rank, ground) or self.restart_after_s is not None
 
     def holds_up_s(self, step_s: float) -> float:
@@ -67,7 +65,6 @@ class Kill(Fault):
         return self.restart_after_s or 0.0
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Plan when it happens."""
         kill = partial(self._kill, run, random)
         if self.at_s is not None:
             run.time.at(self.at_s, kill)
@@ -87,7 +84,7 @@ class Kill(Fault):
         if self.host is not None:
             return run.living([rank for rank, host in enumerate(run.host_of) if host == self.host])
         if self.rank == "any":
-            living = run.living([rank for rank in run.cast.workers if rank != LEADER])
+            living = run.living([rank for rank in run.roles.workers if rank != LEADER])
             return [random.choice(living)] if living else []
         assert isinstance(self.rank, int)
         return run.living([self.rank])

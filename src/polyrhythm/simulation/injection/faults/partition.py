@@ -40,17 +40,14 @@ class Partition(Fault):
         return self
 
     def check(self, ground: Ground) -> None:
-        """Check that the ranks exist."""
         for group in self.groups:
             for rank in group:
                 check_rank(self, ground, rank)
 
     def holds_up_s(self, step_s: float) -> float:
-        """Return how long it lasts."""
         return self.to_s - self.from_s if self.to_s < inf else 0.0
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Cut the links when it is time."""
         side = {rank: number for number, group in enumerate(self.groups) for rank in group}
 
         def apart(one: int, other: int) -> bool:

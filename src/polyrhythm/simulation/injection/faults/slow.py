@@ -36,7 +36,7 @@ class Slow(Fault):
     def check(self, ground: Ground) -> None:
         """Check that the rank computes."""
         check_rank(self, ground, self.rank)
-        if self.rank not in ground.cast.workers:
+        if self.rank not in ground.roles.workers:
             raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
 
     def holds_up_s(self, step_s: float) -> float:
@@ -44,5 +44,4 @@ class Slow(Fault):
         return 10 * self.factor * step_s
 
     def begin(self, run: FaultyRun, random: Random) -> None:
-        """Slow the worker."""
         run.slow(self.rank, lambda: self.factor if self.from_s <= run.time.now() < self.to_s else 1.0)

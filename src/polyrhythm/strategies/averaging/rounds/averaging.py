@@ -55,11 +55,9 @@ class Averaging(Strategy):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping."""
         return FaultPolicy.regrouping(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """All go on from the mean of all models."""
         return of_rounds(after)
 
 

@@ -27,7 +27,7 @@ class Mean:
 
     Attributes:
         vector: `(size,)`, in memory of its own; this member's own model if nobody's counts.
-        weight: how many models count.
+        weight: of all models together.
         stop_requested: whether any member was asked to stop.
     """
 
@@ -37,7 +37,7 @@ class Mean:
 
 
 class ModelMean:
-    """Averages the members' flat vectors: every model that counts does so equally, whatever its batches were.
+    """Averages the members' flat vectors, by their weights.
 
     A mean is taken in memory of its own, so one that breaks changes nobody's model, and can be taken again by those
     who are left. The vector's tail tells how many models count and of requests to stop, so all members hear of one at
@@ -68,7 +68,7 @@ class ModelMean:
 
         Args:
             stop: whether this member wants to stop.
-            weight: 0 if this member's model is somebody else's, else 1.
+            weight: that this member's model counts; 0 if it is somebody else's.
         """
         whole, size = self._flat.vector_and_tail.clone(), self._flat.size
         vector, tail = whole[:size], whole[size:]
@@ -86,7 +86,7 @@ class ModelMean:
         return Mean(vector, total, stops > 0)
 
     def average(self, tensor: Tensor, weight: float, total: float) -> None:
-        """Overwrites a tensor of the same shape on all members with its mean.
+        """Overwrite a tensor of the same shape on all members with its mean.
 
         Args:
             tensor: changed in place.
@@ -122,7 +122,7 @@ class LocalOptimizer:
         self._sizes: dict[str, int] | None = None
 
     def step(self, learning_rate: float) -> None:
-        """Updates the flat vector with the flat gradients."""
+        """Update the flat vector with the flat gradients."""
         self._optimizer.step(self._flat.gradients, learning_rate)
 
     def mean_state(self, mean: ModelMean, weight: float, total: float) -> Tensor | None:
@@ -143,7 +143,7 @@ class LocalOptimizer:
         return packed
 
     def models_averaged(self, mean_state: Tensor | None) -> None:
-        """Treats the state as asked.
+        """Treat the state as asked.
 
         Args:
             mean_state: what `mean_state` gave.

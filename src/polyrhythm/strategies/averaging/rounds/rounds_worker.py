@@ -185,6 +185,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
         self._apart = False
         self._weight = 1.0
+        self._shares, self._steps = 0.0, 0
         self._beginning: Tensor | None = None
         self._done = 0
         self._updated = _NEVER
@@ -194,7 +195,6 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._resumed: Tensor | None = None
 
     def start(self, step: int) -> int:
-        """Copy worker 0's parameters, or keep its own from a checkpoint."""
         self._done = step
         if self._resumed is not None:
             self._flat.vector.copy_(self._resumed)
@@ -209,10 +209,9 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Updates this worker's own model, and averages where a round is over."""
         if self._updated != step.number:  # else only the meeting broke
             self._go_apart()
-            self.update(step.weight, learning_rate)
+            self.update(step.weight, learning_rate, step.share)
             self._updated = step.number
         self._rate = learning_rate
         self._stop_requested |= step.stop
@@ -223,9 +222,16 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._done = step.number + 1
         return self._heard or (self._stop_requested and self._places.all.size == 1)
 
-    def update(self, weight: float, learning_rate: float) -> None:
-        """Update with the flat gradients, unless their weight is 0 (an empty batch)."""
+    def update(self, weight: float, learning_rate: float, share: float = 1.0) -> None:
+        """Update with the flat gradients, unless their weight is 0 (an empty batch).
+
+        Args:
+            weight: of the batch.
+            learning_rate: to update with.
+            share: that the step counts in the mean at the end of the round; see `Step.share`.
+        """
         self._rate = learning_rate
+        self._shares, self._steps = self._shares + share, self._steps + 1
         if weight > 0:
             if self._rounds.preconditioner is not None:
                 self._rounds.preconditioner.apply()
@@ -243,7 +249,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return self._mean_of_all().vector if self._places.presents(self._done) else None
 
     def end(self) -> None:
-        """Ends the round under way, and leaves the run's model in the flat vector, on all workers."""
+        """End the round under way, and leave the run's model in the flat vector, on all workers."""
         if self._apart:
             self._end_round()
         model = self._rounds.outer.model() if self._rounds.outer is not None else None
@@ -251,11 +257,10 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self._flat.vector.copy_(model)
 
     def meetings(self, step: int) -> int:
-        """Return the number of rounds, and of steps before the first."""
         return self._rounds.meetings(step)
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Meets others from now on. If all who began the round are lost, the models of those who came later count."""
+        """Meet others from now on. If all who began the round are lost, the models of those who came later count."""
         agreed = self._places.move(workers, members, Agreed(self._heard, self._weight))
         self._heard = agreed.stops
         if not agreed.counted:
@@ -279,11 +284,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return step
 
     def state(self) -> State:
-        """Return this worker's own model and optimizer, and the outer rule's state."""
         tensors, facts = self._optimizer.state()
         named = {"vector": self._flat.vector} | _below(_OPTIMIZER, tensors)
         noted: dict[str, Any] = {"apart": self._apart, "rate": self._rate, "optimizer": facts}
         noted |= {"worker": self._worker, "weight": self._weight, "updated": self._updated}
+        noted |= {"shares": self._shares, "steps": self._steps}
         if self._apart and self._beginning is not None:
             named["beginning"] = self._beginning
         for prefix, rule in self._rules():
@@ -297,13 +302,14 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._resumed = tensors["vector"]
         self._apart, self._rate, self._updated = facts["apart"], facts["rate"], facts["updated"]
         self._weight = facts["weight"] if facts["worker"] == self._worker or not self._apart else 0.0
+        # Older checkpoints do not tell: their models count alike.
+        self._shares, self._steps = facts.get("shares", 0.0), facts.get("steps", 0)
         self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
         self._optimizer.load_state(_above(_OPTIMIZER, tensors), facts["optimizer"])
         for prefix, rule in self._rules():
             rule.load_state((_above(prefix, tensors), facts[prefix]))
 
     def model_in(self, state: State) -> Tensor | None:
-        """Return this worker's model in the state; None if it is another's."""
         tensors, facts = state
         return tensors["vector"] if facts["weight"] else None
 
@@ -312,33 +318,39 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self._rounds.outer.start(self._flat.vector)
 
     def _rules(self) -> list[tuple[str, Outer | Preconditioner]]:
-        """Return the rules that have state, with the prefix of their names."""
         rules = (_OUTER, self._rounds.outer), (_PRECONDITIONER, self._rounds.preconditioner)
         return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
     def _go_apart(self) -> None:
         """Keep the start of a round for workers that miss the mean before it."""
-        if not self._apart and self._workers.size > 1:
-            self._beginning = self._flat.vector.clone()
+        if not self._apart:
+            self._shares, self._steps = 0.0, 0
+            if self._workers.size > 1:
+                self._beginning = self._flat.vector.clone()
         self._apart = True
 
+    @property
+    def _counts(self) -> float:
+        """What this worker's model counts in a mean: its mean part of the global batches of its round."""
+        return self._weight * (self._shares / self._steps if self._steps else 1.0)
+
     def _mean_of_all(self) -> Mean:
-        mean = self._places.all.take(self._stop_requested, self._weight)
+        mean = self._places.all.take(self._stop_requested, self._counts)
         self._heard |= mean.stop_requested
         return mean
 
     def _end_round(self) -> None:
         mean = self._mean_of_all()
-        state = self._optimizer.mean_state(self._places.all, self._weight, mean.weight)
+        state = self._optimizer.mean_state(self._places.all, self._counts, mean.weight)
         self._flat.vector.copy_(mean.vector)  # from here on nothing can break
         if self._rounds.outer is not None:
             self._rounds.outer.step(self._flat.vector, self._rate)
         self._optimizer.models_averaged(state)
-        self._apart, self._weight, self._beginning = False, 1.0, None
+        self._begin_round()
 
     def _meet_group(self, step: int) -> None:
         assert self._places.group is not None, "a group that meets is there"
-        mean = self._places.group.take(stop=False, weight=self._weight)
+        mean = self._places.group.take(stop=False, weight=self._counts)
         self._flat.vector.copy_(mean.vector)
         if mean.weight > 0:
             self._weight = 1.0
@@ -356,6 +368,9 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             self._optimizer.load_state(*of_optimizer)
         if self._rounds.outer is not None:
             self._rounds.outer.load_state((_above(_OUTER, tensors), facts[_OUTER]))
+        self._begin_round()
+
+    def _begin_round(self) -> None:
         self._apart, self._weight, self._beginning = False, 1.0, None
 
 
@@ -414,7 +429,7 @@ class MeetingPlaces:
             self.group.prepare()
 
     def move(self, workers: Communicator, members: tuple[int, ...], own: Agreed) -> Agreed:
-        """Meets others from now on, who all call it.
+        """Meet others from now on, who all call it.
 
         Args:
             workers: as at first.
@@ -447,7 +462,6 @@ class MeetingPlaces:
         return self.group is not None and self._rounds.group_ends(step) and step > self._group_met_by_any
 
     def _near(self, workers: Communicator, members: tuple[int, ...]) -> Communicator:
-        """Return the communicator of this worker's group."""
         number = members[workers.rank] // self._rounds.group
         return workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
 

@@ -66,20 +66,16 @@ class InTurns(Strategy, Remarks):
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)]
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses graphs that so many workers cannot have."""
         super().check(workers, plan)
         self.topology.check(workers)
 
     def remark(self, workers: int) -> str:
-        """Return a remark on the spectral gap."""
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of workers that differ by what has not spread yet."""
-        return Traits(local_models=workers > 1, common_start=True)
+        return Traits(local_models=workers > 1, common_start=True, counts_samples=False)
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping."""
         return FaultPolicy.regrouping(workers)
 
 
@@ -138,7 +134,6 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         return True
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Meets those who are there, and mixes with them from now on."""
         self._workers = workers
         own = Progress(steps=self._done, presented=self._presented, last=self._ending.last)
         told = self._reunion.tell(workers, own, self._flat.vector)
@@ -168,16 +163,13 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         return self._done
 
     def _mixes(self, step: int) -> bool:
-        """Whether this worker mixes in a step, where all are."""
         return step >= self._mixes_from
 
     def _pass_stop_on(self, step: Step) -> None:
-        """Passes a request to stop on."""
         if step.stop:
             self._ending.request_stop(max(step.number, self._mixes_from))
 
     def _learn(self, step: Step, update: Callable[[], None]) -> None:
-        """Applies a step's gradients, once and if they weigh anything."""
         if step.weight > 0 and self._updated != step.number:
             update()
             self.staleness[0] += 1

@@ -61,7 +61,7 @@ class Place:
         return tuple(rank for rank in self.workers if rank != self.rank)
 
     def partner(self, step: int, absent: set[int]) -> int | None:
-        """Draws whom to ask at a step, of those who are there; the same whenever it is drawn again."""
+        """Draw whom to ask at a step, of those who are there; the same whenever it is drawn again."""
         there = [rank for rank in self.partners if rank not in absent]
         return Random(f"{self.rank} asks at step {step}").choice(there) if there else None
 
@@ -209,7 +209,6 @@ class Keeper:
         return [] if self._asked is None else [(self._asked, Message(Kind.VECTOR, self.values, step=step))]
 
     def _average(self, source: int, message: Message) -> list[Reply]:
-        """Average with a partner, and send it its half of the difference."""
         self.heard[source] = message.step
         if not self.ready:
             return [(source, Message(Kind.DIFFERENCE, step=self._step))]
@@ -220,7 +219,6 @@ class Keeper:
         return [(source, Message(Kind.DIFFERENCE, half, version=self._averages, step=self._step))]
 
     def _averaged(self, source: int, message: Message) -> list[Reply]:
-        """Apply the other half of the average."""
         self.heard[source] = message.step
         if self._asked == source:
             self._asked = None
@@ -230,7 +228,7 @@ class Keeper:
         return self._update_if_averaged()
 
     def _update_if_averaged(self) -> list[Reply]:
-        """Updates, once there is a gradient and nothing more is to come before it."""
+        """Update, once there is a gradient and nothing more is to come before it."""
         push = self._push
         if push is None or self._asked is not None:
             return []

@@ -171,7 +171,6 @@ class Host:
         return Message(Kind.PARAMETERS, values, step=step, version=1)
 
     def _begin(self) -> list[Reply]:
-        """Let all begin together, with the same parameters."""
         if self._begun or not self._waiting.keys() >= self._present:
             return []
         self._begun = True
@@ -414,7 +413,7 @@ class KeeperSuccessor:
         return self._host.over
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Finds out what there is, then does as the host does."""
+        """Find out what there is, then do as the host does."""
         if self._leads:
             return self._host.on_message(source, message)
         if source == self._keeper.place.rank:

@@ -25,13 +25,11 @@ class Bulyan(ByDistance):
 
     @property
     def least(self) -> int:
-        """4f + 3."""
         return 4 * self.f + 3
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Chooses, then averages."""
         left, count = list(range(len(gradients))), len(gradients)
         chosen: list[int] = []
         while len(chosen) < count - 2 * self.f:

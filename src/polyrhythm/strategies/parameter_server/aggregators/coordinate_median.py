@@ -29,11 +29,9 @@ class CoordinateMedian(Aggregator):
 
     @property
     def least(self) -> int:
-        """2f + 1."""
         return 2 * self.f + 1
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Takes the middle."""
         return middle(in_order(gradients))

@@ -25,5 +25,4 @@ class Krum(ByDistance):
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Chooses one."""
         return gradients[self.order(distances, range(len(gradients)))[0]]

@@ -31,11 +31,9 @@ class MultiKrum(ByDistance):
 
     @property
     def least(self) -> int:
-        """2f + 3, or what m needs."""
         return max(super().least, (self.m or 1) + self.f + 2)
 
     def check(self, gradients: int) -> None:
-        """Refuses too few, or an m for which they are too few."""
         if self.m is not None and gradients >= 2 * self.f + 3 and self.m > gradients - self.f - 2:
             raise RequestError(
                 f"{self}: m is {self.m}, but of {gradients} gradients at most {gradients - self.f - 2} may be chosen "
@@ -46,7 +44,6 @@ class MultiKrum(ByDistance):
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Averages those that are chosen, in the order of their pushers."""
         count = self.m or len(gradients) - self.f - 2
         chosen = sorted(self.order(distances, range(len(gradients)))[:count])
         return mean([gradients[position] for position in chosen])

@@ -31,18 +31,15 @@ class TrimmedMean(Aggregator):
 
     @property
     def least(self) -> int:
-        """2k + 1."""
         return 2 * self.k + 1
 
     @property
     def strength(self) -> str:
-        """Here k."""
         return "k"
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Leaves out the extremes."""
         if self.k == 0:
             return mean(gradients)
         kept = in_order(gradients)[self.k : len(gradients) - self.k]

@@ -17,11 +17,9 @@ class WeightedMean(Aggregator):
 
     @property
     def least(self) -> int:
-        """One."""
         return 1
 
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Adds up in the order of the pushers."""
         return mean(gradients, weights)

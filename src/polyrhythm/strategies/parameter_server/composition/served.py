@@ -17,8 +17,10 @@ from pydantic import Field
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
-from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
-from polyrhythm.strategies.parameter_server.replication.replicated_server import ReplicatedServer
+from polyrhythm.strategies.parameter_server.replication.replicated_server import (
+    ReplicatedPushPull,
+    ReplicatedServer,
+)
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers, recut
@@ -46,7 +48,6 @@ class WithServers(Strategy):
     placement: Annotated[Placement, chosen("placement", PLACEMENTS)] = Shared()
 
     def traits(self, workers: int) -> Traits:
-        """Return the servers' part of them."""
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
@@ -54,9 +55,7 @@ class Served(WithServers, RecutsServers):
     """A strategy of pushes and pulls.
 
     Attributes:
-        servers: how many, each with an equal shard.
         replicas: servers that hold each shard; of two, one may be lost.
-        placement: where servers run.
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
     """
@@ -65,31 +64,27 @@ class Served(WithServers, RecutsServers):
     eject_after: Count = 5
 
     def rules(self) -> tuple[Consistency, Handling]:
-        """Gives what it is composed of."""
+        """Return what it is composed of."""
         raise NotImplementedError
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuses what the parts cannot do with so many workers."""
         super().check(workers, plan)
         check_rules(*self.rules(), workers, self.servers)
         if self.replicas > 1:
             check_replicas(self.rules()[1], self.servers)
 
     def goes_on_from(self, before: Strategy) -> bool:
-        """Where only servers are others: their number, their replicas, and where they run."""
+        """Return whether only servers differ: their number, their replicas, and where they run."""
         others = {"servers": self.servers, "replicas": self.replicas, "placement": self.placement}
         return isinstance(before, type(self)) and before.model_copy(update=others) == self
 
     def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
-        """Cut anew, if there were more or fewer servers."""
         return list(states) if len(states) == self.servers else recut(states, plan, self.servers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The servers count other pushers."""
         return of_servers(self.rules()[0], [(worker,) for worker in range(before)], after, after)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of the consistency and the merge rule."""
         consistency, handling = self.rules()
         lockstep, updates = consistency.in_step(), consistency.updates_per_step(workers)
         return replace(
@@ -102,6 +97,7 @@ class Served(WithServers, RecutsServers):
             rate_divisor=1 if handling.merge.divides else updates,
             reads_newest=not consistency.own_updates,
             skips_steps=consistency.drops and not lockstep,
+            draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
         )
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -121,7 +117,6 @@ class Served(WithServers, RecutsServers):
         return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         consistency = self.rules()[0]
         return ServedWorker(
@@ -129,23 +124,18 @@ class Served(WithServers, RecutsServers):
         )
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server."""
-        cast = setting.cast
+        roles = setting.roles
         consistency, handling = self.rules()
         handling = replace(handling, eject_after=self.eject_after, finite=setting.finite)
 
         def make(shard: int) -> ServerSession:
-            return shard_session(cast.workers, consistency, handling, cast.servers, shard)
+            return shard_session(roles.workers, consistency, handling, roles.servers, shard)
 
-        return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, cast.workers, make)
+        return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
 
 
 def check_replicas(handling: Handling, servers: int) -> None:
-    """Refuses shards that cannot be on two servers.
-
-    Raises:
-        RequestError: with the reason and what would work.
-    """
+    """Raise `RequestError` where shards cannot be on two servers."""
     if servers < 2:
         raise RequestError("replicas=2 puts every shard on two servers: ask for servers=2, or for replicas=1")
     if handling.aggregator.whole:
@@ -155,11 +145,7 @@ def check_replicas(handling: Handling, servers: int) -> None:
 
 
 def check_rules(consistency: Consistency, handling: Handling, pushers: int, servers: int) -> None:
-    """Refuses what the parts of a composition cannot do together.
-
-    Raises:
-        RequestError: with the reason and what would work.
-    """
+    """Raise `RequestError` where the parts of a composition do not go together."""
     consistency.check(pushers)
     aggregator = handling.aggregator
     gathered = consistency.gathers(pushers)

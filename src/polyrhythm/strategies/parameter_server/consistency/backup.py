@@ -32,32 +32,26 @@ class Backup(Consistency):
     spare: int = Field(default=1, ge=0)
 
     def check(self, pushers: int) -> None:
-        """Refuses to spare everybody; a single one has nobody to spare, and is plain training."""
+        """Refuse to spare everybody; a single pusher has nobody to spare, and is plain training."""
         if pushers > 1:
             check_fewer(f"{self}: spare", self.spare, pushers)
 
     def in_step(self) -> bool:
-        """Only where nobody is spared."""
         return self.spare == 0
 
     def gathers(self, pushers: int) -> int:
-        """All but the spare ones."""
         return max(1, pushers - self.spare)
 
     def updates_per_step(self, pushers: int) -> int:
-        """One."""
         return 1
 
     def spares(self, pushers: int) -> int:
-        """The spare ones; all, where there are none and nobody is dropped."""
         return pushers - self.gathers(pushers) if self.spare else pushers
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """The step is the one of all."""
         return {"step": step}
 
     def gate(self, pushers: int) -> Gate:
-        """Makes one server's gate."""
         return BackupGate(pushers, self.gathers(pushers)) if self.spare else SynchronousGate(pushers)
 
 
@@ -71,33 +65,30 @@ class BackupGate(Gate):
         self._step = 0
 
     def ask(self, pusher: int, step: int) -> Decision:
-        """Answers; who asks goes on with the current step."""
         return Decision(answer=(pusher,), step=self._step)
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Drops the gradient if it is late; else holds it, or applies all if enough are there."""
+        """Drop a late gradient; else hold it, or apply all if enough are there."""
         if step < self._step:
             return Decision(drop=(pusher,), answer=(pusher,), step=self._step)
         self._held.add(pusher)
         return self._decide()
 
     def leave(self, pusher: int) -> Decision:
-        """Forgets what a lost pusher had pushed, and waits for no more than are there."""
+        """Forget what a lost pusher had pushed, and wait for no more than are there."""
         self._present.discard(pusher)
         drop = (pusher,) if pusher in self._held else ()
         self._held.discard(pusher)
         return self._decide(drop)
 
     def join(self, pusher: int) -> None:
-        """Counts on a pusher again."""
         self._present.add(pusher)
 
     def state(self) -> dict[str, Any]:
-        """The current step; what is held will come again."""
+        """Return the current step; what is held will come again."""
         return {"step": self._step}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes back the current step."""
         self._step = state["step"]
 
     def _decide(self, drop: tuple[int, ...] = ()) -> Decision:

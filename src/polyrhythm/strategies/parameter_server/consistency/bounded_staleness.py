@@ -46,27 +46,21 @@ class BoundedStaleness(Consistency):
 
     @property
     def own_updates(self) -> bool:
-        """With cached reads, unless every read must be fresh."""
         return self.cached_reads and self.s > 0
 
     def in_step(self) -> bool:
-        """Only for s = 0."""
         return self.s == 0
 
     def gathers(self, pushers: int) -> int:
-        """One, but for s = 0."""
         return 1 if self.s else pushers
 
     def spares(self, pushers: int) -> int:
-        """All."""
         return pushers
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """All clocks are equal."""
         return {"clocks": [step] * pushers, "credits": [0] * pushers}
 
     def gate(self, pushers: int) -> Gate:
-        """Makes one server's gate."""
         return (
             BoundedStalenessGate(pushers, self.s, self.cached_reads) if self.s else SynchronousGate(pushers)
         )
@@ -89,14 +83,12 @@ class BoundedStalenessGate(Gate):
         self._waiting: set[int] = set()
 
     def ask(self, pusher: int, step: int) -> Decision:
-        """Answers with parameters, as soon as the slowest are near enough."""
         self._set_clock(pusher, step)
         self._copied[pusher] = -1
         self._waiting.add(pusher)
         return self._decide()
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Applies the gradient, and answers all that may go on."""
         if pusher in self._entering:
             self._entering.discard(pusher)
             slowest = min((self._clocks[other] for other in self._present), default=0)
@@ -107,7 +99,6 @@ class BoundedStalenessGate(Gate):
         return self._decide((pusher,))
 
     def leave(self, pusher: int) -> Decision:
-        """Lets those go on who waited for it."""
         self._present.discard(pusher)
         self._entering.discard(pusher)
         self._waiting.discard(pusher)
@@ -116,20 +107,18 @@ class BoundedStalenessGate(Gate):
         return self._decide()
 
     def join(self, pusher: int) -> None:
-        """Lets it in; its clock counts again from its first gradient on."""
+        """Let it in; its clock counts again from its first gradient on."""
         self._entering.add(pusher)
 
     def state(self) -> dict[str, Any]:
-        """The clocks; copies are made anew."""
         return {"clocks": list(self._clocks), "credits": list(self._credits)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes back the clocks."""
         self._clocks = list(state["clocks"])
         self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
 
     def _set_clock(self, pusher: int, steps: int) -> None:
-        """Counts a credit only as far as it is still behind: else it would wait for those who have done all steps.
+        """Count a credit only as far as it is still behind: else it would wait for those who have done all steps.
 
         Behind the first of those who never were: two who catch up would hold each other back, and with them all.
         """
@@ -139,7 +128,7 @@ class BoundedStalenessGate(Gate):
         self._clocks[pusher] = steps + self._credits[pusher]
 
     def _rebase(self) -> None:
-        """Has one at least count its steps alone, where all who are left were behind once; differences stay."""
+        """Have one at least count its steps alone, where all who are left were behind once; differences stay."""
         least = min((self._credits[pusher] for pusher in self._present), default=0)
         for pusher in self._present if least else ():
             self._credits[pusher] -= least

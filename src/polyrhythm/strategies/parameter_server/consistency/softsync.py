@@ -30,34 +30,28 @@ class Softsync(Consistency):
     n: int = Field(default=1, ge=1)
 
     def check(self, pushers: int) -> None:
-        """Refuses more updates than gradients; a single pusher is plain training for every n."""
+        """Refuse more updates than gradients; a single pusher is plain training for every n."""
         if self.n > pushers > 1:
             raise RequestError(
                 f"{self}: n is {self.n}, but only {pushers} push: ask for {pushers} at most, which is asynchronous"
             )
 
     def in_step(self) -> bool:
-        """Never."""
         return False
 
     def waits_for_slower(self) -> bool:
-        """Never."""
         return False
 
     def gathers(self, pushers: int) -> int:
-        """The rule's c."""
         return max(1, pushers // self.n)
 
     def spares(self, pushers: int) -> int:
-        """All."""
         return pushers
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """Nobody has begun an update."""
         return {"held": []}
 
     def gate(self, pushers: int) -> Gate:
-        """Makes one server's gate."""
         return SoftsyncGate(pushers, self.gathers(pushers))
 
 
@@ -69,31 +63,23 @@ class SoftsyncGate(Gate):
         self._present = set(range(pushers))
         self._held: list[int] = []
 
-    def ask(self, pusher: int, step: int) -> Decision:
-        """Answers."""
-        return Decision(answer=(pusher,))
-
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Holds the gradient, or applies all that are held if it was the c-th."""
         self._held.append(pusher)
         apply = self._taken() if len(self._held) == self._gathers else ()
         return Decision(apply=apply, answer=(pusher,))
 
     def leave(self, pusher: int) -> Decision:
-        """Applies what is left over when nobody is there any more."""
+        """Apply what is left over when nobody is there any more."""
         self._present.discard(pusher)
         return Decision(apply=() if self._present else self._taken())
 
     def join(self, pusher: int) -> None:
-        """There will be more."""
         self._present.add(pusher)
 
     def state(self) -> dict[str, Any]:
-        """Whose gradients are held."""
         return {"held": list(self._held)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes back whose are held."""
         self._held = list(state["held"])
 
     def _taken(self) -> tuple[int, ...]:

@@ -45,12 +45,12 @@ from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
-from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
-from polyrhythm.strategies.parameter_server.serving.admission import admit_vector
-from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, let_through
-from polyrhythm.strategies.parameter_server.serving.membership import Rounds
+from polyrhythm.strategies.parameter_server.serving.admission import admit_vector, payload
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, RoundsGate
+from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Given, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
@@ -60,6 +60,7 @@ from polyrhythm.strategies.state import (
     Resharding,
     State,
     StateField,
+    below,
     steps_known,
     steps_of_servers,
 )
@@ -74,7 +75,6 @@ from polyrhythm.strategies.worker_part import (
     WorkerSetting,
 )
 from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -94,18 +94,18 @@ class ElasticRule:
     together: bool
 
     def due(self, step: int) -> bool:
-        """Whether a worker exchanges in its step of this number."""
+        """Return whether a worker exchanges in its step of this number."""
         return step % self.tau == 0
 
     def largest_stable_alpha(self, workers: int, learning_rate: float) -> float:
-        """Gives the largest alpha that is stable where the loss has curvature 1; at most 0 if none is."""
+        """Return the largest alpha that is stable where the loss has curvature 1; at most 0 if none is."""
         left = 2 - learning_rate
         if self.together:
             return 2 * left / (2 + workers * left) if left > 0 else 0.0
         return 2 * left / (4 - learning_rate) if left > 0 else 0.0
 
     def caution(self, workers: int, learning_rate: float) -> str:
-        """Says in one line what is wrong where alpha is out of the stable range; empty if nothing is."""
+        """Return in one line what is wrong where alpha is out of the stable range; empty if nothing is."""
         bound = self.largest_stable_alpha(workers, learning_rate)
         if self.alpha <= bound:
             return ""
@@ -131,7 +131,6 @@ class ElasticAveraging(WithServers, Remarks):
         beta: what all workers' pulls at the centre add up to.
         alpha: share of the difference by which both sides move; None: beta / N.
         servers: how many hold the centre, each an equal shard.
-        placement: where servers run.
     """
 
     paper: ClassVar[Paper] = PAPER
@@ -149,58 +148,48 @@ class ElasticAveraging(WithServers, Remarks):
         return self
 
     def rule(self, workers: int) -> ElasticRule:
-        """Gives the numbers for so many workers."""
+        """Return the numbers for so many workers."""
         alpha = self.beta / workers if self.alpha is None else self.alpha
         return ElasticRule(alpha=alpha, tau=self.tau, together=self.mode == "synchronous")
 
     def caution(self, workers: int, learning_rate: float) -> str:
-        """Warns where alpha is out of the stable range."""
         return self.rule(workers).caution(workers, learning_rate)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of workers with parameters of their own; the centre hears of each gradient once."""
         together = self.mode == "synchronous"
         return replace(
             super().traits(workers),
             lockstep=together,
             local_models=True,
             waits_for_slower=together,
+            draws=not together,
             exchange_every=self.tau,
             gradients=workers,
             plain_alone=False,
+            counts_samples=False,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: the centre is what a run has come to."""
         rejoin = Rejoin.BEHIND if self.mode == "synchronous" else Rejoin.LEVEL
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=rejoin)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        """The centre stays."""
         return of_centre(after)
 
     @abstractmethod
     def local_step(self, setting: WorkerSetting) -> LocalStep:
-        """Makes a worker's own step."""
+        """Make a worker's own step."""
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker."""
         return ElasticWorker(setting, self.rule(setting.workers.size), self.local_step(setting))
 
     def server(self, setting: ServerSetting) -> ServerPart:
-        """Makes the part of one server."""
-        workers = setting.cast.workers
+        workers = setting.roles.workers
         return centre_session(workers, self.rule(len(workers)))
 
 
 class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
-    """Steps on its own, and exchanges every `tau` steps.
-
-    Args:
-        setting: the worker's.
-        rule: when it exchanges.
-        local: its own step.
-    """
+    """Steps on its own, and exchanges every `tau` steps."""
 
     def __init__(self, setting: WorkerSetting, rule: ElasticRule, local: LocalStep) -> None:
         super().__init__()
@@ -209,19 +198,19 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         self._flat = setting.flat
         self._rule = rule
         self._local = local
-        self._centre = CentreLink(setting)
+        self._centre = CentreLink(setting, local.own)
         self._restored = False
         self._exchanging = False
         self._done = 0
 
     def start(self, step: int) -> int:
-        """Worker 0 hands out the centre, and everyone begins there; who is resumed, where it was.
+        """Start from the centre, which worker 0 hands out; a resumed worker starts where it was.
 
-        A state that is older than this worker's last exchange is of no use: its steps would be done twice.
+        A state older than this worker's last exchange is of no use: its steps would be done twice.
         """
         if self._hands_out:
-            self._centre.initialise(self._local.own)
-        centre, known = self._centre.pull()
+            self._centre.initialise()
+        centre, known = self._centre.pull_whole()
         self._done = step
         if not self._restored or step < known:
             self._local.begin_from(centre)
@@ -229,15 +218,13 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         return self._done
 
     def begin(self, step: Step) -> None:
-        """Starts an exchange, if one is due."""
         self._local.look_ahead()
         self._exchanging = self._rule.due(step.number)
         if self._exchanging:
-            self._centre.offer(self._local.own, step)
+            self._centre.offer(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Ends the exchange, and steps."""
-        stop = self._exchanging and self._centre.take(self._local.own)
+        stop = self._exchanging and self._centre.take()
         self._exchanging = False
         self._done = step.number + 1
         if step.weight > 0:
@@ -247,120 +234,67 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         return stop
 
     def settle(self) -> None:
-        """Leaves this worker's own parameters in the vector."""
         self._local.rest()
 
     def present(self) -> Tensor | None:
-        """The centre is the model."""
-        return self._centre.pull()[0] if self._rank == 0 else None
+        return self._centre.pull_whole()[0] if self._rank == 0 else None
 
     def catch_up(self) -> None:
-        """Goes on where it was."""
         self._local.look_ahead()
 
     def end(self) -> None:
-        """Pulls at the centre for a last time and leaves; worker 0 waits for the final centre."""
-        self._centre.part(self._local.own, self._done)
+        """Pull at the centre for a last time and leave; worker 0 waits for the final centre."""
+        self._centre.part(self._done)
         if self._rank == 0:
-            self._flat.vector.copy_(self._centre.pull(final=True)[0])
+            self._flat.vector.copy_(self._centre.pull_whole(final=True)[0])
 
     def let_go(self) -> None:
-        """Tells the servers that nobody needs them any more."""
-        self._centre.let_go()
+        self._centre.leave()
 
     def state(self) -> State:
-        """Gives this worker's own parameters, and its optimiser's state."""
         tensors, facts = self._local.state()
         return tensors, {"worker": self._rank, **facts}
 
     def load_state(self, state: State) -> None:
-        """Takes them back; another worker's, where this one had handed in none, are left alone."""
         if state[1]["worker"] == self._rank:
             self._local.load_state(state)
             self._restored = True
 
 
-class CentreLink:
+class CentreLink(ServerLink):
     """Exchanges a worker's parameters with the servers that hold the centre.
 
     Args:
-        setting: the worker's.
+        own: `(size,)`, the worker's parameters.
     """
 
-    def __init__(self, setting: WorkerSetting) -> None:
-        self._network = setting.network
-        self._servers = setting.cast.servers
-        self._size = setting.flat.size
-        self._shards = shards(setting.flat.size, len(self._servers))
+    def __init__(self, setting: WorkerSetting, own: Tensor) -> None:
+        super().__init__(setting)
+        self._vector = own
         self._offered: list[Handle] = []
 
-    def initialise(self, vector: Tensor) -> None:
-        """Gives every server its shard, `(size,)` in all; one worker calls this, before anyone exchanges."""
-        for server, shard in zip(self._servers, self._shards, strict=True):
-            self._network.send(server, Message(Kind.PARAMETERS, vector[shard]))
-
-    def pull(self, final: bool = False) -> tuple[Tensor, int]:
-        """Asks for the centre.
-
-        Args:
-            final: wait until all workers have left.
-
-        Returns:
-            The centre, `(size,)`, and how many of this worker's steps it knows of.
-
-        Raises:
-            PeerLost: this is a successor, and the run that it would join is ending.
-        """
-        answers = self._asked(Message(Kind.PULL, stop=final))
-        if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, of those who exchange together
-            answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
-        for server, answer in zip(self._servers, answers, strict=True):
-            if answer.kind is Kind.LEAVE:  # others may have asked it in before they heard of the end
-                raise PeerLost(server, "joining a run that is ending")
-        pieces = [answer.tensor for answer in answers if answer.tensor is not None]
-        assert len(pieces) == len(answers), "an answer carries the centre"
-        return torch.cat(pieces), min(answer.step for answer in answers)
-
-    def _asked(self, question: Message) -> list[Message]:
-        """Asks all servers; gives their answers."""
-        for server in self._servers:
-            self._network.send(server, question)
-        return [self._network.receive(server)[1] for server in self._servers]
-
-    def offer(self, vector: Tensor, step: Step) -> None:
-        """Starts an exchange: sends the worker's parameters, which must not change before `take`."""
+    def offer(self, step: Step) -> None:
+        """Start an exchange: send the worker's parameters, which must not change before `take`."""
         self._offered = [
-            self._network.start_send(
-                server, Message(Kind.VECTOR, vector[shard], step=step.number, stop=step.stop)
-            )
-            for server, shard in zip(self._servers, self._shards, strict=True)
+            self._ask(position, Message(Kind.VECTOR, self._vector[shard], step=step.number, stop=step.stop))
+            for position, shard in enumerate(self._shards)
         ]
 
-    def take(self, vector: Tensor) -> bool:
-        """Ends an exchange: takes the differences off the worker's parameters, as the centre has gained them.
-
-        Returns:
-            Whether this worker must stop.
-        """
-        stop = False
-        differences = [self._network.receive(server)[1] for server in self._servers]
+    def take(self) -> bool:
+        """Take the differences off the worker's parameters, as the centre has gained them; return whether to stop."""
+        stop, vector = False, self._vector
+        differences = [self._answer(position) for position in range(len(self._servers))]
         for handle in self._offered:
             handle.wait()
         for shard, difference in zip(self._shards, differences, strict=True):
-            assert difference.tensor is not None, "an exchange gives a difference"
-            vector[shard].sub_(difference.tensor.to(vector.device))
+            vector[shard].sub_(payload(difference).to(vector.device))
             stop |= difference.stop
         return stop
 
-    def part(self, vector: Tensor, steps: int) -> None:
-        """Pulls at the centre for a last time, after so many steps, and leaves."""
+    def part(self, steps: int) -> None:
+        """Pull at the centre for a last time, after so many steps, and leave."""
         for server, shard in zip(self._servers, self._shards, strict=True):
-            self._network.send(server, Message(Kind.LEAVE, vector[shard], step=steps))
-
-    def let_go(self) -> None:
-        """Tells all servers that nobody needs them any more."""
-        for server in self._servers:
-            self._network.send(server, Message(Kind.LEAVE))
+            self._network.send(server, Message(Kind.LEAVE, self._vector[shard], step=steps))
 
 
 _OPTIMIZER = "optimizer."
@@ -376,30 +310,29 @@ class LocalStep(Protocol):
     own: Tensor
 
     def begin_from(self, parameters: Tensor) -> None:
-        """Takes over parameters, `(size,)`, without any momentum."""
+        """Take over parameters, `(size,)`, without any momentum."""
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
-        """Steps from `own`, with a gradient computed at the flat vector as it was; leaves the vector ahead."""
+        """Step from `own`, with a gradient computed at the flat vector as it was; leaves the vector ahead."""
 
     def look_ahead(self) -> None:
-        """Lets the flat vector hold the point at which the next gradient is to be computed."""
+        """Let the flat vector hold the point at which the next gradient is to be computed."""
 
     def rest(self) -> None:
-        """Lets the flat vector hold the worker's parameters."""
+        """Let the flat vector hold the worker's parameters."""
 
     def state(self) -> State:
-        """Gives all that a resumed worker needs, its parameters included."""
+        """Return all that a resumed worker needs, its parameters included."""
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
 
 
-class PlainStep:
+class PlainStep(LocalStep):
     """The optimiser's own step, on the flat vector.
 
     Args:
         vector: `(size,)`, the flat parameters.
-        plan: of the optimiser.
     """
 
     def __init__(self, vector: Tensor, plan: OptimizerPlan) -> None:
@@ -408,12 +341,10 @@ class PlainStep:
         self._optimizer = plan.build(vector)
 
     def begin_from(self, parameters: Tensor) -> None:
-        """Takes over parameters."""
         self.own.copy_(parameters)
         self._optimizer = self._plan.build(self.own)
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
-        """Steps."""
         self._optimizer.step(gradient, learning_rate)
 
     def look_ahead(self) -> None:
@@ -423,16 +354,14 @@ class PlainStep:
         """The vector always holds them."""
 
     def state(self) -> State:
-        """Gives parameters and optimiser."""
         return _state_of(self._optimizer, {"own": self.own})
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         self.own.copy_(state[0]["own"])
         _restore(self._optimizer, state)
 
 
-class NesterovStep:
+class NesterovStep(LocalStep):
     """The optimiser's step from a point ahead; for SGD, `v' = delta v - lr g(x + delta v)` and `x' = x + v'`.
 
     Args:
@@ -450,14 +379,12 @@ class NesterovStep:
         self._delta = delta
 
     def begin_from(self, parameters: Tensor) -> None:
-        """Takes over parameters, at rest."""
         self.own.copy_(parameters)
         self._velocity.zero_()
         self._optimizer = self._plan.build(self._vector)
         self.look_ahead()
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
-        """Steps; the velocity is what came of it."""
         self.look_ahead()  # the centre has pulled since
         self._optimizer.step(gradient, learning_rate)
         torch.sub(self._vector, self.own, out=self._velocity)
@@ -465,19 +392,15 @@ class NesterovStep:
         self.look_ahead()
 
     def look_ahead(self) -> None:
-        """Goes ahead by the velocity."""
         torch.add(self.own, self._velocity, alpha=self._delta, out=self._vector)
 
     def rest(self) -> None:
-        """Comes back."""
         self._vector.copy_(self.own)
 
     def state(self) -> State:
-        """Gives parameters, velocity and optimiser."""
         return _state_of(self._optimizer, {"own": self.own, "velocity": self._velocity})
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         self.own.copy_(state[0]["own"])
         self._velocity.copy_(state[0]["velocity"])
         _restore(self._optimizer, state)
@@ -490,23 +413,11 @@ def _state_of(optimizer: FlatOptimizer, own: dict[str, Tensor]) -> State:
 
 
 def _restore(optimizer: FlatOptimizer, state: State) -> None:
-    tensors, facts = state
-    named = {
-        name.removeprefix(_OPTIMIZER): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(_OPTIMIZER)
-    }
-    optimizer.load_state(named, facts["optimizer"])
+    optimizer.load_state(below(_OPTIMIZER, state[0]), state[1]["optimizer"])
 
 
 def centre_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.0) -> ServerSession:
-    """Make the server of a shard of the centre.
-
-    Args:
-        workers: their ranks.
-        rule: how far the centre moves, and whether all exchange at the same time.
-        pull: how far a worker moves, for each that the centre moves.
-    """
+    """Make the server of a shard of the centre; `pull` is how far a worker moves for each that the centre moves."""
     return ServerSession(workers, CentreRule(rule, len(workers), pull))
 
 
@@ -518,7 +429,6 @@ class CentreRule(Rule):
 
     Args:
         rule: how far the centre moves, and whether all exchange at the same time.
-        workers: how many there are.
         pull: how far a worker moves, for each that the centre moves.
     """
 
@@ -539,7 +449,6 @@ class CentreRule(Rule):
         self._copy: Tensor | None = None
 
     def begin(self, values: Tensor) -> None:
-        """Begin with worker 0's parameters, or go on with the centre of a resumed run."""
         if self._begun:
             raise RefusedMessage(Reason.ORDER, "initial parameters came a second time")
         if not values.is_floating_point():
@@ -567,22 +476,18 @@ class CentreRule(Rule):
         return Applied(batch, 1, staleness, answers)
 
     def answer(self, pusher: int, version: int) -> Tensor:
-        """Return a copy of the centre: it leaves while others pull at it."""
         self._heard.setdefault(pusher, version)
         if self._copy is None:
             self._copy = self.values.clone()
         return self._copy
 
     def enter(self, pusher: int) -> None:
-        """Forget what a worker has heard of: its successor is another."""
         self._heard.pop(pusher, None)
 
     def state(self) -> State:
-        """Return the centre."""
         return {"values": self.values}, {}
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         self.values = state[0]["values"]
         self.ready = len(self.values) > 0
 
@@ -590,89 +495,59 @@ class CentreRule(Rule):
 class AloneGate(Gate):
     """Lets every worker exchange by itself."""
 
-    def arrive(self, pusher: int, step: int) -> Decision:
-        """Exchange at once."""
-        return let_through(pusher)
-
     def part(self, pusher: int) -> Decision:
-        """Exchange at once, for the centre alone."""
+        """Exchange at once; the worker is not pulled."""
         return Decision(apply=(pusher,))
 
 
-class CentreGate(Gate):
-    """Lets all workers exchange at the same time.
-
-    Args:
-        workers: how many there are.
-    """
-
-    rounds: Rounds
+class CentreGate(RoundsGate):
+    """Lets all workers exchange at the same time."""
 
     def __init__(self, workers: int) -> None:
-        self.rounds = Rounds(workers)
-        self._present = set(range(workers))
-        self._held: set[int] = set()
+        super().__init__(workers)
         self._parting: set[int] = set()
         """Workers that have left, and whose last vector waits for the others'."""
 
     def check_turn(self, pusher: int) -> None:
-        """Refuse a second vector."""
-        if pusher in self._held:
+        if pusher in self.held:
             raise RefusedMessage(Reason.ORDER, f"worker {pusher} sent its parameters a second time")
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Hold the vector, or exchange if it was the last."""
-        self._held.add(pusher)
-        return self._decide()
+        self.held.add(pusher)
+        return self.decide()
 
     def part(self, pusher: int) -> Decision:
         """Hold the last vector of a worker for the next exchange, which does not wait for it."""
-        self._present.discard(pusher)
+        self.present.discard(pusher)
         self._parting.add(pusher)
-        return self._decide()
+        return self.decide()
 
     def leave(self, pusher: int) -> Decision:
-        """Wait for a worker no longer; its successor sends its vector again."""
-        self._present.discard(pusher)
-        self._held.discard(pusher)
+        self.present.discard(pusher)
+        self.held.discard(pusher)
         self.rounds.forget(pusher)
-        return self._decide()
+        return self.decide()
 
     def join(self, pusher: int) -> None:
-        """End no exchange until this worker has said at which it comes in."""
         self._parting.discard(pusher)
         self.rounds.invite(pusher, later=False)
 
-    def enter(self, pusher: int, number: int) -> Decision:
-        """Let a worker in at that exchange, and answer it then."""
-        self.rounds.accept(pusher, number)
-        return self._decide()
-
-    def _decide(self) -> Decision:
+    def decide(self) -> Decision:
         if self.rounds.held_up:
             return Decision()
-        entered = self._let_in(alone=False)
+        entered = self.let_in(alone=False)
         apply: list[int] = []
         answer: list[int] = []
-        if (self._held or self._parting) and self._held >= self._present:
-            apply, answer = sorted(self._held | self._parting), sorted(self._held)
+        if (self.held or self._parting) and self.held >= self.present:
+            apply, answer = sorted(self.held | self._parting), sorted(self.held)
             self.rounds.number += bool(answer)
-            self._held, self._parting = set(), set()
-        entered += self._let_in(alone=not self._present)
+            self.held, self._parting = set(), set()
+        entered += self.let_in(alone=not self.present)
         return Decision(apply=tuple(apply), answer=(*answer, *entered))
-
-    def _let_in(self, *, alone: bool) -> list[int]:
-        entered = self.rounds.let_in(alone=alone)
-        self._present.update(entered)
-        return entered
 
 
 def of_centre(after: int) -> Resharding:
-    """Return how a centre and its workers are resharded: who stays keeps its own model.
-
-    Args:
-        after: how many workers there are.
-    """
+    """Return how a centre and its workers are resharded to `after` workers: who stays keeps its own model."""
     return Resharding(
         after=after,
         text="the centre stays, and {kept} workers keep their own parameters and optimisers",

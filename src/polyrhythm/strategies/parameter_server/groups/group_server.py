@@ -23,17 +23,13 @@ had no answer of another yet when its speaker died: the first tells that one, to
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-
-from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
-from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
 from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerSetting, ServerStats
 from polyrhythm.strategies.state import State
@@ -49,29 +45,109 @@ class Formation:
     Attributes:
         round: how many formations of the group there have been before.
         ranks: of the members, who has been there longest first; that one speaks for the group.
-        incarnations: how many have had each one's rank before it.
+        generations: how many have had each one's rank before it.
     """
 
     round: int
     ranks: tuple[int, ...]
-    incarnations: tuple[int, ...]
+    generations: tuple[int, ...]
 
     def message(self) -> Message:
-        """Packs it to be sent."""
+        """Pack it to be sent."""
         return Message(Kind.REGROUP, pack_json(asdict(self)), tag=WORD_TAG)
 
     @classmethod
     def of(cls, message: Message) -> Formation:
-        """Reads what `message` wrote."""
+        """Read what `message` wrote."""
         told = unpack_json(payload(message))
-        return cls(told["round"], tuple(told["ranks"]), tuple(told["incarnations"]))
+        return cls(told["round"], tuple(told["ranks"]), tuple(told["generations"]))
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A member has broken a step off, in this formation of its group."""
+
+    round: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.BROKEN, version=self.round)
+
+
+@dataclass(frozen=True)
+class Returning:
+    """A successor of a lost member wants to take part; so many have had its rank before it."""
+
+    generation: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.JOIN, version=self.generation)
+
+
+def member_word(message: Message) -> Broken | Returning:
+    """Read what a member has said of its group."""
+    if message.kind is Kind.BROKEN:
+        return Broken(message.version)
+    return Returning(message.version)
+
+
+@dataclass(frozen=True)
+class SomeoneWaits:
+    """The speaker of a group, in this formation, is told that somebody waits to be let in."""
+
+    round: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.JOIN, version=self.round, tag=WORD_TAG)
+
+
+@dataclass(frozen=True)
+class Dismissal:
+    """Members of a group whose run is over are told so: after how many steps, and whether they must stop before all."""
+
+    steps: int
+    stop: bool
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.LEAVE, step=self.steps, stop=self.stop, tag=WORD_TAG)
+
+
+def group_word(message: Message) -> Formation | SomeoneWaits | Dismissal:
+    """Read what the first server has said of a group, with `WORD_TAG`."""
+    if message.kind is Kind.REGROUP:
+        return Formation.of(message)
+    if message.kind is Kind.JOIN:
+        return SomeoneWaits(message.version)
+    return Dismissal(message.step, message.stop)
+
+
+@dataclass(frozen=True)
+class GroupSteps:
+    """How many steps of a group a server has; the first server says so of a group that goes on no more.
+
+    Attributes:
+        name: of the group, the rank of its first member.
+        steps: how many.
+    """
+
+    name: int
+    steps: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.REPORT, version=self.name, step=self.steps)
+
+    @classmethod
+    def of(cls, message: Message) -> GroupSteps:
+        """Read what `message` packed."""
+        return cls(message.version, message.step)
 
 
 class Roster:
     """Keeps track of one group's members, from formation to formation.
-
-    Args:
-        ranks: of the members that it begins with; the first speaks for it.
 
     Attributes:
         ranks: of the present formation, with those that have been lost since.
@@ -88,7 +164,7 @@ class Roster:
         self.gone: set[int] = set()
         self.waiting: set[int] = set()
         self._entering: dict[int, int] = {}
-        self._incarnations = dict.fromkeys(ranks, 0)
+        self._generations = dict.fromkeys(ranks, 0)
         self._called = False
         self.absent: dict[int, list[list[int | None]]] = {}
 
@@ -104,26 +180,26 @@ class Roster:
         return bool(self.waiting or self._entering) and self.waiting.issuperset(staying)
 
     def may_enter(self, rank: int) -> bool:
-        """Whether a rank can be that of a successor: who had it before is lost."""
+        """Return whether a rank can be that of a successor: who had it before is lost."""
         return rank in self.gone or rank not in self.ranks
 
     def hear(self, rank: int, round_: int) -> None:
-        """Notes that a member has broken a step off; what it said of an earlier formation counts no more."""
+        """Note that a member has broken a step off; what it said of an earlier formation counts no more."""
         if round_ == self.round and rank in self.ranks and rank not in self.gone:
             self.waiting.add(rank)
 
-    def enter(self, rank: int, incarnation: int) -> None:
-        """Notes that a successor wants to take part."""
-        self._entering[rank] = incarnation
+    def enter(self, rank: int, generation: int) -> None:
+        """Note that a successor wants to take part."""
+        self._entering[rank] = generation
 
     def lose(self, rank: int) -> None:
-        """Strikes a rank off."""
+        """Strike a rank off."""
         self._entering.pop(rank, None)
         self.waiting.discard(rank)
         self.gone.add(rank)
 
     def to_call(self) -> int | None:
-        """Gives who must be told, once a formation, that somebody waits to be let in; None if nobody must be."""
+        """Return who must be told, once a formation, that somebody waits to be let in; None if nobody must be."""
         speaker = self.ranks[0]
         if not self._entering or self._called or speaker in self.gone | self.waiting:
             return None
@@ -131,28 +207,24 @@ class Roster:
         return speaker
 
     def form(self, steps: int) -> Formation:
-        """Makes the next formation of all who wait: first those who have been there, in their order.
-
-        Args:
-            steps: that the group has done.
-        """
+        """Make the next formation of all who wait, after `steps` of the group: first those who have been there."""
         staying = [rank for rank in self.ranks if rank not in self.gone]
-        self._incarnations |= self._entering
+        self._generations |= self._entering
         self.ranks = (*staying, *sorted(self._entering))
         self.round += 1
         self._note_absent(steps)
         self._begin()
-        return Formation(self.round, self.ranks, tuple(self._incarnations[rank] for rank in self.ranks))
+        return Formation(self.round, self.ranks, tuple(self._generations[rank] for rank in self.ranks))
 
     def dismiss(self) -> list[int]:
-        """Gives those who wait, for whom there will be no formation."""
+        """Return those who wait, for whom there will be no formation."""
         waiting = sorted(self.waiting | set(self._entering))
         self.waiting.clear()
         self._entering.clear()
         return waiting
 
     def _note_absent(self, steps: int) -> None:
-        for rank in self._incarnations:
+        for rank in self._generations:
             stretches = self.absent.setdefault(rank, [])
             is_open = bool(stretches) and stretches[-1][1] is None
             if rank in self.ranks and is_open:
@@ -180,8 +252,6 @@ class GroupServer(CountsLatestStaleness):
     Args:
         groups: ranks of the members of each.
         consistency: makes the gate, whose pushers are groups.
-        handling: of their gradients.
-        setting: this server's.
     """
 
     def __init__(
@@ -191,7 +261,7 @@ class GroupServer(CountsLatestStaleness):
         handling: Handling,
         setting: ServerSetting,
     ) -> None:
-        servers = setting.cast.servers
+        servers = setting.roles.servers
         names = tuple(ranks[0] for ranks in groups)
         self._session = shard_session(names, consistency, handling, servers, setting.index)
         self._servers = servers
@@ -212,31 +282,6 @@ class GroupServer(CountsLatestStaleness):
         """How many steps another server has told of a group."""
 
     @property
-    def session(self) -> ServerSession:
-        """Of the groups."""
-        return self._session
-
-    @property
-    def values(self) -> Tensor:
-        """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
-        return self._session.values
-
-    @property
-    def version(self) -> int:
-        """Updates applied so far."""
-        return self._session.version
-
-    @property
-    def staleness(self) -> Counter[int]:
-        """How many gradients were applied at which staleness."""
-        return self._session.staleness
-
-    @property
-    def dropped(self) -> int:
-        """Gradients that came too late."""
-        return self._session.dropped
-
-    @property
     def done(self) -> bool:
         """Whether all groups have left, and worker 0 has let the servers go."""
         return self._session.done
@@ -246,7 +291,6 @@ class GroupServer(CountsLatestStaleness):
         return replace(self._session.stats(), steps=self.steps, absent=self.absent)
 
     def latest_staleness(self) -> dict[int, int]:
-        """Return how many gradients were applied at which staleness since the last call."""
         return self._session.latest_staleness()
 
     def state(self) -> State:
@@ -275,11 +319,7 @@ class GroupServer(CountsLatestStaleness):
         return found
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a rank and gives the replies.
-
-        Raises:
-            RefusedMessage: a message that nobody of ours sends now.
-        """
+        """Take a message from a rank and return the replies; raise `RefusedMessage` if nobody sends it now."""
         name, kind = self._name_of.get(source), message.kind
         if name is None:
             return self._hear_other(source, message)
@@ -297,7 +337,7 @@ class GroupServer(CountsLatestStaleness):
         )
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forgets a group that nobody is left of; else lets it be silent until another speaks for it.
+        """Forget a group that nobody is left of; else let it be silent until another speaks for it.
 
         Raises:
             RunError: more groups are lost than the consistency can spare.
@@ -342,7 +382,7 @@ class GroupServer(CountsLatestStaleness):
         return self._addressed(replies) + told + (self._settle(name) if kind is _PUSH else [])
 
     def _is_last_word(self, source: int, message: Message) -> bool:
-        """Whether worker 0, which may not be its group's speaker, asks for the final parameters, or ends the run."""
+        """Return whether worker 0, speaker of its group or not, asks for the final parameters or ends the run."""
         if source != self._leader:
             return False
         ends = message.kind is _LEAVE and self._session.final == source
@@ -355,7 +395,7 @@ class GroupServer(CountsLatestStaleness):
         return []
 
     def _lose_speaker(self, name: int) -> list[Reply]:
-        """Lets nobody wait for a group."""
+        """Let nobody wait for a group."""
         self._speakers[name] = _NOBODY
         if name in self._have_left:
             return []
@@ -363,17 +403,16 @@ class GroupServer(CountsLatestStaleness):
         return self._session.silence(name)
 
     def _told_the_first(self, name: int) -> list[Reply]:
-        """Tells the first server how many steps of a group are here."""
         if self._is_first:
             return []
-        return [(self._servers[0], Message(Kind.REPORT, version=name, step=self._session.steps_of(name)))]
+        return [(self._servers[0], GroupSteps(name, self._session.steps_of(name)).message())]
 
     def _told_of_end(self, name: int, steps: int) -> list[Reply]:
-        """Tells the other servers that a group goes on no more, though not all its steps are done."""
-        return [(server, Message(Kind.REPORT, version=name, step=steps)) for server in self._servers[1:]]
+        """Tell the other servers that a group goes on no more, though not all its steps are done."""
+        told = GroupSteps(name, steps).message()
+        return [(server, told) for server in self._servers[1:]]
 
     def _lose_group(self, name: int) -> list[Reply]:
-        """Forgets a group that nobody is left of, or that was through with its run when its speaker was lost."""
         if not self._session.is_there(name):
             return []
         return self._session.dismiss(name, lost=not self._is_through(name))
@@ -393,7 +432,7 @@ class GroupServer(CountsLatestStaleness):
         return session.on_message(name, Message(_PULL))
 
     def _addressed(self, replies: list[Reply]) -> list[Reply]:
-        """Sends what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""
+        """Send what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""
         found: list[Reply] = []
         for to, reply in replies:
             if to in self._speakers and not self._is_final(to):
@@ -415,14 +454,13 @@ class GroupServer(CountsLatestStaleness):
         listens = source in self._servers and (self._is_first or source == self._servers[0])
         if not listens or message.kind is not Kind.REPORT:
             return self._session.on_message(source, message)
-        name = self._name_of.get(message.version)
+        told = GroupSteps.of(message)
+        name = self._name_of.get(told.name)
         if message.tensor is not None or name is None:
-            raise RefusedMessage(
-                Reason.NUMBERS, f"a server told of rank {message.version}, which is no worker"
-            )
+            raise RefusedMessage(Reason.NUMBERS, f"a server told of rank {told.name}, which is no worker")
         if not self._is_first:
             return self._hear_of_end(name)
-        self._heard[source, message.version] = message.step
+        self._heard[source, told.name] = told.steps
         return self._settle(name)
 
     def _hear_of_end(self, name: int) -> list[Reply]:
@@ -431,38 +469,38 @@ class GroupServer(CountsLatestStaleness):
         return self._addressed(self._lose_group(name)) if self._speakers[name] == _NOBODY else []
 
     def _hear_member(self, name: int, source: int, message: Message) -> list[Reply]:
-        """A member has broken off, or a successor has come."""
         roster = self._rosters[name]
         if not self._is_first or message.tensor is not None:
             raise RefusedMessage(
                 Reason.KIND, f"{message.kind.name} from rank {source} is not for this server"
             )
-        if message.kind is Kind.BROKEN:
-            roster.hear(source, message.version)
+        word = member_word(message)
+        if isinstance(word, Broken):
+            roster.hear(source, word.round)
         elif roster.may_enter(source):
-            roster.enter(source, message.version)
+            roster.enter(source, word.generation)
         else:
             raise RefusedMessage(Reason.ORDER, f"rank {source} asked to be let in, and is there")
         return self._settle(name)
 
     def _settle(self, name: int) -> list[Reply]:
-        """Tells those who wait in a group what becomes of them, if that is settled."""
+        """Tell those who wait in a group what becomes of them, if that is settled."""
         if not self._is_first:
             return []
         roster = self._rosters[name]
         if self._is_over(name):
-            steps, stop = self._session.steps_of(name), not self._has_all(name)
-            word = Message(_LEAVE, step=steps, stop=stop, tag=WORD_TAG)
+            steps = self._session.steps_of(name)
+            word = Dismissal(steps, stop=not self._has_all(name)).message()
             dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
             return dismissed + (self._told_of_end(name, steps) if dismissed and name in self._through else [])
         if roster.is_complete:
             formation = roster.form(self._session.steps_of(name))
             return [(rank, formation.message()) for rank in formation.ranks]
         called = roster.to_call()
-        return [] if called is None else [(called, Message(Kind.JOIN, version=roster.round, tag=WORD_TAG))]
+        return [] if called is None else [(called, SomeoneWaits(roster.round).message())]
 
     def _is_over(self, name: int) -> bool:
-        """Whether a group takes no step any more, on any shard, nor has one to take again."""
+        """Return whether a group takes no step any more, on any shard, nor has one to take again."""
         if name in self._through:
             return True
         told = [self._heard.get((server, name), 0) for server in self._servers[1:]]

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.aggregator import Merger, MergeRule
 from polyrhythm.training.quantities import Decay, NonNegative, Positive
 
 PAPERS_LAMBDA0 = {"c": 0.04, "a": 2.0}
@@ -52,23 +52,18 @@ class DelayCompensated(MergeRule):
         return PAPERS_LAMBDA0[self.variant] if self.lambda0 is None else self.lambda0
 
     def merger(self) -> Merger:
-        """Makes one server's merger."""
         return DelayCompensatedMerger(self)
 
 
 class DelayCompensatedMerger(Merger):
-    """Keeps a mean square a worker.
-
-    Args:
-        rule: its numbers.
-    """
+    """Keeps a mean square a worker."""
 
     def __init__(self, rule: DelayCompensated) -> None:
         self._rule = rule
         self._mean_squares: dict[int, Tensor] = {}
 
     def correct(self, pusher: int, gradient: Tensor, seen: Tensor | None, values: Tensor) -> Tensor:
-        """Adds the correction."""
+        """Add the correction."""
         rule = self._rule
         if rule.strength == 0:
             return gradient
@@ -82,9 +77,7 @@ class DelayCompensatedMerger(Merger):
         return moved.add_(gradient)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The mean squares."""
         return {str(pusher): kept for pusher, kept in self._mean_squares.items()}, {}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Takes back the mean squares."""
         self._mean_squares = {int(pusher): kept.clone() for pusher, kept in tensors.items()}

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
 
 
 class Plain(MergeRule):
     """Gradients as they come."""
 
     keeps_gradients: ClassVar[bool] = True
-
-    def merger(self) -> Merger:
-        """Makes one server's merger."""
-        return Merger()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.parameter_server.rules.merge_rule import Merger, MergeRule
+from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
 
 
 class StalenessAware(MergeRule):
@@ -25,14 +25,5 @@ class StalenessAware(MergeRule):
 
     divides: ClassVar[bool] = True
 
-    def merger(self) -> Merger:
-        """Makes one server's merger."""
-        return StalenessAwareMerger()
-
-
-class StalenessAwareMerger(Merger):
-    """Divides by the staleness."""
-
     def factor(self, staleness: int) -> float:
-        """1/tau, and 1 for a fresh one."""
         return 1.0 / max(1, staleness)

@@ -41,6 +41,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import (
     Kind,
     Message,
@@ -51,10 +52,12 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
+from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerSetting, ServerStats
 from polyrhythm.strategies.state import State
+from polyrhythm.strategies.worker_part import WorkerSetting
 
 KEPT, GREETING = 1, 2
 """Tags of answers about the shard of the server before, and of a successor's word to workers that it is there."""
@@ -64,7 +67,6 @@ class ReplicatedServer:
     """One server; see `ServerPart` and `KeepingPart`.
 
     Args:
-        setting: this server's.
         pushers: ranks that push gradients, in their order.
         make: makes the server of a shard, given its number.
     """
@@ -72,34 +74,19 @@ class ReplicatedServer:
     def __init__(
         self, setting: ServerSetting, pushers: tuple[int, ...], make: Callable[[int], ServerSession]
     ) -> None:
-        servers, index = setting.cast.servers, setting.index
+        servers, index = setting.roles.servers, setting.index
         before, after = (index - 1) % len(servers), (index + 1) % len(servers)
         self._pushers = pushers
         self._heard: Counter[int] = Counter()
-        self._own = ShardCopy(Log(index, make(index)), Place(servers[after], 0, pushers), leads=True)
-        kept = Place(servers[before], KEPT, pushers)
-        self._copies = [self._own, ShardCopy(Log(before, make(before)), kept, leads=False)]
-        self._announced: dict[int, tuple[ShardCopy, int, Message]] = {}
+        self._own = ShardCopy(Log(index, make(index)), servers[after], 0, pushers, leads=True)
+        kept = ShardCopy(Log(before, make(before)), servers[before], KEPT, pushers, leads=False)
+        self._copies = [self._own, kept]
+        self._announced: dict[int, tuple[ShardCopy, int, Relay]] = {}
 
     @property
     def parts(self) -> list[ServerSession]:
         """The servers of the shards that workers ask for here."""
         return [copy.part for copy in self._copies if copy.leads]
-
-    @property
-    def version(self) -> int:
-        """Updates of its own shard."""
-        return self._own.part.version
-
-    @property
-    def staleness(self) -> Counter[int]:
-        """How many gradients were applied at which staleness, on all shards that workers ask for here."""
-        return sum((part.staleness for part in self.parts), Counter())
-
-    @property
-    def dropped(self) -> int:
-        """Gradients that came too late."""
-        return sum(part.dropped for part in self.parts)
 
     @property
     def steps(self) -> dict[int, int]:
@@ -108,17 +95,18 @@ class ReplicatedServer:
 
     def stats(self) -> ServerStats:
         """Return what it has counted, of all shards asked for here; the version is that of its own."""
+        counted = [part.stats() for part in self.parts]
         left_out: dict[int, list[list[int]]] = {}
-        for part in self.parts:
-            for rank, stretches in part.left_out.items():
+        for stats in counted:
+            for rank, stretches in stats.left_out.items():
                 left_out.setdefault(rank, []).extend(stretches)
         return ServerStats(
-            dict(self.staleness),
-            self.version,
+            dict(sum((Counter(stats.staleness) for stats in counted), Counter())),
+            self._own.part.version,
             self.steps,
-            sum(part.not_finite for part in self.parts),
-            sum(part.ejected for part in self.parts),
-            self.dropped,
+            sum(stats.not_finite for stats in counted),
+            sum(stats.ejected for stats in counted),
+            sum(stats.dropped for stats in counted),
             left_out,
         )
 
@@ -133,26 +121,22 @@ class ReplicatedServer:
         return all(copy.whole for copy in self._copies)
 
     def watch(self, told: Told) -> None:
-        """Lets somebody hear of every entry of both shards that can be lost no more; of some, from both servers."""
+        """Let somebody hear of every entry of both shards that can be lost no more; of some, from both servers."""
         for copy in self._copies:
             copy.log.told = told
 
-    def rejoin(self, incarnation: int) -> list[Reply]:
-        """Begins as the successor of so many lost servers: greets workers, and asks its neighbours for both shards."""
+    def rejoin(self, generation: int) -> list[Reply]:
+        """Begin as the successor of so many lost servers: greets workers, and asks its neighbours for both shards."""
         greetings = [(rank, Message(Kind.JOIN, tag=GREETING)) for rank in self._pushers]
-        return greetings + [copy.begin_empty(incarnation) for copy in self._copies]
+        return greetings + [copy.begin_empty(generation) for copy in self._copies]
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Takes a message from a pusher, or from another server, and gives the replies.
-
-        Raises:
-            RefusedMessage: a message that nobody of ours sends now.
-        """
+        """Take a message from a pusher or another server; raise `RefusedMessage` if nobody sends it now."""
         if source in self._announced:
-            copy, pusher, announcement = self._announced.pop(source)
+            copy, pusher, relay = self._announced.pop(source)
             if source == pusher:
-                return copy.ask_after_loss(pusher, message, int(announcement.weight))
-            return copy.follow(pusher, message, again=announcement.stop)
+                return copy.ask_after_loss(pusher, message, relay.losses)
+            return copy.follow(pusher, message, again=relay.again)
         if message.kind is Kind.RELAY:
             self._announce(source, message)
             return []
@@ -161,11 +145,11 @@ class ReplicatedServer:
         return self._hear_server(self._copy(source, message), message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Goes on without a server, or without a pusher until a successor of it pulls."""
+        """Go on without a server, or without a pusher until a successor of it pulls."""
         return self.on_losses(rank, self._heard[rank] + 1)
 
     def on_losses(self, rank: int, losses: int) -> list[Reply]:
-        """Goes on without so many that had a rank."""
+        """Go on without so many that had a rank."""
         self._heard[rank] = losses
         self._announced.pop(rank, None)
         replies: list[Reply] = []
@@ -177,33 +161,29 @@ class ReplicatedServer:
         return replies
 
     def state_of(self, shard: int) -> State:
-        """Gives all that a resumed server of a shard needs.
-
-        Raises:
-            RefusedMessage: it is none of its two, or there are no parameters yet.
-        """
-        return self._part_of(shard).state()
+        """Return all that a resumed server of a shard needs; raise `RefusedMessage` if there is none here."""
+        return self.part_of(shard).state()
 
     def load_state_of(self, shard: int, state: State) -> None:
-        """Takes back what `state_of` gave, for one of its two shards."""
-        self._part_of(shard).load_state(state)
+        """Take back what `state_of` gave, for one of its two shards."""
+        self.part_of(shard).load_state(state)
 
     def state(self) -> State:
-        """Gives the state of its own shard."""
+        """Return the state of its own shard."""
         return self._own.part.state()
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
         self._own.part.load_state(state)
 
-    def _part_of(self, shard: int) -> ServerSession:
+    def part_of(self, shard: int) -> ServerSession:
+        """Return the session of a shard; raise `RefusedMessage` if it is none of its two."""
         for copy in self._copies:
             if copy.log.shard == shard:
                 return copy.part
         raise RefusedMessage(Reason.NUMBERS, f"shard {shard} is not here")
 
     def _copy(self, source: int, message: Message) -> ShardCopy:
-        """Gives the copy that another server speaks of."""
         for copy in self._copies:
             if (copy.other, copy.log.shard) == (source, message.version):
                 return copy
@@ -218,65 +198,82 @@ class ReplicatedServer:
         return copy.hand_over() if message.kind is Kind.JOIN else copy.acknowledged(message)
 
     def _announce(self, source: int, message: Message) -> None:
-        """Notes whose entry the next message of a server is, or of which shard a worker's, whose server is lost."""
-        if not 0 <= message.step < len(self._pushers):
-            raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {message.step}")
-        pusher = self._pushers[message.step]
+        """Note whose entry the next message of a server is, or of which shard a worker's, whose server is lost."""
+        relay = Relay.of(source, message)
+        if not 0 <= relay.pusher < len(self._pushers):
+            raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {relay.pusher}")
+        pusher = self._pushers[relay.pusher]
         if source not in self._pushers:
-            self._announced[source] = self._copy(source, message), pusher, message
+            self._announced[source] = self._copy(source, message), pusher, relay
             return
-        copies = [copy for copy in self._copies if copy.log.shard == message.version]
-        if pusher != source or message.stop or not copies or not 0 <= message.weight < inf:
-            text = f"rank {source} relayed for pusher {message.step}, of shard {message.version}"
+        copies = [copy for copy in self._copies if copy.log.shard == relay.shard]
+        if pusher != source or relay.again or not copies:
+            text = f"rank {source} relayed for pusher {relay.pusher}, of shard {relay.shard}"
             raise RefusedMessage(Reason.SENDER, text)
-        self._announced[source] = copies[0], pusher, message
+        self._announced[source] = copies[0], pusher, relay
+
+
+@dataclass(frozen=True)
+class Relay:
+    """What the next message of its sender is about: a pusher's entry in a shard's log, or a shard of a lost server.
+
+    Attributes:
+        shard: number of the shard.
+        pusher: number of the pusher.
+        losses: how many that had the other copy are lost, as the pusher knows, where it is the sender.
+        again: whether it is no entry, but the pusher has been answered once more.
+    """
+
+    shard: int
+    pusher: int
+    losses: int = 1
+    again: bool = False
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        weight = float(self.losses)
+        return Message(Kind.RELAY, step=self.pusher, version=self.shard, weight=weight, stop=self.again)
+
+    @classmethod
+    def of(cls, source: int, message: Message) -> Relay:
+        """Read what `message` packed; raise `RefusedMessage` if so many cannot be lost."""
+        if not 0 <= message.weight < inf:
+            raise RefusedMessage(Reason.SENDER, f"rank {source} relayed after {message.weight} losses")
+        return cls(message.version, message.step, int(message.weight), message.stop)
 
 
 _BEGINNING = (Kind.CONFIGURE, Kind.PARAMETERS)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a copy is.
-
-    Attributes:
-        other: rank of the server that has the other copy.
-        tag: of answers about it: a pusher may ask the same server for another shard as well.
-        pushers: ranks that push gradients, in their order.
-    """
-
-    other: int
-    tag: int
-    pushers: tuple[int, ...]
-
-
 class ShardCopy:
-    """A copy.
+    """A copy of a shard.
 
     Args:
-        log: of the shard.
-        place: where the copy is.
-        leads: whether it leads at the beginning.
+        tag: of answers about it: a pusher may ask the same server for another shard as well.
+        pushers: ranks that push gradients, in their order.
 
     Attributes:
         log: of the shard.
+        other: rank of the server that has the other copy.
         leads: whether pushers are answered here.
         whole: whether it has all of the shard; a successor's has nothing until it is handed the other's.
         followed: whether the other copy is there.
     """
 
-    def __init__(self, log: Log, place: Place, *, leads: bool) -> None:
+    def __init__(self, log: Log, other: int, tag: int, pushers: tuple[int, ...], *, leads: bool) -> None:
         self.log = log
         self.leads = leads
         self.whole = True
         self.followed = True
-        self._place = place
+        self.other = other
+        self._tag = tag
+        self._pushers = pushers
         self._requests = Requests()
-        self._asking = set(place.pushers) if leads else set()
+        self._asking = set(pushers) if leads else set()
         self._waiting: list[tuple[int, Message]] = []
         self._unacknowledged: deque[tuple[Entry | None, list[Reply]]] = deque()
         self._awaited = False
-        self._incarnation = self._succeeded = 0
+        self._generation = self._succeeded = 0
         self._heard: Counter[int] = Counter()
         self._entered: Counter[int] = Counter()
 
@@ -286,11 +283,6 @@ class ShardCopy:
         return self.log.part
 
     @property
-    def other(self) -> int:
-        """Rank of the server that has the other copy."""
-        return self._place.other
-
-    @property
     def done(self) -> bool:
         """Whether the shard is over, and all that was relayed has been acknowledged."""
         return self.part.done and not self._unacknowledged
@@ -298,17 +290,14 @@ class ShardCopy:
     def ask(self, pusher: int, message: Message) -> list[Reply]:
         """A pusher asks here, without having asked the other before; who should ask there is told so."""
         if not self.leads:
-            return [(pusher, Message(Kind.RELAY, tag=self._place.tag))]
+            return [(pusher, Message(Kind.RELAY, tag=self._tag))]
         self._asking.add(pusher)
         return self._enter(pusher, message)
 
     def ask_after_loss(self, pusher: int, message: Message, losses: int) -> list[Reply]:
-        """A pusher asks here, since the other is lost as it knows; what had been asked there maybe once more.
+        """Answer a pusher, to which the other copy is lost; what it had asked there may come once more.
 
-        Args:
-            pusher: its rank.
-            message: that it asks.
-            losses: how many that had the other copy are lost, as it knows; of a successor of those it may not know yet.
+        `losses` are those of the other copy of which the pusher knows; it may not know of a successor yet.
         """
         if not self.leads and losses <= self._succeeded:
             return self.ask(pusher, message)
@@ -322,15 +311,9 @@ class ShardCopy:
         return self._repeat(pusher, message.kind) if repeated else self._enter(pusher, message)
 
     def follow(self, pusher: int, message: Message, *, again: bool) -> list[Reply]:
-        """Takes an entry that the other, which leads, has taken; a LEAVE that stops says how many of a pusher are lost.
+        """Take an entry that the other, which leads, has taken; `again`: the pusher has only been answered once more.
 
-        Args:
-            pusher: whose entry it is.
-            message: the entry.
-            again: whether it is none, but the pusher has been answered once more.
-
-        Raises:
-            RefusedMessage: it is no entry, or this copy leads.
+        A LEAVE that stops says how many of a pusher are lost. Raise `RefusedMessage` if this copy leads.
         """
         if self.leads or not self.whole:
             raise RefusedMessage(Reason.ORDER, f"a {message.kind.name} came to be followed, and none is due")
@@ -347,11 +330,7 @@ class ShardCopy:
         return [(self.other, Message(kind, version=self.log.shard))]
 
     def acknowledged(self, message: Message) -> list[Reply]:
-        """The other has one more entry; it says so by the entry's kind, so that bytes of steps are told from others.
-
-        Raises:
-            RefusedMessage: none is waited for.
-        """
+        """Release the answers to the oldest entry, which the other has too; raise `RefusedMessage` if there is none."""
         if not self._unacknowledged:
             text = f"a server acknowledged a {message.kind.name} that is not there"
             raise RefusedMessage(Reason.ORDER, text)
@@ -367,11 +346,7 @@ class ShardCopy:
         return self._enter_loss(pusher) if self.leads else []
 
     def lose_other(self) -> list[Reply]:
-        """The other copy is lost: this one leads from now on.
-
-        Raises:
-            PeerLost: it has not been handed the shard yet.
-        """
+        """Lead from now on, since the other copy is lost; raise `PeerLost` if this one has nothing yet."""
         self.followed = self._awaited = False
         if not self.whole:
             raise PeerLost(self.other, f"taking over shard {self.log.shard}, which nobody has any more")
@@ -381,7 +356,7 @@ class ShardCopy:
         if self.leads:
             return replies
         self.leads = True
-        for pusher in self._place.pushers:  # of these losses the other had not told
+        for pusher in self._pushers:  # of these losses the other had not told
             replies += self._enter_loss(pusher)
         waiting, self._waiting = self._waiting, []
         for pusher, message in waiting:
@@ -389,19 +364,15 @@ class ShardCopy:
                 replies += self.ask_after_loss(pusher, message, self._succeeded)
         return replies
 
-    def begin_empty(self, incarnation: int) -> Reply:
+    def begin_empty(self, generation: int) -> Reply:
         """This is the copy of the successor of so many: gives what asks the other for the shard."""
-        self._incarnation = incarnation
+        self._generation = generation
         self.leads = self.whole = False
         self._asking.clear()
         return self.other, Message(Kind.JOIN, version=self.log.shard)
 
     def hand_over(self) -> list[Reply]:
-        """A successor of the other server is there: gives it all of the shard, as soon as there are parameters.
-
-        Raises:
-            RefusedMessage: there is none to be given here.
-        """
+        """Give a successor of the other server all of the shard, as soon as there are parameters."""
         if not self.leads or self.followed:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} was asked for out of turn")
         self._awaited = not len(self.part.values)
@@ -409,14 +380,10 @@ class ShardCopy:
             return []
         self.followed = True
         state = packed(self.log, self._requests.facts(), self._entered)
-        return [(self.other, Message(Kind.STATE, state, version=self.log.shard, step=self._incarnation))]
+        return [(self.other, Message(Kind.STATE, state, version=self.log.shard, step=self._generation))]
 
     def take_over(self, message: Message) -> None:
-        """Takes what `hand_over` gave.
-
-        Raises:
-            RefusedMessage: it was not asked for, or is something else.
-        """
+        """Take what `hand_over` gave; raise `RefusedMessage` if it was not asked for, or is something else."""
         if self.whole:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} came although it is here")
         requests, self._entered = unpacked(self.log, payload(message))
@@ -425,9 +392,9 @@ class ShardCopy:
         self.whole = True
 
     def _repeat(self, pusher: int, kind: Kind) -> list[Reply]:
-        """Answers with the parameters as they are now; the other notes as well that the pusher has read those."""
+        """Answer with the parameters as they are now; the other notes as well that the pusher has read those."""
         if kind is Kind.LEAVE:
-            return self._behind_all([(pusher, Message(Kind.LEAVE, tag=self._place.tag))])
+            return self._behind_all([(pusher, Message(Kind.LEAVE, tag=self._tag))])
         if not self._requests.is_answered(pusher):
             return []  # it will be, when its turn comes
         owed = [(to, self._tagged(reply)) for to, reply in self.part.answer_again(pusher)]
@@ -443,7 +410,7 @@ class ShardCopy:
         return [] if self.part.done else self._enter(pusher, None)
 
     def _enter(self, pusher: int, message: Message | None) -> list[Reply]:
-        """Takes an entry; its answers wait until the other copy has it as well."""
+        """Take an entry; its answers wait until the other copy has it as well."""
         if message is not None and self.part.done:
             # The other may be through, and acknowledges nothing any more.
             return [(to, self._tagged(reply)) for to, reply in self.part.on_message(pusher, message)]
@@ -457,7 +424,7 @@ class ShardCopy:
         owed = [(to, self._tagged(reply)) for to, reply in entry.replies if to in self._asking]
         if message is not None and message.kind is Kind.LEAVE:
             # Otherwise nobody knew that both have it.
-            owed.append((pusher, Message(Kind.LEAVE, tag=self._place.tag)))
+            owed.append((pusher, Message(Kind.LEAVE, tag=self._tag)))
         self._unacknowledged.append((entry, owed))
         if not self.followed:
             return self._release() + (self.hand_over() if self._awaited else [])
@@ -465,9 +432,9 @@ class ShardCopy:
         return [self._announcement(pusher), (self.other, relayed)]
 
     def _announcement(self, pusher: int, *, again: bool = False) -> Reply:
-        """Tells the other copy whose entry comes next, or whose question that has been answered again."""
-        number = self._place.pushers.index(pusher)
-        return self.other, Message(Kind.RELAY, step=number, version=self.log.shard, stop=again)
+        """Tell the other copy whose entry comes next, or whose question that has been answered again."""
+        number = self._pushers.index(pusher)
+        return self.other, Relay(self.log.shard, number, again=again).message()
 
     def _taken(self, pusher: int, message: Message | None) -> Entry:
         entry = self.log.take(pusher, message)
@@ -483,7 +450,7 @@ class ShardCopy:
             self._requests.answer(to)
 
     def _behind_all(self, replies: list[Reply]) -> list[Reply]:
-        """Keeps replies back until the other copy has all that they may tell of."""
+        """Keep replies back until the other copy has all that they may tell of."""
         if not self._unacknowledged:
             return replies
         self._unacknowledged[-1][1].extend(replies)
@@ -496,7 +463,7 @@ class ShardCopy:
         return owed
 
     def _tagged(self, reply: Message) -> Message:
-        return reply._replace(tag=self._place.tag) if self._place.tag else reply
+        return reply._replace(tag=self._tag) if self._tag else reply
 
 
 _Name = tuple[Kind, int, bool]
@@ -524,30 +491,30 @@ class Requests:
         self._answered.discard(rank)
 
     def facts(self) -> dict[str, Any]:
-        """Gives the list, JSON-able."""
+        """Return the list, JSON-able."""
         return {
             "last": {str(rank): list(name) for rank, name in self._last.items()},
             "answered": sorted(self._answered),
         }
 
     def take_facts(self, facts: dict[str, Any]) -> None:
-        """Takes the list that `facts` gave."""
+        """Take the list that `facts` gave."""
         self._last = {
             int(rank): (Kind(kind), step, final) for rank, (kind, step, final) in facts["last"].items()
         }
         self._answered = set(facts["answered"])
 
     def is_repeated(self, rank: int, message: Message) -> bool:
-        """Whether a request is the pusher's last one once more."""
+        """Return whether a request is the pusher's last one once more."""
         return self._last.get(rank) == _name(message)
 
     def is_answered(self, rank: int) -> bool:
-        """Whether the pusher's last request has been answered."""
+        """Return whether the pusher's last request has been answered."""
         return rank in self._answered
 
 
 def _name(message: Message) -> _Name:
-    """Gives what tells a request of a pusher from its others: it has one at a time, and takes steps in order."""
+    """Return what tells a request of a pusher from its others: it has one at a time, and takes steps in order."""
     return message.kind, message.step, message.kind is Kind.PULL and message.stop
 
 
@@ -596,10 +563,6 @@ Told = Callable[[Entry], None]
 class Log:
     """A server of one shard, and how many entries it has taken.
 
-    Args:
-        shard: its number.
-        part: takes them.
-
     Attributes:
         shard: its number.
         part: takes them.
@@ -614,11 +577,7 @@ class Log:
         self.length = 0
 
     def take(self, source: int, message: Message | None) -> Entry:
-        """Lets the server take an entry.
-
-        Raises:
-            RefusedMessage: it is none; nothing has been changed.
-        """
+        """Let the server take an entry; raise `RefusedMessage`, with nothing changed, if it is none."""
         part, told = self.part, self.told is not None
         version, staleness = part.version, Counter(part.staleness) if told else Counter()
         replies = part.on_loss(source) if message is None else part.on_message(source, message)
@@ -632,22 +591,13 @@ class Log:
         )
 
     def tell(self, entry: Entry) -> None:
-        """Says that an entry can be lost no more."""
+        """Return that an entry can be lost no more."""
         if self.told is not None:
             self.told(entry)
 
 
 def packed(log: Log, requests: Any, losses: Counter[int]) -> Tensor:
-    """Packs a copy.
-
-    Args:
-        log: of the shard.
-        requests: `Requests.facts`.
-        losses: of each pusher that have been entered in the log.
-
-    Returns:
-        A payload of bytes, `(n,)`, uint8. What several pushers have read, though it is one vector, is there once.
-    """
+    """Pack a copy, `(n,)`, uint8; a vector that several pushers have read is in it once."""
     tensors, facts = log.part.exact_state()
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
@@ -659,11 +609,7 @@ def packed(log: Log, requests: Any, losses: Counter[int]) -> Tensor:
 
 
 def unpacked(log: Log, payload: Tensor) -> tuple[Any, Counter[int]]:
-    """Puts what `packed` gave into the log of a copy that has nothing; gives `requests` and `losses`.
-
-    Raises:
-        RefusedMessage: the payload is something else.
-    """
+    """Put what `packed` gave into the log of an empty copy; return `requests` and `losses`."""
     tensors, facts = unpack_tensors(payload)
     try:
         tensors |= {name: tensors[known] for name, known in facts["same"].items()}
@@ -672,3 +618,176 @@ def unpacked(log: Log, payload: Tensor) -> tuple[Any, Counter[int]]:
         return facts["requests"], Counter({int(key): count for key, count in facts["losses"].items()})
     except (KeyError, TypeError, ValueError, AttributeError, RequestError) as error:
         raise RefusedMessage(Reason.MALFORMED, f"a shard that was handed over is none: {error!r}") from None
+
+
+_PATIENCE_S, _PAUSE_S = 3.0, 0.01
+"""How long a shard may have no server: who was away while servers came and went hears of all of that at once, and of
+those who are there now last."""
+
+
+class ReplicatedPushPull(PushPull):
+    """Exchanges a worker's flat vectors with the servers; where one is lost, with the one that has kept its shard."""
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__(setting)
+        self._own = setting.workers.rank
+        self._with_keeper = [False] * len(self._servers)
+        self._announces = [False] * len(self._servers)
+        self._open: list[Message | None] = [None] * len(self._servers)
+        self._sending: dict[int, list[Handle]] = {}
+        self._initialising = False
+        self._losses: Counter[int] = Counter()
+
+    def initialise(self) -> None:
+        """Give every server its shard; the shard of a server that is lost meanwhile goes to its keeper."""
+        self._initialising = True
+        for position in range(len(self._servers)):
+            for message in self._beginning(position):
+                self._send(position, message)
+                self._wait(position)
+
+    def check_losses(self) -> None:
+        for position in range(len(self._servers)):
+            try:
+                while self._network.poll(self._address(position)[0], GREETING) is not None:
+                    pass
+            except PeerLost as loss:
+                self._move(position, loss)
+        for server in self._servers:  # of which nothing may be asked, and which are asked for what they keep
+            self._hear_of_loss(server)
+
+    def leave(self) -> None:
+        """Tell all servers that nothing more will be pushed, and wait until both of each shard know it."""
+        for position in range(len(self._servers)):
+            self._ask(position, Message(Kind.LEAVE))
+            self._wait(position)
+        for position in range(len(self._servers)):
+            self._answer(position)
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        self._open[position] = message
+        self._send(position, message)
+        return _Sent(self._sending.setdefault(position, []))
+
+    def _wait(self, position: int) -> None:
+        _Sent(self._sending.setdefault(position, [])).wait()
+
+    def _answer(self, position: int) -> Message:
+        while True:
+            server, tag = self._address(position)
+            try:
+                _, answer = self._network.receive(server, tag)
+            except PeerLost as loss:
+                self._move(position, loss)
+                continue
+            if answer.kind is Kind.RELAY:  # a successor of the server, which only follows
+                self._ask_other(position)
+                continue
+            self._open[position] = None
+            self._initialising &= any(self._open)
+            return answer
+
+    def _address(self, position: int) -> tuple[int, int]:
+        if self._with_keeper[position]:
+            return self._servers[(position + 1) % len(self._servers)], KEPT
+        return self._servers[position], 0
+
+    def _send(self, position: int, message: Message) -> None:
+        try:
+            self._send_there(position, message)
+        except PeerLost as loss:
+            self._move(position, loss, also=message)
+
+    def _send_there(self, position: int, message: Message) -> None:
+        """Send to the server that has a shard; one that is asked since another is lost is told so before."""
+        server = self._address(position)[0]
+        if not self._announces[position]:
+            self._sending.setdefault(position, []).append(self._network.start_send(server, message))
+            return
+        for other in range(len(self._servers)):  # the two messages must arrive next to each other
+            if self._address(other)[0] == server:
+                for sending in self._sending.get(other, ()):
+                    sending.wait()
+        losses = self._losses[self._other(position)]
+        self._network.send(server, Relay(position, self._own, losses).message())
+        self._network.send(server, message)
+
+    def _other(self, position: int) -> int:
+        return self._servers[(position + (not self._with_keeper[position])) % len(self._servers)]
+
+    def _move(self, position: int, loss: PeerLost, also: Message | None = None) -> None:
+        """Ask others for all that a lost server had, and what is open once more.
+
+        One of them may be the successor of a server that was lost before, and has its shards again. `also` is a message
+        that could not be sent. Raise `PeerLost` if both servers of a shard are lost, and no successor is heard of.
+        """
+        moved, losses = self._leave_server(position, loss), 1
+        clock = self._network.clock
+        given_up_at = clock.now() + _PATIENCE_S
+        while moved:
+            asked = moved[0]
+            try:
+                self._ask_anew(asked, also if asked == position else None)
+                moved = moved[1:]
+            except PeerLost as again:
+                losses += 1
+                if losses > 2 * len(self._servers):
+                    if clock.now() >= given_up_at:
+                        raise
+                    clock.sleep(_PAUSE_S)
+                moved = sorted({*moved, *self._leave_server(asked, again)})
+
+    def _leave_server(self, position: int, loss: PeerLost) -> list[int]:
+        """Return all shards that were asked for where this one was; from now on they are asked for elsewhere."""
+        lost = self._address(position)[0]
+        self._losses[lost] = max(self._losses[lost], loss.losses)
+        self._hear_of_loss(lost)
+        moved = [each for each in range(len(self._servers)) if self._address(each)[0] == lost]
+        for each in moved:
+            self._turn(each)
+        return moved
+
+    def _ask_other(self, position: int) -> None:
+        self._turn(position)
+        try:
+            self._ask_anew(position)
+        except PeerLost as loss:
+            self._move(position, loss)
+
+    def _turn(self, position: int) -> None:
+        self._with_keeper[position] = not self._with_keeper[position]
+        self._announces[position] = True
+        self._sending[position] = []  # what was under way to the lost one
+
+    def _ask_anew(self, position: int, also: Message | None = None) -> None:
+        again = self._beginning(position) if self._initialising else []
+        open_ = self._open[position]
+        for message in [*again, *([open_] if open_ is not None else [])]:
+            self._send_there(position, message)
+        if also is not None and not again and also is not open_:
+            self._send_there(position, also)
+
+    def _hear_of_loss(self, server: int) -> None:
+        """Take note that a server is lost, and of a successor's greeting: else nothing could be sent to that one."""
+        try:
+            while self._network.poll(server, GREETING) is not None:
+                pass
+        except PeerLost as loss:
+            self._losses[server] = max(self._losses[server], loss.losses)
+
+
+class _Sent:
+    """All that is being sent about a shard; what is lost with its receiver has been sent to another."""
+
+    def __init__(self, sending: list[Handle]) -> None:
+        self._sending = sending
+
+    def done(self) -> bool:
+        """Return whether everything has left."""
+        return all(sending.done() for sending in self._sending)
+
+    def wait(self) -> None:
+        """Wait until everything has left."""
+        while self._sending:
+            with suppress(PeerLost):
+                self._sending.pop().wait()

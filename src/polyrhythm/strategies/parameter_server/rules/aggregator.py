@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import inf
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -43,14 +43,7 @@ class Aggregator(Config):
         """How many gradients it needs at least; of fewer, no update is made."""
 
     def check(self, gradients: int) -> None:
-        """Refuses to make an update of too few gradients.
-
-        Args:
-            gradients: of which every update is made.
-
-        Raises:
-            RequestError: there are too few, with the number that is needed.
-        """
+        """Raise `RequestError` where updates are made of too few gradients."""
         if gradients < self.least:
             raise RequestError(
                 f"{self} needs at least {self.least} gradients an update, and there are {gradients}: ask for "
@@ -58,7 +51,7 @@ class Aggregator(Config):
             )
 
     def spares(self, gradients: int) -> int:
-        """Gives how many may be missing of the gradients of which every update is made: all, if it need not choose."""
+        """Return how many may be missing of the gradients of which every update is made: all, if it need not choose."""
         return max(0, gradients - self.least) if self.robust else gradients
 
     @property
@@ -70,7 +63,7 @@ class Aggregator(Config):
     def aggregate(
         self, gradients: Sequence[Tensor], weights: Sequence[float], distances: Tensor | None
     ) -> Tensor:
-        """Makes one gradient of several.
+        """Make one gradient of several.
 
         Args:
             gradients: each `(n,)`, a shard's part, in the order of their pushers; not changed.
@@ -84,12 +77,7 @@ class Aggregator(Config):
 
 
 def mean(gradients: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
-    """Gives the weighted mean, `(n,)`; a single gradient is its own mean.
-
-    Args:
-        gradients: each `(n,)`, summed in their order; not looked at where they weigh nothing.
-        weights: of each, in all more than 0; default: all alike.
-    """
+    """Return the weighted mean, `(n,)`, summed in order; what weighs nothing is not looked at. Default: all alike."""
     if len(gradients) == 1:
         return gradients[0]
     total = torch.zeros_like(gradients[0])
@@ -104,24 +92,13 @@ def mean(gradients: Sequence[Tensor], weights: Sequence[float] | None = None) ->
 
 
 def in_order(gradients: Sequence[Tensor]) -> Tensor:
-    """Sorts every coordinate by itself.
-
-    Args:
-        gradients: k of them, each `(n,)`.
-
-    Returns:
-        `(k, n)`, ascending along the first dimension; whatever is not finite counts as infinitely large.
-    """
+    """Sort every coordinate of k gradients by itself, `(k, n)`; what is not finite counts as infinitely large."""
     stacked = torch.stack(list(gradients))
     return torch.where(stacked.isfinite(), stacked, torch.inf).sort(dim=0).values
 
 
 def middle(ordered: Tensor) -> Tensor:
-    """Gives the median along the first dimension, `(n,)`: of an even count, the mean of the two in the middle.
-
-    Args:
-        ordered: `(k, n)`, ascending.
-    """
+    """Return the median of ascending `(k, n)`, `(n,)`: of an even count, the mean of the two in the middle."""
     upper = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[upper]
@@ -129,13 +106,9 @@ def middle(ordered: Tensor) -> Tensor:
 
 
 def squared_distances(gradients: Sequence[Tensor]) -> Tensor:
-    """Gives a shard's part of the squared distances, `(k, k)`, float64; parts of several shards may be added.
+    """Return a shard's part of the squared distances, `(k, k)`, float64; parts of several shards may be added.
 
-    Args:
-        gradients: k of them, each `(n,)`.
-
-    Returns:
-        Zero on the diagonal, or not a number where a gradient is not finite.
+    The diagonal is 0, or not a number where a gradient is not finite.
     """
     found = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for row, one in enumerate(gradients):
@@ -145,17 +118,16 @@ def squared_distances(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def krum_order(distances: Tensor, among: Sequence[int], f: int) -> list[int]:
-    """Orders gradients by their score, the sum of squared distances to the `len(among) - f - 2` nearest others.
+    """Order gradients by their score, the sum of squared distances to the `len(among) - f - 2` nearest others.
 
     Args:
-        distances: `(k, k)`, as `squared_distances` gives them.
+        distances: `(k, k)`, as `squared_distances` returns them.
         among: positions of the gradients that take part.
         f: how many may be wrong.
 
     Returns:
-        The positions, the least score first; of equal scores (as the last choices of Bulyan have them), the one that is
-        nearer to all, and of those the lowest position. Gradients that are not finite are
-        last, and infinitely far from all others.
+        The positions, the least score first; of equal scores, the one that is nearer to all, then the lowest position.
+        Gradients that are not finite are last, and infinitely far from all others.
     """
     neighbours = max(0, len(among) - f - 2)
     finite = torch.nan_to_num(distances, nan=inf, posinf=inf)
@@ -182,15 +154,56 @@ class ByDistance(Aggregator):
 
     @property
     def least(self) -> int:
-        """2f + 3, as Krum needs."""
         return 2 * self.f + 3
 
     def order(self, distances: Tensor | None, among: Sequence[int]) -> list[int]:
-        """Orders gradients by Krum's score, the best first.
-
-        Args:
-            distances: as `aggregate` gets them.
-            among: positions of those that take part.
-        """
+        """Order the positions `among` by Krum's score, the best first; `distances` as `aggregate` gets them."""
         assert distances is not None, "the server has them made"
         return krum_order(distances, among, self.f)
+
+
+MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"
+
+
+class Merger:
+    """One server's state of a merge rule. Pushers are numbered from 0."""
+
+    def correct(self, pusher: int, gradient: Tensor, seen: Tensor | None, values: Tensor) -> Tensor:
+        """Return the gradient as it is to be applied.
+
+        Args:
+            pusher: number of its pusher.
+            gradient: `(n,)`, not changed.
+            seen: `(n,)`, the parameters that the pusher was answered with, where the rule `remembers` them.
+            values: `(n,)`, the parameters now, not changed.
+        """
+        return gradient
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a resumed merger needs; not what pushers have seen, since all pull anew."""
+        return {}, {}
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+
+
+class MergeRule(Config):
+    """A merge rule's configuration, and the maker of its mergers.
+
+    Attributes:
+        remembers: whether it needs the parameters that each pusher was answered with.
+        divides: whether stale gradients count for less, so that the learning rate need not be shared among them.
+        keeps_gradients: whether every gradient is applied as it came.
+    """
+
+    remembers: ClassVar[bool] = False
+    divides: ClassVar[bool] = False
+    keeps_gradients: ClassVar[bool] = False
+
+    def factor(self, staleness: int) -> float:
+        """Return what a gradient of this staleness counts for; 1: as much as a fresh one."""
+        return 1.0
+
+    def merger(self) -> Merger:
+        """Return a new server's state."""
+        return Merger()

@@ -18,16 +18,9 @@ _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
 
 
 def admit_push(message: Message, values: Tensor, version: int, step: int) -> None:
-    """Lets in a gradient that a pusher of ours may push now.
+    """Raise `RefusedMessage` unless a gradient fits the parameters, `(n,)`, and their version.
 
-    Args:
-        message: the push.
-        values: `(n,)`, the parameters that it is for.
-        version: of these.
-        step: the pusher's next; one of before is a repetition, and no harm.
-
-    Raises:
-        RefusedMessage: it does not fit.
+    Its step may be the pusher's next, `step`, or one before: a repetition is no harm.
     """
     _, tensor, read, number, weight, rate, _, _ = message
     if tensor is None:
@@ -49,25 +42,14 @@ def admit_push(message: Message, values: Tensor, version: int, step: int) -> Non
 
 
 def admit_push_of_any_step(message: Message, values: Tensor, version: int, step: int) -> None:
-    """Let in a gradient as `admit_push` does, whose step may be later than the pusher's next.
-
-    Raises:
-        RefusedMessage: it does not fit.
-    """
+    """Raise `RefusedMessage` as `admit_push` does, but let the step be later than the pusher's next."""
     admit_push(message, values, version, max(step, message.step))
 
 
 def admit_vector(message: Message, values: Tensor, version: int = 0, step: int = 0) -> None:
-    """Lets in the parameters of a worker that keeps its own, where others of the same shape are kept.
+    """Raise `RefusedMessage` unless a worker's own parameters fit those that are kept, `(n,)`; empty: nothing is.
 
-    Args:
-        message: of the worker.
-        values: `(n,)`, what is kept; empty as long as nothing is.
-        version: of these, which the worker need not know.
-        step: the worker's next; how many steps lie between two exchanges is its own to say.
-
-    Raises:
-        RefusedMessage: it does not fit.
+    How many steps lie between two exchanges is the worker's to say.
     """
     tensor = payload(message)
     if not len(values):
@@ -84,35 +66,15 @@ def admit_vector(message: Message, values: Tensor, version: int = 0, step: int =
 
 
 def admit_bare(message: Message) -> None:
-    """Lets in a message that says nothing but its kind, and perhaps that something is final.
-
-    Raises:
-        RefusedMessage: it carries more.
-    """
+    """Raise `RefusedMessage` where a message says more than its kind, and perhaps that something is final."""
     if message.tensor is not None:
         raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
     if message[1:6] != _BARE:
         raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
 
 
-def admit_announcement(message: Message) -> None:
-    """Lets in a message that says nothing but its kind and a number.
-
-    Raises:
-        RefusedMessage: it carries a tensor, or the number cannot be.
-    """
-    if message.tensor is not None:
-        raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
-    if message.version < 1:
-        raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came of round {message.version}")
-
-
 def admitted_plan(message: Message) -> OptimizerPlan:
-    """Reads the plan of an optimiser.
-
-    Raises:
-        RefusedMessage: it is none that can be carried out.
-    """
+    """Read the plan of an optimiser; raise `RefusedMessage` if it cannot be carried out."""
     record = unpack_json(payload(message))
     try:
         return OptimizerPlan.from_json(record)
@@ -121,15 +83,9 @@ def admitted_plan(message: Message) -> OptimizerPlan:
 
 
 def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool) -> OptimizerPlan:
-    """Lets in the parameters to begin with; gives the plan of their optimiser.
+    """Return the plan that came for the optimiser of the parameters to begin with.
 
-    Args:
-        plan: that has come before, if one has.
-        values: that were sent.
-        ready: whether there are parameters already.
-
-    Raises:
-        RefusedMessage: it is not their turn, they are no real numbers, or too few for the plan.
+    Raise `RefusedMessage` if it is not their turn, they are no real numbers, or too few for the plan.
     """
     if plan is None or ready:
         raise RefusedMessage(
@@ -145,11 +101,7 @@ def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool)
 
 
 def payload(message: Message) -> Tensor:
-    """Gives a message's tensor.
-
-    Raises:
-        RefusedMessage: it has none.
-    """
+    """Return a message's tensor; raise `RefusedMessage` if it has none."""
     if message.tensor is None:
         raise _bare(message)
     return message.tensor
@@ -160,7 +112,7 @@ def _bare(message: Message) -> RefusedMessage:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tells whether all numbers are finite."""
+    """Return whether all numbers are finite."""
     # One pass and no memory: only where the sum of finite numbers overflows must they be looked at one by one.
     return isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
@@ -169,7 +121,6 @@ class FiniteScreen:
     """One server's count of gradients that are not finite.
 
     Args:
-        pushers: how many there are.
         eject_after: in a row, after which a pusher is let go; 0: never.
 
     Attributes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +20,28 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.serving.admission import payload
 
-_NAMES = 1
+
+class Part(NamedTuple):
+    """One server's part of a round.
+
+    Attributes:
+        round: of the exchange, from 0.
+        raw: bytes, uint8, so that the numbers stay as they are whatever a parameter of the model stands for.
+        names: whether these are the names of gradients, `(k,)`, int64, and not numbers, float64.
+    """
+
+    round: int
+    raw: Tensor
+    names: bool
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.VECTOR, self.raw, version=int(self.names), step=self.round)
+
+    @classmethod
+    def of(cls, message: Message) -> Part:
+        """Read what `message` packed; raise `RefusedMessage` if it has no tensor."""
+        return cls(message.step, payload(message), message.version == 1)
 
 
 class DistanceExchange:
@@ -27,7 +49,6 @@ class DistanceExchange:
 
     Args:
         servers: the ranks of all; a server alone needs no others.
-        index: of this one.
         unnamed: of how many gradients a part need not say which they are, and parts may be of fewer; None: all parts
             are of equally many.
     """
@@ -41,41 +62,36 @@ class DistanceExchange:
         self._heard: dict[tuple[int, int], Tensor] = {}
 
     def knows(self, rank: int) -> bool:
-        """Whether a rank is another server."""
+        """Return whether a rank is another server."""
         return rank in self._servers and rank != self._own
 
     def offer(self, part: Tensor) -> list[tuple[int, Message]]:
-        """Takes this server's part, `(k, k)` or `(k + 1, k)`, float64; gives the messages that tell the others.
+        """Take this server's part, `(k, k)` or `(k + 1, k)`, float64; return the messages that tell the others.
 
         Names in its place are `(k,)`, int64.
         """
         self._heard[self._offered, self._own] = part
-        raw = part.flatten().view(torch.uint8)  # as it is, whatever a parameter of the model stands for
-        message = Message(Kind.VECTOR, raw, version=_NAMES if part.dim() == 1 else 0, step=self._offered)
+        message = Part(self._offered, part.flatten().view(torch.uint8), names=part.dim() == 1).message()
         self._offered += 1  # the round may be over for this server before others have said what they have
         return [(rank, message) for rank in self._servers if rank != self._own]
 
     def on_message(self, source: int, message: Message) -> None:
-        """Takes another server's part, which may be one round ahead.
-
-        Raises:
-            RefusedMessage: it is no square of numbers, of another round, or there already.
-        """
-        part = self._named(message) if message.version == _NAMES else self._square(message)
-        if not 0 <= message.step - self._round <= 1 or (message.step, source) in self._heard:
+        """Take another server's part; raise `RefusedMessage` unless it is a square of this round or the next."""
+        told = Part.of(message)
+        part = self._named(told.raw) if told.names else self._square(told)
+        if not 0 <= told.round - self._round <= 1 or (told.round, source) in self._heard:
             raise RefusedMessage(
-                Reason.STEP, f"a part of round {message.step} came from rank {source} in round {self._round}"
+                Reason.STEP, f"a part of round {told.round} came from rank {source} in round {self._round}"
             )
-        self._heard[message.step, source] = part
+        self._heard[told.round, source] = part
 
-    def _named(self, message: Message) -> Tensor:
-        raw = payload(message)
+    def _named(self, raw: Tensor) -> Tensor:
         if raw.dtype != torch.uint8 or raw.numel() % 8 or self._unnamed is not None:
             raise RefusedMessage(Reason.PAYLOAD, f"{raw.numel()} numbers, {raw.dtype}, are no names")
         return raw.view(torch.int64)
 
-    def _square(self, message: Message) -> Tensor:
-        raw = payload(message)
+    def _square(self, told: Part) -> Tensor:
+        raw = told.raw
         size = isqrt(raw.numel() // 8)
         rows = size if self._unnamed in (None, size) or not size else size + 1
         if raw.dtype != torch.uint8 or raw.numel() != 8 * rows * size:
@@ -83,14 +99,14 @@ class DistanceExchange:
                 Reason.PAYLOAD, f"a part of {raw.numel()} numbers, {raw.dtype}, is no square"
             )
         own = self._heard.get((self._round, self._own)) if self._unnamed is None else None
-        if message.step == self._round and own is not None and own.dim() == 2 and len(own) != size:
+        if told.round == self._round and own is not None and own.dim() == 2 and len(own) != size:
             raise RefusedMessage(
                 Reason.PAYLOAD, f"a part of {size} gradients came where {len(own)} are compared"
             )
         return raw.view(torch.float64).view(rows, size)
 
     def all(self) -> list[Tensor] | None:
-        """Gives all parts, in the servers' order, once they are there; then the next round begins."""
+        """Return all parts, in the servers' order, once they are there; then the next round begins."""
         parts = [self._heard.get((self._round, rank)) for rank in self._servers]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
@@ -102,7 +118,7 @@ class DistanceExchange:
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
-    """Gives the sum of all servers' parts, `(k, k)`, in their order."""
+    """Return the sum of all servers' parts, `(k, k)`, in their order."""
     total = torch.zeros_like(parts[0])
     for part in parts:
         total += part

@@ -48,10 +48,12 @@ class Gate:
 
     Attributes:
         rounds: that pushers take together, on all servers the same ones; None where there are no such rounds.
+        takes_turns: whether a pusher may contribute only where `check_turn` agrees; always so where there are `rounds`.
         fetches: whether pushers may ask for the parameters while they go on (`fetch`).
     """
 
     rounds: Rounds | None = None
+    takes_turns: ClassVar[bool] = False
     fetches: ClassVar[bool] = False
 
     def ask(self, pusher: int, step: int) -> Decision:
@@ -59,8 +61,8 @@ class Gate:
         return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
-        """Decide what becomes of a gradient of `pusher`'s step `step`, which is held from now on."""
-        raise NotImplementedError
+        """Decide what becomes of a gradient of `pusher`'s step `step`, held from now on: by default let it through."""
+        return let_through(pusher)
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision | None:
         """Decide what becomes of a step that comes again, where `due` is the pusher's next.
@@ -82,15 +84,11 @@ class Gate:
         """Take note of how many steps of each pusher are known when a run is resumed."""
 
     def applied(self) -> Decision | None:
-        """Decide what follows when a batch is over that was deferred."""
+        """Decide what follows when a batch is over that was deferred; where the rule `converses`, after any message."""
         return None
 
     def check_turn(self, pusher: int) -> None:
-        """Let a pusher contribute; called only where there are `rounds`.
-
-        Raises:
-            RefusedMessage: it is not its turn.
-        """
+        """Raise `RefusedMessage` if it is not a pusher's turn to contribute; called only where a gate `takes_turns`."""
 
     def part(self, pusher: int) -> Decision:
         """Decide what becomes of the last contribution of a pusher that leaves with it."""
@@ -115,6 +113,37 @@ class Gate:
         """Restore what `state` returned."""
 
 
+class RoundsGate(Gate):
+    """The base of gates whose pushers take rounds together.
+
+    Attributes:
+        rounds: of which each is an update, and those who are to come in.
+        present: pushers that take part.
+        held: pushers of whom something is held for the round under way.
+    """
+
+    rounds: Rounds
+
+    def __init__(self, pushers: int) -> None:
+        self.rounds = Rounds(pushers)
+        self.present = set(range(pushers))
+        self.held: set[int] = set()
+
+    def enter(self, pusher: int, number: int) -> Decision:
+        self.rounds.accept(pusher, number)
+        return self.decide()
+
+    def decide(self) -> Decision:
+        """Decide what follows from all that the gate knows now."""
+        raise NotImplementedError
+
+    def let_in(self, *, alone: bool) -> tuple[int, ...]:
+        """Return the successors that come in now, who take part from now on; see `Rounds.let_in`."""
+        entered = tuple(self.rounds.let_in(alone=alone))
+        self.present.update(entered)
+        return entered
+
+
 class Consistency(Config):
     """A consistency's configuration, and the maker of its gates.
 
@@ -131,18 +160,14 @@ class Consistency(Config):
         return False
 
     def check(self, pushers: int) -> None:
-        """Refuses what cannot be right with so many pushers.
-
-        Raises:
-            RequestError: with the reason and what would work.
-        """
+        """Raise `RequestError`, with what would work, where it does not go with so many pushers."""
 
     @abstractmethod
     def in_step(self) -> bool:
-        """Whether all pushers are at the same step at all times."""
+        """Return whether all pushers are at the same step at all times."""
 
     def waits_for_slower(self) -> bool:
-        """Whether a pusher may have to wait for a slower one."""
+        """Return whether a pusher may have to wait for a slower one."""
         return True
 
     @abstractmethod
@@ -158,24 +183,16 @@ class Consistency(Config):
         """How many pushers may be lost at once while the others go on."""
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """Gives the state of a gate of so many pushers that are all to begin with a step, and holds nothing."""
+        """Return the state of a gate of so many pushers that are all to begin with a step, and holds nothing."""
         return {}
 
     @abstractmethod
     def gate(self, pushers: int) -> Gate:
-        """Makes one server's gate.
-
-        Args:
-            pushers: how many there are.
-        """
+        """Return a new gate of one server."""
 
 
 def check_fewer(what: str, given: int, pushers: int) -> None:
-    """Refuses a number of pushers that is not below all of them.
-
-    Raises:
-        RequestError: it is not.
-    """
+    """Raise `RequestError` where a number of pushers is not below all of them."""
     if given >= pushers:
         raise RequestError(
             f"{what} is {given}, but only {pushers} push: ask for {pushers - 1} at most, or for more workers"

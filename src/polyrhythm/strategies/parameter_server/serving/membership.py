@@ -19,15 +19,18 @@ questions are answered at once, and each worker that has entered gives every ser
 
 from __future__ import annotations
 
-from polyrhythm.communication.message import Kind, Reason, RefusedMessage
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RunError
+from polyrhythm.strategies.parameter_server.serving.admission import admit_bare
 
 
 class PusherRegistry:
     """A server's list of its pushers.
 
     Args:
-        pushers: their ranks.
         spares: how many may be lost at once; 0: the run decides.
         spared_by: what limits that, for an error's text.
 
@@ -53,22 +56,15 @@ class PusherRegistry:
         self._lost: set[int] = set()
         self._let_go: set[int] = set()
 
-    def number(self, rank: int, kind: Kind) -> int:
-        """Return a pusher's number.
-
-        Raises:
-            RefusedMessage: the rank is none of the pushers; `kind` is what it sent.
-        """
-        if rank not in self.numbers:
-            raise RefusedMessage(
-                Reason.SENDER, f"a server heard {kind.name} from rank {rank}, which pushes nothing here"
-            )
-        return self.numbers[rank]
-
     @property
     def there(self) -> int:
         """How many pushers are there."""
         return len(self.pushers) - len(self._left)
+
+    @property
+    def lost(self) -> bool:
+        """Whether any pusher is lost and has no successor yet."""
+        return bool(self._lost)
 
     def is_there(self, rank: int) -> bool:
         """Return whether a pusher has not left."""
@@ -104,11 +100,7 @@ class PusherRegistry:
         return self.leave(rank)
 
     def miss(self, rank: int) -> None:
-        """Count a pusher that is there as lost, until a successor enters; `lose` or `leave` strikes it off.
-
-        Raises:
-            RunError: more are lost than can be spared.
-        """
+        """Count a pusher that is there as lost until a successor enters; raise `RunError` if too many are."""
         if rank not in self._left:
             self._lost.add(rank)
         if 0 < self._spares < len(self._lost):
@@ -138,6 +130,30 @@ class PusherRegistry:
         return self.final if not self.there else None
 
 
+@dataclass(frozen=True)
+class Entrance:
+    """The round at which a successor comes in: the earliest that a server can, or the one that the successor names."""
+
+    round: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.JOIN, step=self.round)
+
+    @classmethod
+    def of(cls, message: Message) -> Entrance:
+        """Read what `message` packed; raise `RefusedMessage` if it carries more."""
+        admit_bare(message._replace(step=0))
+        return cls(message.step)
+
+
+def latest_entrance(answers: Sequence[Message]) -> Message | None:
+    """Return a successor's answer to servers that all ask where it comes in: the latest round; None if not all ask."""
+    if any(answer.kind is not Kind.JOIN for answer in answers):
+        return None
+    return Entrance(max(answer.step for answer in answers)).message()
+
+
 _NO_STEP = -1
 _MOST_APART = 1000
 """Rounds by which no two servers differ: by one or two, since each worker gives its part of a round to all."""
@@ -145,9 +161,6 @@ _MOST_APART = 1000
 
 class Rounds:
     """One server's count of rounds, and who is to come in at which. Workers are numbered from 0.
-
-    Args:
-        workers: how many there are.
 
     Attributes:
         number: of the round under way, from 0; one counts if somebody is answered in it, who is in the same elsewhere.
@@ -172,41 +185,28 @@ class Rounds:
         return len(self._invited) + len(self._coming)
 
     def is_outside(self, worker: int) -> bool:
-        """Whether a worker is a successor that has not come in yet."""
+        """Return whether a worker is a successor that has not come in yet."""
         return worker in self._invited or worker in self._coming
 
     def check_inside(self, worker: int) -> None:
-        """Lets a worker ask or push that takes part in rounds.
-
-        Raises:
-            RefusedMessage: it is a successor that has not come in yet.
-        """
+        """Raise `RefusedMessage` if a worker that asks or pushes is a successor that has not come in yet."""
         if self.is_outside(worker):
             raise RefusedMessage(
                 Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
             )
 
     def invite(self, worker: int, *, later: bool) -> None:
-        """A successor asks to be let in.
-
-        Args:
-            worker: its number.
-            later: whether something that its predecessor left is for the round under way.
-        """
+        """Invite a successor; `later`: something that its predecessor left is for the round under way."""
         self.forget(worker)
         self._invited.add(worker)
         self._begins_at[worker] = self.number + later
 
     def invitation(self, worker: int) -> int | None:
-        """Gives the earliest round at which a successor can come in here; None where it is not to say which."""
+        """Return the earliest round at which a successor can come in here; None where it is not to say which."""
         return self._begins_at[worker] if worker in self._invited else None
 
     def accept(self, worker: int, number: int) -> None:
-        """A successor says at which round it comes in.
-
-        Raises:
-            RefusedMessage: it was not asked, or named one that is over, or that no server can be at.
-        """
+        """Take the round at which a successor comes in; raise `RefusedMessage` if that one cannot be."""
         if worker not in self._invited:
             raise RefusedMessage(Reason.ORDER, f"worker {worker} named a round, and was not asked for one")
         earliest = self._begins_at[worker]
@@ -220,11 +220,7 @@ class Rounds:
         self._begins_at[worker] = number
 
     def let_in(self, *, alone: bool) -> list[int]:
-        """Gives the successors that come in now, in their order.
-
-        Args:
-            alone: whether nobody else is there, so that the rounds before theirs are not taken.
-        """
+        """Return the successors that come in now; `alone`: rounds before theirs are not taken, as nobody is there."""
         if alone and self._coming:
             self.number = max(self.number, min(self._begins_at[worker] for worker in self._coming))
         entered = sorted(worker for worker in self._coming if self._begins_at[worker] <= self.number)
@@ -238,7 +234,7 @@ class Rounds:
         self._next[worker] = _NO_STEP
 
     def is_next(self, worker: int, step: int) -> bool:
-        """Whether a gradient of a step is this worker's part in a round, and not one that comes twice."""
+        """Return whether a gradient of a step is this worker's part in a round, and not one that comes twice."""
         return self._next[worker] in (_NO_STEP, step)
 
     def take(self, worker: int, step: int) -> None:

@@ -1,17 +1,21 @@
 """The worker's end of push and pull, over all shards at once.
 
-`PushPull` exchanges a worker's flat vectors with the servers. `ServedWorker` is the worker of all strategies
-whose workers push every gradient, and continue with what the servers answer.
+`ServerLink` is what all of them share. `PushPull` exchanges a worker's flat vectors with the servers. `ServedWorker` is
+the worker of all strategies whose workers push every gradient, and continue with what the servers answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, message_of, pack_json
 from polyrhythm.errors import LetGo, PeerLost
-from polyrhythm.strategies.parameter_server.serving.admission import is_finite
+from polyrhythm.strategies.parameter_server.serving.admission import is_finite, payload
+from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import (
     CatchesUp,
@@ -28,11 +32,80 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 _PUSH, _LEAVE = Kind.PUSH, Kind.LEAVE
 
 
-class PushPull:
+class ServerLink:
+    """A worker's link with the servers, of which each holds a shard of the flat vector.
+
+    Args:
+        plan: of the servers' optimiser; None: they have none.
+        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
+    """
+
+    def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
+        self._network = setting.network
+        self._servers = setting.roles.servers
+        self._shards = shards(setting.flat.size, len(self._servers))
+        self._versions = [0] * len(self._servers)
+        self._plan = plan
+        self._pushes = pushes
+        self._vector = setting.flat.vector
+
+    def initialise(self) -> None:
+        """Give every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
+        for position, server in enumerate(self._servers):
+            for message in self._beginning(position):
+                self._network.send(server, message)
+
+    def pull_whole(self, final: bool = False) -> tuple[Tensor, int]:
+        """Return all servers' values, `(size,)`, and how many of this worker's steps all of them know.
+
+        Raise `PeerLost` if this is a successor, and the run that it would join is ending.
+        """
+        values, steps, _ = self._whole(self._pulled(final))
+        return values, steps
+
+    def leave(self) -> None:
+        """Tell all servers that nothing more will be pushed; after the final pull, that they may go."""
+        for server in self._servers:
+            self._network.send(server, Message(Kind.LEAVE))
+
+    def _pulled(self, final: bool) -> list[Message]:
+        answers = self._asked(Message(Kind.PULL, stop=final))
+        entrance = latest_entrance(answers)
+        return answers if entrance is None else self._asked(entrance)
+
+    def _asked(self, question: Message) -> list[Message]:
+        for position in range(len(self._servers)):
+            self._ask(position, question).wait()
+        return [self._answer(position) for position in range(len(self._servers))]
+
+    def _whole(self, answers: Sequence[Message]) -> tuple[Tensor, int, bool]:
+        """Return what all answers hold together, the least of their steps, and whether this worker must stop."""
+        for server, answer in zip(self._servers, answers, strict=True):
+            if answer.kind is _LEAVE:  # others may have asked it in before they heard of the end
+                raise PeerLost(server, "joining a run that is ending")
+        self._versions = [answer.version for answer in answers]
+        values = torch.cat([payload(answer) for answer in answers])
+        return values, min(answer.step for answer in answers), any(answer.stop for answer in answers)
+
+    def _beginning(self, position: int) -> list[Message]:
+        shard = self._shards[position]
+        values = Message(Kind.PARAMETERS, self._vector[shard])
+        if self._plan is None:
+            return [values]
+        plan = pack_json(self._plan.part(shard.start, shard.stop).to_json())
+        return [Message(Kind.CONFIGURE, plan, step=self._pushes), values]
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        return self._network.start_send(self._servers[position], message)
+
+    def _answer(self, position: int) -> Message:
+        return self._network.receive(self._servers[position])[1]
+
+
+class PushPull(ServerLink):
     """Exchanges a worker's flat vectors with the servers.
 
     Args:
-        setting: the worker's.
         plan: of the servers' optimiser; default: the user's.
         pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
 
@@ -42,72 +115,37 @@ class PushPull:
     """
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
-        self._network = setting.network
-        self._servers = setting.cast.servers
-        self._plan = setting.plan if plan is None else plan
-        self._pushes = pushes
-        self._shards = shards(setting.flat.size, len(self._servers))
+        super().__init__(setting, setting.plan if plan is None else plan, pushes)
         self.reached = 0
         self.stops = False
         self._under_way: list[Handle] = []
-        self._versions = [0] * len(self._servers)
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
         self._flat, self._overwrite = setting.flat, setting.flat.overwrite
         self._sliced = setting.flat.gradients
         self._gradients = [self._sliced[shard] for shard in self._shards]
 
-    def initialise(self) -> None:
-        """Gives every server its shard and how to optimise it; one worker calls this, before anyone pushes."""
-        for position, server in enumerate(self._servers):
-            for message in self._beginning(position):
-                self._network.send(server, message)
-
     def pull(self, final: bool = False) -> int:
-        """Overwrites the flat vector with the servers' parameters.
+        """Overwrite the flat vector; return how many of this pusher's gradients every server has applied.
 
         Args:
             final: wait until all pushers have left.
-
-        Returns:
-            How many of this pusher's gradients every server has applied.
 
         Raises:
             PeerLost: this is a successor, and the run that it would join is ending.
             LetGo: the servers do without this worker.
         """
-        answers = self._asked(Message(Kind.PULL, stop=final))
-        if all(answer.kind is Kind.JOIN for answer in answers):  # a successor, among those who go in step
-            answers = self._asked(Message(Kind.JOIN, step=max(answer.step for answer in answers)))
-        self.stops = self._take_answers(answers)
+        self.stops = self._take_answers(self._pulled(final))
         return self.reached
 
-    def _asked(self, question: Message) -> list[Message]:
-        """Asks all servers; gives their answers."""
-        for position in range(len(self._servers)):
-            self._ask(position, question).wait()
-        return [self._answer(position) for position in range(len(self._servers))]
-
     def push_and_pull(self, step: Step, weight: float, learning_rate: float) -> bool:
-        """Pushes the flat gradients and overwrites the flat vector with the answers.
-
-        Args:
-            step: of this pusher.
-            weight: samples behind the gradient, in units of a full batch.
-            learning_rate: for the update.
-
-        Returns:
-            Whether this pusher must stop.
-        """
+        """Push the flat gradients, overwrite the flat vector with the answers, and return whether to stop."""
         self.push(step, weight, learning_rate)
         return self.take()
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
-        """Starts to push the flat gradients, which must not change before the answers have been taken.
+        """Start to push the flat gradients, which must not change before the answers have been taken.
 
-        Args:
-            step: of this pusher.
-            weight: samples behind the gradient, in units of a full batch.
-            learning_rate: for the update.
+        `weight` is the number of samples behind them, in units of a full batch.
         """
         number, stop, versions, under_way = step.number, step.stop, self._versions, []
         gradients_now = self._flat.gradients
@@ -119,27 +157,18 @@ class PushPull:
         self._under_way = under_way
 
     def take(self) -> bool:
-        """Overwrites the flat vector with the answers to a push, but for the shards of which an answer is empty.
-
-        Returns:
-            Whether this pusher must stop.
-        """
+        """Overwrite the flat vector with the answers to a push that are not empty; return whether to stop."""
         stop = self._take_answers()
         for push in self._under_way:
             push.wait()
         return stop
 
     def check_losses(self) -> None:
-        """Takes note of servers that were lost while nothing was asked of them, where others have their shards."""
-
-    def leave(self) -> None:
-        """Tells all servers that nothing more will be pushed; after the final pull, that they may go."""
-        for server in self._servers:
-            self._network.send(server, Message(Kind.LEAVE))
+        """Take note of servers that were lost while nothing was asked of them, where others have their shards."""
 
     def _take_answers(self, answers: Sequence[Message] = ()) -> bool:
-        """Takes the servers' answers; waits for them, unless they are there."""
-        reached, anyone_stops = None, False
+        """Take the servers' answers; wait for them, unless they are there."""
+        reached, anyone_stops, overwrite = None, False, self._overwrite
         for position, server in enumerate(self._servers):
             answer = answers[position] if answers else self._answer(position)
             kind, tensor, version, step, _, _, stop, _ = answer
@@ -148,7 +177,7 @@ class PushPull:
             if kind is _LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
             if tensor is not None:
-                self._overwrite(self._parameters[position], tensor)
+                overwrite(self._parameters[position], tensor)
             self._versions[position] = version
             reached = step if reached is None or step < reached else reached
             anyone_stops |= stop
@@ -156,29 +185,11 @@ class PushPull:
         self.reached = reached
         return anyone_stops
 
-    def _beginning(self, position: int) -> list[Message]:
-        """Gives what a server must be given first: how to optimise its shard, and the shard."""
-        shard = self._shards[position]
-        plan = self._plan.part(shard.start, shard.stop).to_json()
-        return [
-            Message(Kind.CONFIGURE, pack_json(plan), step=self._pushes),
-            Message(Kind.PARAMETERS, self._parameters[position]),
-        ]
-
-    def _ask(self, position: int, message: Message) -> Handle:
-        """Starts to ask the server of a shard."""
-        return self._network.start_send(self._servers[position], message)
-
-    def _answer(self, position: int) -> Message:
-        """Waits for what the server of a shard answers."""
-        return self._network.receive(self._servers[position])[1]
-
 
 class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     """Pushes the gradients of every step and goes on with what the servers answer.
 
     Args:
-        setting: this worker's.
         servers: its way to the servers, where it is another than the plain one.
         own_updates: whether it updates its own copy, in case that an answer is empty.
         dropped_late: whether servers drop a gradient that comes late. Others may then wait for another one of whoever
@@ -203,7 +214,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         self._optimizer = setting.plan.build(setting.flat.vector) if own_updates else None
 
     def start(self, step: int) -> int:
-        """Worker 0 hands out the shards; everyone takes the servers' parameters, and leaves if it is told to stop.
+        """Take the servers' parameters, which worker 0 hands out; leave if others have stopped.
 
         Others may wait for a gradient of it in the step under way, while as worker 0 it waits for them to stop.
         """
@@ -215,7 +226,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         return reached
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        """Pushes, and takes the answers, which overwrite an update of its own where they are not empty.
+        """Push, and take the answers, which overwrite the worker's own update where they are not empty.
 
         Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either.
         """
@@ -228,29 +239,27 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         return stops
 
     def check_servers(self) -> None:
-        """Takes note of servers that were lost while nothing was asked of them."""
         self._servers.check_losses()
 
     def next_step(self, step: int) -> int:
-        """Where the servers are, if they did not wait for this worker."""
+        """Return the step at which the servers are, if they did not wait for this worker."""
         reached = self._servers.reached
         return reached if reached > step else step + 1
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the answer to its last pull said so; a successor's push would wait for those who push no more."""
+        """Whether the last pull's answer said so: a successor's push would wait for those who push no more."""
         return self._servers.stops
 
     def catch_up(self) -> None:
-        """Takes the newest parameters; a gradient of old ones would be as stale as this worker was long away.
+        """Take the newest parameters; a gradient of old ones would be as stale as this worker was long away.
 
-        Who has left takes none: it pushes no more, and servers would let it in again.
+        A worker that has left takes none: it pushes no more, and servers would let it in again.
         """
         if not self._has_left:
             self._servers.pull()
 
     def end(self) -> None:
-        """Leaves; worker 0 waits for the final parameters."""
         self._leave()
         if self._leads:
             self._servers.pull(final=True)
@@ -261,14 +270,11 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
             self._has_left = True
 
     def let_go(self) -> None:
-        """Tells the servers that nobody needs them any more."""
         self._servers.leave()
 
     def state(self) -> State:
-        """The state of the optimiser of its own, if it has one; parameters come from the servers."""
         return self._optimizer.state() if self._optimizer is not None else ({}, {})
 
     def load_state(self, state: State) -> None:
-        """Restore what `state` returned."""
         if self._optimizer is not None:
             self._optimizer.load_state(*state)

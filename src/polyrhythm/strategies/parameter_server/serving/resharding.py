@@ -96,7 +96,7 @@ def _serving(held: Held) -> list[State]:
 
 
 def _applied(facts: dict[str, Any]) -> list[int]:
-    """Gives how many steps of each pusher are applied or over; what is held of one are its last."""
+    """Return how many steps of each pusher are applied or over; what is held of one are its last."""
     found = list(facts["steps"])
     for pusher, *_ in facts["held"]:
         found[pusher] -= 1
@@ -107,15 +107,9 @@ _OPTIMIZER = "optimizer."
 
 
 def recut(states: Sequence[State], plan: OptimizerPlan, servers: int) -> list[State]:
-    """Gives the states of another number of servers.
+    """Return the states of another number of servers, from those of all, in the order of their shards.
 
-    Args:
-        states: of all servers, in the order of their shards.
-        plan: of the whole optimiser.
-        servers: how many there are now.
-
-    Raises:
-        RequestError: servers hold gradients of different steps.
+    Raise `RequestError` if servers hold gradients of different steps.
     """
     _check_held(states)
     sizes = [len(tensors["values"]) for tensors, _ in states]
@@ -139,7 +133,7 @@ def recut(states: Sequence[State], plan: OptimizerPlan, servers: int) -> list[St
 
 
 def _wholes(states: Sequence[State], sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Joins what there is for every number; zeros where a server has none, as such state begins."""
+    """Join what there is for every number; zeros where a server has none, as such state begins."""
     names = dict.fromkeys(
         name for tensors, _ in states for name in tensors if not name.startswith(_OPTIMIZER)
     )
@@ -154,7 +148,7 @@ def _wholes(states: Sequence[State], sizes: Sequence[int]) -> dict[str, Tensor]:
 
 
 def _latest(gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Gives the state of a gate that is as far as the furthest: its clocks or its step."""
+    """Return the state of a gate that is as far as the furthest: its clocks or its step."""
     found = dict(gates[0])
     for gate in gates[1:]:
         for key, value in gate.items():
@@ -164,7 +158,7 @@ def _latest(gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _nearest(shard: slice, before: Sequence[slice], states: Sequence[State]) -> dict[str, Any]:
-    """Gives which steps were left out of a new shard: as of the old one of which it has the most."""
+    """Return which steps were left out of a new shard: as of the old one of which it has the most."""
     shared = [min(shard.stop, old.stop) - max(shard.start, old.start) for old in before]
     return dict(states[shared.index(max(shared))][1].get("left_out", {}))
 

@@ -22,6 +22,12 @@ from polyrhythm.strategies.parameter_server.serving.gate import Gate
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
+"""A rank, and what it is told.
+
+Pushes, pulls and answers are `Message`s as they are on the wire, whose fields are theirs (a version that was read, a
+step, a weight, a rate): to make and read one more tuple for each would cost a simulated step some 4 %. Whatever means
+something else by these fields has a type of its own, with `message` and `of`: `Entrance`, `Part`, `Relay`, …
+"""
 
 
 class Contribution(NamedTuple):
@@ -97,6 +103,36 @@ class Deferred(NamedTuple):
     tell: Sequence[Reply] = ()
 
 
+class News(NamedTuple):
+    """What has become of a server by what another one has said.
+
+    Attributes:
+        updates: that were made of it.
+        stop: whether a pusher elsewhere was asked to stop.
+        done: whether the run is over.
+    """
+
+    updates: int = 0
+    stop: bool = False
+    done: bool = False
+
+
+class Presence(NamedTuple):
+    """Who is there.
+
+    Attributes:
+        there: how many pushers.
+        lost: whether any is lost and has no successor yet.
+        final: whether the final parameters are asked for.
+        done: whether the run is over.
+    """
+
+    there: int
+    lost: bool
+    final: bool
+    done: bool
+
+
 class Rule:
     """One server's rule, with its state.
 
@@ -104,6 +140,7 @@ class Rule:
         gate: decides when contributions are applied, and who is answered.
         values: `(n,)`, the shard; empty until it has been begun with.
         ready: whether there are parameters.
+        final: whether no other server can change them any more, once all pushers have left.
         contributes: kind of the messages with contributions.
         last: number of the last gradient in a contribution, less the step that its message says.
         repeats: whether a step that comes again counts as an empty batch, and is not applied again.
@@ -113,6 +150,8 @@ class Rule:
         defers: whether other servers are to be heard before an update.
         chooses: whether a batch that is too small is left out for good.
         leaves_out: whether contributions of empty batches are noted as left out.
+        converses: whether it speaks to other servers of its own accord, and so hears who is there (`attend`).
+        told: what it says to them, which the session sends next.
         screens: whether contributions are looked at for numbers that are not finite, which count as empty batches.
         admit: refuses a contribution that cannot be right; see `admit_push`.
     """
@@ -127,78 +166,57 @@ class Rule:
     chooses: bool = False
     leaves_out: bool = False
     screens: bool = False
+    converses: bool = False
     admit = staticmethod(admit_push)
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.values = torch.empty(0)
         self.ready = False
+        self.told: list[Reply] = []
+        self.final = True
 
     def configure(self, message: Message) -> None:
-        """Take the plan of the optimiser.
-
-        Raises:
-            RefusedMessage: it cannot be carried out, or comes too late; or there is none.
-        """
+        """Take the plan of the optimiser; raise `RefusedMessage` if it is none, too late, or there is none here."""
         raise RefusedMessage(Reason.KIND, "there is nothing to be configured")
 
     def begin(self, values: Tensor) -> None:
-        """Begin with worker 0's parameters, `(n,)`, which updates change in place; or with those of `load_state`.
-
-        Raises:
-            RefusedMessage: they cannot be those to begin with.
-        """
+        """Begin with worker 0's parameters, `(n,)`, which change in place; or with those of `load_state`."""
         raise NotImplementedError
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
-        """Make an update of contributions.
-
-        Args:
-            batch: in the order in which they are summed.
-            version: updates that were made before.
-        """
+        """Make an update of contributions, summed in their order, where `version` updates were made before."""
         raise NotImplementedError
 
-    def knows(self, peer: int) -> bool:
-        """Return whether a rank is another server that this one hears."""
-        return False
+    def on_peer(self, peer: int, message: Message) -> News | None:
+        """Take what another server says; return None where nothing but `resume` follows from it.
 
-    def on_peer(self, peer: int, message: Message) -> None:
-        """Take what another server says, which `resume` then knows.
-
-        Raises:
-            RefusedMessage: no server says this now.
+        Raise `RefusedMessage` if no server says this now.
         """
         raise RefusedMessage(
             Reason.SENDER, f"a server heard {message.kind.name} from rank {peer}, which pushes nothing here"
         )
 
     def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
-        """Go on with the oldest batch that was deferred.
-
-        Returns:
-            None as long as servers have still to be heard; `Deferred` where they are to be told more first.
-        """
+        """Go on with the oldest deferred batch; None while servers are to be heard, `Deferred` if to be told more."""
         raise NotImplementedError
 
     def answer(self, pusher: int, version: int) -> Tensor:
-        """Return the parameters as they are now, `(n,)`, in memory that no update changes.
-
-        Args:
-            pusher: number of the one that is answered.
-            version: of the parameters.
-        """
+        """Return the parameters as they are now, `(n,)`, in memory that no update changes."""
         raise NotImplementedError
+
+    def attend(self, presence: Presence) -> None:
+        """Hear who is there after any message, where the rule `converses`."""
+
+    def admits(self, pusher: int) -> bool:
+        """Return whether a pusher that had left, or its successor, may still come in."""
+        return True
 
     def enter(self, pusher: int) -> None:
         """Forget what is known of a pusher, which has a successor."""
 
     def state(self) -> State:
-        """Return what a resumed rule needs, parameters included, and nothing that the session counts.
-
-        Raises:
-            RefusedMessage: there are no parameters yet.
-        """
+        """Return what a resumed rule needs, nothing that the session counts; raise `RefusedMessage` if not ready."""
         raise NotImplementedError
 
     def load_state(self, state: State) -> None:

@@ -16,13 +16,18 @@ ranks and steps that come again: the `Gate` says when, the `Rule` says how.
     Decision ─▶ drop ─▶ apply: rule.apply ─▶ Applied ─▶ answer, or acknowledge
                             └─ Deferred: tell other servers ─▶ rule.on_peer ─▶ rule.resume ─▶ Applied
 
+A rule that converses with other servers puts what they are told in `Rule.told`, which leaves before the replies:
+
+    any message ─▶ as above ─▶ gate.applied: who is free now? ─▶ rule.attend: who is there? ─▶ told, replies
+    other server ─▶ rule.on_peer ─▶ News ──┘
+
 Decisions are carried out in their order: what follows a deferred one waits behind it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,18 +36,13 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
 from polyrhythm.strategies.parameter_server.serving.admission import FiniteScreen, admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, let_through
-from polyrhythm.strategies.parameter_server.serving.membership import PusherRegistry
-from polyrhythm.strategies.parameter_server.serving.pusher_state import (
-    HeldGradients,
-    Readings,
-    exact_facts,
-    take_exact_facts,
-)
+from polyrhythm.strategies.parameter_server.serving.membership import Entrance, PusherRegistry
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
     Deferred,
     Given,
+    Presence,
     Reply,
     Rule,
     contribution_of,
@@ -60,7 +60,6 @@ class ServerSession(CountsLatestStaleness):
 
     Args:
         pushers: ranks that push gradients, in the order in which the gate numbers them.
-        rule: makes updates.
         spares: how many pushers may be lost at once; 0: the run decides.
         spared_by: what limits that, for an error's text.
         eject_after: gradients of a pusher in a row that are not finite, after which it is let go; 0: never.
@@ -87,8 +86,12 @@ class ServerSession(CountsLatestStaleness):
         self._latest_staleness: Counter[int] = Counter()
         self._rule = rule
         self._contributes = rule.contributes
+        self._converses = rule.converses
         self._gate = rule.gate
         self._rounds = rule.gate.rounds
+        self._turns = rule.gate.takes_turns or rule.gate.rounds is not None
+        # What a class holds is looked up anew each time that it is asked for through an instance.
+        self._admit, self._last, self._screens = rule.admit, rule.last, rule.screens
         self._registry = PusherRegistry(pushers, spares, spared_by)
         self._numbers = self._registry.numbers
         self._held = HeldGradients(len(pushers))
@@ -103,16 +106,6 @@ class ServerSession(CountsLatestStaleness):
     def values(self) -> Tensor:
         """`(n,)`, the shard's parameters; empty until worker 0 has sent them."""
         return self._rule.values
-
-    @property
-    def not_finite(self) -> int:
-        """How many gradients were left out since they were not finite."""
-        return self._screen.total
-
-    @property
-    def ejected(self) -> int:
-        """How many pushers were let go, once each time."""
-        return self._registry.ejected
 
     @property
     def done(self) -> bool:
@@ -136,50 +129,43 @@ class ServerSession(CountsLatestStaleness):
             dict(self.staleness),
             self.version,
             self.steps,
-            self.not_finite,
-            self.ejected,
+            self._screen.total,
+            self._registry.ejected,
             self.dropped,
             self.left_out,
         )
 
     def latest_staleness(self) -> dict[int, int]:
-        """Return how many gradients were applied at which staleness since the last call.
-
-        That are few, where thousands of pushers have seen thousands of stalenesses.
-        """
         latest, self._latest_staleness = self._latest_staleness, Counter()
         return dict(latest)
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Take a message from a rank; return the replies.
-
-        Raises:
-            RefusedMessage: neither a pusher nor another server sends it now.
-        """
+        """Take a message from a rank; return the replies; raise `RefusedMessage` if nobody sends it now."""
         if source not in self._numbers:
-            self._rule.on_peer(source, message)
-            return self._resume_deferred()
-        pusher, kind = self._numbers[source], message.kind
+            return self._hear_peer(source, message)
+        # By its place: the fields of a named tuple are looked up in its class each time.
+        pusher, kind = self._numbers[source], message[0]
         if kind is self._contributes:
-            return self._push(pusher, source, message)
-        if kind is Kind.PULL:
-            return self._pull(pusher, source, message)
-        if kind is Kind.LEAVE:
-            return self._leave(pusher, source, message)
-        if kind is Kind.JOIN:
-            return self._come_in(pusher, source, message)
-        return self._begin(pusher, source, message)
+            replies = self._push(pusher, source, message)
+        elif kind is Kind.PULL:
+            replies = self._pull(pusher, source, message)
+        elif kind is Kind.LEAVE:
+            replies = self._leave(pusher, source, message)
+        elif kind is Kind.JOIN:
+            replies = self._come_in(pusher, source, message)
+        else:
+            replies = self._begin(pusher, source, message)
+        return self._with_peers(replies) if self._converses else replies
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forget a pusher that is gone, until a successor pulls; the steps that it pushed still count.
-
-        Raises:
-            RunError: more are lost than can be spared.
-        """
+        """Forget a lost pusher until a successor pulls; raise `RunError` if more are lost than can be spared."""
         if rank not in self._numbers:
             return []
         self._registry.miss(rank)
-        return self._go_on_without(rank) if self._registry.lose(rank) else []
+        if not self._registry.lose(rank):
+            return []
+        replies = self._go_on_without(rank)
+        return self._with_peers(replies) if self._converses else replies
 
     def answer_again(self, source: int) -> list[Reply]:
         """Answer a pusher whose last answer was lost with a server: with the parameters as they are now."""
@@ -221,15 +207,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate.join(self._numbers[rank])
 
     def dismiss(self, rank: int, *, lost: bool) -> list[Reply]:
-        """Go on without a pusher that was there.
-
-        Args:
-            rank: of the pusher.
-            lost: whether it counts as lost, since it had something left to push.
-
-        Raises:
-            RunError: more are lost than can be spared.
-        """
+        """Go on without a pusher, which counts as `lost` if it had something left to push; see `on_loss`."""
         if lost:
             self._registry.miss(rank)
         self._registry.leave(rank)
@@ -243,11 +221,9 @@ class ServerSession(CountsLatestStaleness):
         return self._invitation(rank)
 
     def state(self) -> State:
-        """Return all that a resumed server needs, parameters included.
-
-        Raises:
-            RefusedMessage: there are no parameters yet.
-        """
+        """Return all that a resumed server needs; raise `RefusedMessage` if there are no parameters yet."""
+        if not self._registry.pushers:  # a site's server without workers
+            return {}, {}
         tensors, facts = self._rule.state()
         held, held_facts = self._held.state(comes_again=self._rule.forgets)
         return tensors | held, {**self._counts(), "gate": self._gate.state(), **held_facts, **facts}
@@ -255,6 +231,8 @@ class ServerSession(CountsLatestStaleness):
     def load_state(self, state: State) -> None:
         """Restore what `state` returned; worker 0's initial parameters are then not needed."""
         tensors, facts = state
+        if not facts:
+            return
         self._take_counts(facts)
         self._rule.load_state(state)
         self._held.load_state(tensors, facts)
@@ -312,11 +290,38 @@ class ServerSession(CountsLatestStaleness):
             if pusher != 0:
                 raise RefusedMessage(Reason.SENDER, f"rank {source} sent the parameters to begin with")
             self._rule.begin(payload(message))
-            asking = self._registry.take_asking()
-            return [reply for other in asking for reply in self._ask(self._numbers[other])]
+            return self._ask_for_all()
         raise RefusedMessage(
             Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
         )
+
+    def _ask_for_all(self) -> list[Reply]:
+        asking = self._registry.take_asking()
+        return [reply for other in asking for reply in self._ask(self._numbers[other])]
+
+    def _hear_peer(self, source: int, message: Message) -> list[Reply]:
+        rule = self._rule
+        was_final = rule.final
+        news = rule.on_peer(source, message)
+        if not self._converses:
+            return self._resume_deferred()
+        if news is not None:
+            self.version += news.updates
+            self.stop |= news.stop
+            self._registry.done |= news.done
+        replies = self._ask_for_all() if rule.ready else []
+        if rule.final and not was_final:
+            replies += self._answer_final()
+        return self._with_peers(replies)
+
+    def _with_peers(self, replies: list[Reply]) -> list[Reply]:
+        """Return what the rule tells other servers, the replies, and answers to those whom the gate frees now."""
+        rule, registry = self._rule, self._registry
+        while (freed := self._gate.applied()) is not None:
+            replies += self._carry_out(freed)
+        rule.attend(Presence(registry.there, registry.lost, registry.final is not None, registry.done))
+        told, rule.told = rule.told, []
+        return told + replies
 
     def _pull(self, pusher: int, source: int, message: Message) -> list[Reply]:
         admit_bare(message)
@@ -327,7 +332,7 @@ class ServerSession(CountsLatestStaleness):
             registry.final = source
             return self._answer_final()
         if not registry.is_there(source):  # a successor
-            if not registry.enter(source):
+            if not (self._rule.admits(pusher) and registry.enter(source)):
                 return [(source, Message(Kind.LEAVE))]
             if self._rule.forgets:
                 self._held.discard(pusher)
@@ -344,37 +349,35 @@ class ServerSession(CountsLatestStaleness):
         return self._ask(pusher)
 
     def _invitation(self, source: int) -> list[Reply]:
-        """Ask a successor in lockstep at which round it comes in, as long as it has not said so."""
         number = None if self._rounds is None else self._rounds.invitation(self._numbers[source])
-        return [] if number is None else [(source, Message(Kind.JOIN, step=number))]
+        return [] if number is None else [(source, Entrance(number).message())]
 
     def _come_in(self, pusher: int, source: int, message: Message) -> list[Reply]:
-        """Let a successor in at the round that it names."""
         if self._rounds is None:
             raise RefusedMessage(Reason.KIND, f"rank {source} named a round, and there are none")
-        admit_bare(message._replace(step=0))
-        return self._carry_out(self._gate.enter(pusher, message.step))
+        return self._carry_out(self._gate.enter(pusher, Entrance.of(message).round))
 
     def _ask(self, pusher: int) -> list[Reply]:
         return self._carry_out(self._gate.ask(pusher, self._held.steps[pusher]))
 
     def _push(self, pusher: int, source: int, message: Message) -> list[Reply]:
-        rule, held, rounds = self._rule, self._held, self._rounds
-        if rounds is not None or not rule.ready or self._registry.ejected:
+        rule, held = self._rule, self._held
+        if self._turns or not rule.ready or self._registry.ejected:
             self._check_may_push(pusher, source)
         due = held.steps[pusher]
-        rule.admit(message, rule.values, self.version, due)
+        admit = self._admit
+        admit(message, rule.values, self.version, due)
         _, gradient, read_version, step, weight, rate, stop, _ = message
         assert gradient is not None, "it has been admitted"
         if stop:
             self._note_stop()
-        step += rule.last
+        step += self._last
         if step < due and rule.repeats:
             repeated = self._gate.repeat(pusher, step, due)
             if repeated is not None:
                 return self._carry_out(repeated)
             weight = 0.0
-        if rule.screens:
+        if self._screens:
             if weight > 0 and not self._screen.passes(pusher, gradient):
                 gradient, weight = torch.zeros_like(gradient), 0.0
             if self._screen.is_spent(pusher):
@@ -393,7 +396,7 @@ class ServerSession(CountsLatestStaleness):
         applied = rule.apply((entry,), self.version)
         assert type(applied) is Applied, "nothing is deferred"
         self._count(applied)
-        given = applied.answers
+        given = applied[3]
         return [self._answer(pusher, source) if given is None else self._give(pusher, given[pusher])]
 
     def _fetch(self, pusher: int, message: Message) -> list[Reply]:
@@ -414,11 +417,12 @@ class ServerSession(CountsLatestStaleness):
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         if self._registry.was_let_go(source):
             raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
-        if self._rounds is None:
+        if not self._turns:
             return
         if not self._registry.is_there(source):
             raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
-        self._rounds.check_inside(pusher)
+        if self._rounds is not None:
+            self._rounds.check_inside(pusher)
         self._gate.check_turn(pusher)
 
     def _eject(self, rank: int) -> list[Reply]:
@@ -427,7 +431,6 @@ class ServerSession(CountsLatestStaleness):
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
     def _leave(self, pusher: int, source: int, message: Message) -> list[Reply]:
-        """Let a pusher leave, perhaps with a last contribution."""
         rule = self._rule
         if message.tensor is None or not rule.parts:
             admit_bare(message)
@@ -443,7 +446,6 @@ class ServerSession(CountsLatestStaleness):
         return self._carry_out(self._gate.part(pusher)) + self._answer_final()
 
     def _go_on_without(self, rank: int) -> list[Reply]:
-        """Set those free who waited for a pusher that is gone."""
         number = self._numbers[rank]
         if self._rule.forgets:
             self._held.discard(number)
@@ -525,7 +527,6 @@ class ServerSession(CountsLatestStaleness):
     def _settle(
         self, decision: Decision, batch: Sequence[Contribution], applied: Applied | None = None
     ) -> list[Reply]:
-        """Count what has been applied, and answer."""
         held, pushers, step = self._held, self._registry.pushers, decision.step
         held.count(batch)
         for pusher in decision.answer:
@@ -557,7 +558,6 @@ class ServerSession(CountsLatestStaleness):
                 self._held.left_out.add(entry.pusher, entry.step, entry.step + (entry.weight > 0))
 
     def _answer(self, pusher: int, source: int) -> Reply:
-        """Return the answer to a pusher, with the parameters as they are now."""
         version = self.version
         shown = self._rule.answer(pusher, version)
         self._readings.note(pusher, version, shown)
@@ -566,7 +566,6 @@ class ServerSession(CountsLatestStaleness):
         )
 
     def _give(self, pusher: int, given: Given) -> Reply:
-        """Return the answer to a pusher that gets something else than the parameters."""
         kind, tensor, step = given
         message = Message(kind, tensor, version=self.version, step=step, stop=self.stop)
         return self._registry.pushers[pusher], message
@@ -580,6 +579,172 @@ class ServerSession(CountsLatestStaleness):
     def _answer_final(self) -> list[Reply]:
         """Answer with the final parameters, if they were asked for and nobody can change them any more."""
         final = self._registry.ready_to_end
-        if final is None or not self._rule.ready or self._deferred:
+        if final is None or not (self._rule.ready and self._rule.final) or self._deferred:
             return []
         return [self._answer(self._numbers[final], final)]
+
+
+class HeldGradients:
+    """The gradients that one server holds. Pushers are numbered from 0.
+
+    Attributes:
+        steps: for each pusher, how many of its gradients need not be pushed again: applied, held for good, or over.
+        left_out: which of these were not applied.
+    """
+
+    def __init__(self, pushers: int) -> None:
+        self.steps = [0] * pushers
+        self.left_out = LeftOut()
+        self._entries: dict[int, list[Contribution]] = {}
+
+    def hold(self, entry: Contribution) -> None:
+        """Hold a gradient, which may still have to come again."""
+        self._entries.setdefault(entry.pusher, []).append(entry)
+
+    def take(self, pusher: int) -> Contribution:
+        """Return the oldest gradient that is held of a pusher, and hold it no more."""
+        return self._entries[pusher].pop(0)
+
+    def discard(self, pusher: int) -> None:
+        """Hold nothing of a pusher any more."""
+        self._entries.pop(pusher, None)
+
+    def of(self, pusher: int) -> Sequence[Contribution]:
+        """Return all that is held of a pusher."""
+        return self._entries.get(pusher, ())
+
+    def count(self, entries: Iterable[Contribution]) -> None:
+        """Count steps that must not come again."""
+        for entry in entries:
+            self.steps[entry.pusher] = max(self.steps[entry.pusher], entry.step + 1)
+
+    def settle(self, pusher: int, step: int | None) -> None:
+        """Take note that a pusher is answered: neither what is held of it comes again, nor a step before `step`."""
+        self.count(self.of(pusher))
+        self.left_out.add(pusher, self.steps[pusher], step or 0)
+        self.steps[pusher] = max(self.steps[pusher], step or 0)
+
+    def state(self, *, comes_again: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the gradients that will not come again, and the counts; `comes_again`: everything held comes again."""
+        everything = [] if comes_again else self._everything()
+        return self._packed([entry for entry in everything if entry.step < self.steps[entry.pusher]])
+
+    def _everything(self) -> list[Contribution]:
+        return [entry for pusher in sorted(self._entries) for entry in self._entries[pusher]]
+
+    def _packed(self, kept: Sequence[Contribution]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"held.{number}": entry.gradient for number, entry in enumerate(kept)}
+        tensors |= {
+            f"seen.{number}": entry.seen for number, entry in enumerate(kept) if entry.seen is not None
+        }
+        held = [[entry.pusher, *entry[2:6]] for entry in kept]  # version, step, weight, learning rate
+        return tensors, {"steps": list(self.steps), "held": held, "left_out": self.left_out.state()}
+
+    def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all, also the gradients that a resumed pusher would push again."""
+        return self._packed(self._everything())
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Restore what `state` or `exact_state` returned."""
+        self.steps = list(facts["steps"])
+        self.left_out.load_state(facts.get("left_out", {}))
+        for number, (pusher, read_version, step, weight, rate) in enumerate(facts.get("held", ())):
+            gradient, seen = tensors[f"held.{number}"], tensors.get(f"seen.{number}")
+            self.hold(Contribution(pusher, gradient, read_version, step, weight, rate, seen=seen))
+
+
+Stretch = list[int]
+"""A first step, and the one after the last."""
+
+
+class LeftOut:
+    """The steps of which one server has applied no gradient.
+
+    Attributes:
+        by_pusher: for each pusher's number that left any out, stretches of steps, in order and apart.
+    """
+
+    def __init__(self) -> None:
+        self.by_pusher: dict[int, list[Stretch]] = {}
+
+    def add(self, pusher: int, start: int, stop: int) -> None:
+        """Add the steps `[start, stop)` of a pusher, which come after all that were added before."""
+        if start >= stop:
+            return
+        stretches = self.by_pusher.setdefault(pusher, [])
+        if stretches and stretches[-1][1] == start:
+            stretches[-1][1] = stop
+        else:
+            stretches.append([start, stop])
+
+    def state(self) -> dict[str, Any]:
+        """Return what a resumed server needs, JSON-able."""
+        return {str(pusher): [list(stretch) for stretch in found] for pusher, found in self.by_pusher.items()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.by_pusher = {
+            int(pusher): [list(stretch) for stretch in found] for pusher, found in state.items()
+        }
+
+
+class Readings:
+    """The version that each pusher of one server has read last. Pushers are numbered from 0.
+
+    Args:
+        remembers: whether what was read is kept, and not its version alone.
+
+    Attributes:
+        versions: that pushers have read, and since then one more for each gradient of their own that was applied.
+        values: each `(n,)`, where they are kept.
+    """
+
+    def __init__(self, pushers: int, *, remembers: bool) -> None:
+        self.versions = [0] * pushers
+        self.values: list[Tensor | None] = [None] * pushers
+        self._remembers = remembers
+
+    def note(self, pusher: int, version: int, values: Tensor) -> None:
+        """Take note that a pusher is answered with these parameters, which must not change."""
+        self.versions[pusher] = version
+        if self._remembers:
+            self.values[pusher] = values
+
+    def count(self, applied: Sequence[Contribution]) -> None:
+        """Count an update that was made of these gradients."""
+        for entry in applied:
+            self.versions[entry.pusher] += entry.weight > 0
+
+    def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that has been read; a checkpoint does without, since resumed pushers read anew."""
+        read = {f"read.{pusher}": values for pusher, values in enumerate(self.values) if values is not None}
+        return read, {"versions": list(self.versions)}
+
+    def load_exact_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Restore what `exact_state` returned."""
+        self.versions = list(facts["versions"])
+        self.values = [tensors.get(f"read.{pusher}") for pusher in range(len(self.versions))]
+
+    def forget(self, pusher: int) -> None:
+        """Forget a pusher that is gone."""
+        self.versions[pusher] = 0
+        self.values[pusher] = None
+
+
+def exact_facts(thing: object) -> dict[str, Any]:
+    """Return all attributes of an object that are numbers, None, or lists and sets of numbers; others never change."""
+    return {
+        name: sorted(value) if isinstance(value, set) else _copied(value)
+        for name, value in vars(thing).items()
+        if value is None or isinstance(value, int | float | list | set)
+    }
+
+
+def take_exact_facts(thing: object, facts: dict[str, Any]) -> None:
+    """Restore what `exact_facts` returned of an equal object."""
+    for name, value in facts.items():
+        setattr(thing, name, set(value) if isinstance(getattr(thing, name), set) else _copied(value))
+
+
+def _copied(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else value

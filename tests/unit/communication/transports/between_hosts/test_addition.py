@@ -16,7 +16,7 @@ from polyrhythm.communication.transports.between_hosts.addition import (
     Frame,
     Outgoing,
     Phase,
-    Shape,
+    shape_of,
 )
 from polyrhythm.errors import RunError
 
@@ -68,7 +68,7 @@ def sum_in_order(vectors: list[Tensor]) -> Tensor:
 
 def additions_of(vectors: list[Tensor]) -> list[Addition]:
     size = len(vectors)
-    return [Addition(member, size, 1, Shape.of(vectors[member])) for member in range(size)]
+    return [Addition(member, size, 1, shape_of(vectors[member])) for member in range(size)]
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -133,20 +133,20 @@ def test_a_run_is_handed_on_before_the_rest_has_come() -> None:
 
 
 def test_others_who_add_up_something_else_are_an_error() -> None:
-    addition = Addition(0, 2, 1, Shape.of(torch.ones(5)))
+    addition = Addition(0, 2, 1, shape_of(torch.ones(5)))
     with pytest.raises(
         RunError, match=r"adds up 5 numbers of 4 bytes where another has 6 of 4: all must give"
     ):
         addition.begin(torch.ones(6), (0, 1))
     with pytest.raises(RunError, match="all must give tensors of one size and dtype"):
-        addition.target(1, Frame(1, Phase.PART, Shape.of(torch.ones(5, dtype=torch.int32)), 0, 20))
+        addition.target(1, Frame(1, Phase.PART, shape_of(torch.ones(5, dtype=torch.int32)), 0, 20))
 
 
 @pytest.mark.parametrize(
     ("phase", "offset", "nbytes"), [(Phase.PART, 0, 16), (Phase.PART, 64, 20), (Phase.SUM, 0, 20)]
 )
 def test_bytes_that_belong_nowhere_are_refused(phase: Phase, offset: int, nbytes: int) -> None:
-    shape = Shape.of(torch.ones(5))
+    shape = shape_of(torch.ones(5))
     with pytest.raises(RunError, match="no part of it"):
         Addition(0, 2, 1, shape).target(1, Frame(1, phase, shape, offset, nbytes))
 

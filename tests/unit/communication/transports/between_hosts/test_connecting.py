@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -16,7 +17,7 @@ from polyrhythm.communication.transports.between_hosts.connections import Place,
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.communication.transports.sockets import TcpSocket
 from polyrhythm.errors import PeerLost
-from unit.communication.transports.between_hosts.meshes import together
+from unit.communication.transports.between_hosts.meshes import PATIENCE_S, together
 
 LOOPBACK = "127.0.0.1"
 
@@ -75,6 +76,74 @@ def test_who_does_not_know_the_key_is_not_let_in() -> None:
     lost, broken = together([lambda: connect_all(place, partial(store.tell_all, 0)), stranger])
     assert isinstance(lost, PeerLost)
     assert isinstance(broken, CollectiveBroken)
+
+
+def test_a_crowd_of_silent_strangers_keeps_no_member_waiting() -> None:
+    store = Store(2)
+    crowd: list[socket.socket] = []
+
+    def crowded(word: str) -> Sequence[str]:
+        words = store.tell_all(0, word)
+        _, port, _ = json.loads(words[0])
+        crowd.extend(socket.create_connection((LOOPBACK, port)) for _ in range(80))
+        return words
+
+    began_s = time.monotonic()
+    first, second = together(
+        [lambda: connect_all(Place(0, LOOPBACK, b"", never), crowded), partial(connect, store, 1, b"")]
+    )
+    assert (list(first), list(second)) == ([1], [0])
+    assert time.monotonic() - began_s < PATIENCE_S
+    for connection in (*crowd, first[1], second[0]):
+        connection.close()
+
+
+def test_a_claim_that_was_heard_is_of_no_use_at_another_meeting() -> None:
+    heard: list[bytes] = []
+
+    def listening(store: Store, word: str) -> Sequence[str]:
+        """Member 1's word, of which a stranger between them tells its own address."""
+        address, port, number = json.loads(word)
+        relay = socket.create_server((LOOPBACK, 0))
+
+        def carry() -> None:
+            with relay, relay.accept()[0] as near, socket.create_connection((address, port)) as far:
+                heard.append(near.recv(1000))
+                far.sendall(heard[0])
+                near.sendall(far.recv(1000))
+                near.recv(1)
+
+        threading.Thread(target=carry, daemon=True).start()
+        return store.tell_all(0, json.dumps([address, relay.getsockname()[1], number]))
+
+    store = Store(2)
+    first, second = together(
+        [
+            lambda: connect_all(Place(0, LOOPBACK, b"key", never), partial(listening, store)),
+            partial(connect, store, 1),
+        ]
+    )
+    assert (list(first), list(second)) == ([1], [0])
+    for connection in (first[1], second[0]):
+        connection.close()
+
+    store, refused = Store(2), threading.Event()
+
+    def lost_when_refused() -> None:
+        if refused.is_set():
+            raise PeerLost(1, "waiting for all ranks to start a collective")
+
+    def replay() -> None:
+        words = store.tell_all(1, json.dumps([LOOPBACK, 1, bytes(32).hex()]))
+        with socket.create_connection((LOOPBACK, json.loads(words[0])[1])) as stranger:
+            stranger.sendall(heard[0])
+            assert stranger.recv(1) == b""
+        refused.set()
+
+    place = Place(0, LOOPBACK, b"key", lost_when_refused)
+    lost, replayed = together([lambda: connect_all(place, partial(store.tell_all, 0)), replay])
+    assert isinstance(lost, PeerLost)
+    assert replayed is None
 
 
 def test_strangers_do_not_keep_members_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.transports.between_hosts.collectives import ExchangeHandle, HostCollectives
+from polyrhythm.communication.transports.between_hosts.collectives import HostCollectives, Order
 from polyrhythm.communication.transports.member_collectives import CollectiveBroken
 from polyrhythm.errors import RunError
 from unit.communication.transports.between_hosts.meshes import mesh, pair, together
@@ -62,13 +62,13 @@ def test_a_small_sum_needs_no_other_thread() -> None:
 
 def test_who_starts_waits_for_no_thread_that_moves_bytes() -> None:
     vectors = [[torch.ones(count) for count in (3, LARGE, 5)] for _ in range(2)]
-    handles: list[list[ExchangeHandle]] = [[], []]
+    handles: list[list[Order]] = [[], []]
 
     def start(member: int) -> None:
         handles[member] = [members[member].start_all_reduce(vector) for vector in vectors[member]]
 
     with mesh(2) as members:
-        with members[0]._exchange._driving:  # as long as another thread does
+        with members[0]._driving:  # as long as another thread does
             assert together([partial(start, 0)]) == [None]
             assert not any(handle.done() for handle in handles[0])
         start(1)
@@ -81,7 +81,7 @@ def test_a_handle_that_is_asked_moves_bytes() -> None:
     vectors = [torch.ones(3), torch.ones(3)]
     with mesh(2) as members:
         both = zip(members, vectors, strict=True)
-        handles: list[ExchangeHandle] = [each.start_all_reduce(vector) for each, vector in both]
+        handles: list[Order] = [each.start_all_reduce(vector) for each, vector in both]
         for handle in handles:
             while not handle.done():
                 pass

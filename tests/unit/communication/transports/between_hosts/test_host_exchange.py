@@ -29,7 +29,7 @@ def test_what_is_started_just_after_the_last_look_for_orders_is_added_up_and_not
     others = [torch.ones(3), torch.full((5,), 3.0)]
     order = Order(late, (0, 1))
     with mesh(2) as members:
-        members[0]._exchange._orders = Overlooked(order)
+        members[0]._orders = Overlooked(order)
         handles = [members[0].start_all_reduce(first)]
         assert not order.over, "nobody else has come to it"
         handles += [members[1].start_all_reduce(vector) for vector in others]

@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.between_hosts.addition import (
     Frame,
     Outgoing,
     Phase,
-    Shape,
+    shape_of,
 )
 from polyrhythm.communication.transports.between_hosts.connections import Stream
 from polyrhythm.communication.transports.sockets import RECORD_BYTES, OwnedSocket, TcpSocket
@@ -57,7 +57,7 @@ class Kept:
 
 
 def outgoing(number: int, content: bytes) -> Outgoing:
-    shape = Shape.of(torch.empty(len(content), dtype=torch.uint8))
+    shape = shape_of(torch.empty(len(content), dtype=torch.uint8))
     header = Frame(number, Phase.PART, shape, 0, len(content)).encode()
     return Outgoing(0, Addition(0, 2, number, shape), header, memoryview(content))
 

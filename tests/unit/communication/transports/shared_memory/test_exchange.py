@@ -116,32 +116,6 @@ def test_every_dtype_is_added_up(exchanges: list[Exchange]) -> None:
             assert torch.equal(total.to(torch.int64), expected)
 
 
-def test_reduce_scatter_then_all_gather_is_all_reduce(exchanges: list[Exchange]) -> None:
-    cases = [_vectors(len(exchanges), size, seed=size) for size in SIZES]
-
-    def work(exchange: Exchange, member: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        outcome = []
-        for case in cases:
-            vector = case[member].clone()
-            mine = exchange.reduce_scatter(vector).clone()
-            scattered = vector.clone()
-            exchange.all_gather(vector)
-            outcome.append((mine, scattered, vector))
-        return outcome
-
-    outcomes = _together(exchanges, work)
-    for place, case in enumerate(cases):
-        expected = _sum_in_rank_order(case)
-        slices = torch.tensor_split(expected, len(exchanges))
-        for member, outcome in enumerate(outcomes):
-            mine, scattered, gathered = outcome[place]
-            assert torch.equal(mine, slices[member])
-            assert torch.equal(gathered, expected)
-            untouched = torch.tensor_split(case[member], len(exchanges))
-            for other, part in enumerate(torch.tensor_split(scattered, len(exchanges))):
-                assert torch.equal(part, slices[member] if other == member else untouched[other])
-
-
 def test_broadcast_takes_the_roots_bits_of_any_dtype(exchanges: list[Exchange]) -> None:
     dtypes = (*DTYPES, torch.bool, torch.complex64)
 
@@ -184,11 +158,6 @@ def test_nobody_passes_the_barrier_before_all_have_come(exchanges: list[Exchange
             "all_reduce with 6 elements of float64",
         ),
         (lambda exchange: exchange.all_reduce(torch.ones(9000)), "all_reduce with 9000 elements of float32"),
-        (
-            lambda exchange: exchange.reduce_scatter(torch.ones(6)),
-            "reduce_scatter with 6 elements of float32",
-        ),
-        (lambda exchange: exchange.all_gather(torch.ones(6)), "all_gather with 6 elements of float32"),
         (
             lambda exchange: exchange.broadcast(torch.ones(6), 1),
             "broadcast from 1 with 6 elements of float32",

@@ -26,7 +26,7 @@ def test_a_frame_is_a_header_and_sixteen_bytes() -> None:
         assert decode_place(memoryview(b"\0" * HEADER_BYTES + packed)) == (place, forgotten)
 
 
-def test_a_hello_is_token_rank_and_incarnation() -> None:
+def test_a_hello_is_token_rank_and_generation() -> None:
     token = "00ff" * 8
     packed = encode_hello(token, Peer(258, 3))
     assert packed == bytes.fromhex(token) + b"\x02\x01" + b"\0" * 6 + b"\x03" + b"\0" * 7

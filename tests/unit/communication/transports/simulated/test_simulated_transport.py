@@ -34,7 +34,14 @@ def _idle(communicator: Communicator) -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_simulated_ranks(check: Callable[[Communicator], None]) -> None:
-    _play(*[lambda communicator: run(check, communicator)] * SIZE)
+    ended: list[int] = []
+
+    def part(communicator: Communicator) -> None:
+        run(check, communicator)
+        ended.append(communicator.rank)
+
+    _play(*[part] * SIZE)
+    assert sorted(ended) == list(range(SIZE))
 
 
 def test_a_message_takes_its_time() -> None:

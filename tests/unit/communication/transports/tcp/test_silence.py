@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from polyrhythm.communication.transports.between_hosts.connections import Sign, Silence
+from polyrhythm.communication.transports.between_hosts.connections import Sign, Silence, read_sign
 
 PATIENCE_S = 60.0
 ANSWERED, SENT_AGAIN = Sign(False, 0.1), Sign(True, 0.1)
@@ -51,8 +51,8 @@ def test_an_answer_between_two_looks_begins_it_anew(silence: Silence) -> None:
 
 def test_the_kernels_table_is_read_where_it_has_these_numbers() -> None:
     info = struct.pack("=8B24I", 1, *[0] * 7, *[0] * 4, 7, *[0] * 7, 4500, *[0] * 11)
-    assert Sign.of(info) == Sign(True, 4.5)
-    assert Sign.of(
+    assert read_sign(info) == Sign(True, 4.5)
+    assert read_sign(
         struct.pack("=8B24I", 1, 0, 0, 2, 0, 0, 0, 0, *[0] * 24)
     ).unanswered  # a full window is probed
 

@@ -14,7 +14,7 @@ from polyrhythm.communication.transports.torch_distributed.communicator import c
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     Cards,
     join,
-    newest_incarnations,
+    newest_generations,
     tell_of_start,
 )
 from polyrhythm.errors import PeerLost
@@ -24,14 +24,14 @@ SIZE, LEADER, GUEST = 3, 0, 2
 
 def test_the_newest_of_a_rank_is_the_one_that_has_joined_or_is_about_to() -> None:
     store = rendezvous.host_store()
-    assert newest_incarnations(store, SIZE) == {}
+    assert newest_generations(store, SIZE) == {}
     join(rendezvous.local(LEADER, SIZE, store.port), Cards("", ""))
     tell_of_start(store, Peer(1, 2))
-    assert newest_incarnations(store, SIZE) == {0: 0, 1: 2}
+    assert newest_generations(store, SIZE) == {0: 0, 1: 2}
     tell_of_start(store, Peer(LEADER, 1))
-    assert newest_incarnations(store, SIZE) == {0: 1, 1: 2}
+    assert newest_generations(store, SIZE) == {0: 1, 1: 2}
     join(rendezvous.local(LEADER, SIZE, store.port, 3), Cards("", ""))
-    assert newest_incarnations(store, SIZE) == {0: 3, 1: 2}
+    assert newest_generations(store, SIZE) == {0: 3, 1: 2}
 
 
 def test_a_guest_reaches_a_successor_of_worker_0_that_cannot_be_reached_yet() -> None:
@@ -39,7 +39,7 @@ def test_a_guest_reaches_a_successor_of_worker_0_that_cannot_be_reached_yet() ->
     store = rendezvous.host_store()
     join(rendezvous.local(LEADER, SIZE, store.port), Cards("", ""))  # it is dead by now
     tell_of_start(store, Peer(LEADER, 1))
-    guest = replace(rendezvous.local(GUEST, SIZE, store.port, 1), met=newest_incarnations(store, SIZE))
+    guest = replace(rendezvous.local(GUEST, SIZE, store.port, 1), met=newest_generations(store, SIZE))
     home, network = connect(guest)
     asking = network.start(lambda: network.send(LEADER, Message(Kind.JOIN, version=1)))
     heirs_home, heir = connect(rendezvous.local(LEADER, SIZE, store.port, 1))

@@ -12,7 +12,7 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.gossip.sgp import SGP
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -27,7 +27,7 @@ def part_of(strategy: Strategy, network: Communicator, value: float) -> tuple[Wo
     flat = FlatParameters(weights)
     plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
     everyone = network.subgroup("workers", range(2))
-    part = strategy.worker(WorkerSetting(network, everyone, cast_in_order(2, 0), flat, plan))
+    part = strategy.worker(WorkerSetting(network, everyone, roles_in_order(2, 0), flat, plan))
     part.begin_at(torch.full((3,), value))
     return part, flat
 

@@ -10,7 +10,7 @@ from polyrhythm.communication.transports.simulated.communicator import Simulated
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.strategies.gossip.pairing.keeper import Keeper, place_of
-from polyrhythm.strategies.role_assignment import cast_in_order
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -24,7 +24,7 @@ def keeper(worker: int, values: list[float], workers: int = 4) -> tuple[Keeper, 
     plan = OptimizerPlan.of(torch.optim.SGD(weights.parameters(), lr=1.0), flat)
     time = VirtualTime()
     network = SimulatedCluster(time, ConstantNetwork(time), workers).communicator(worker)
-    setting = WorkerSetting(network, network, cast_in_order(workers, 0), flat, plan)
+    setting = WorkerSetting(network, network, roles_in_order(workers, 0), flat, plan)
     made = Keeper(place_of(Ring(), range(workers), worker), setting)
     made.make_ready(3)
     return made, flat

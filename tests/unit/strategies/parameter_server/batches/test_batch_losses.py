@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json
-from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
-from polyrhythm.strategies.parameter_server.sandblaster import batch_session
+from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster, batch_session
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
@@ -22,7 +21,7 @@ def servers(count: int) -> dict[int, ServerSession]:
     made = {}
     for index, rank in enumerate(SERVERS[:count]):
         setting = ServerSetting(index, RoleAssignment(WORKERS, SERVERS[:count]))
-        made[rank] = batch_session(setting, Search(memory=0, trials=0, tolerance=0.0))
+        made[rank] = batch_session(setting, Sandblaster(memory=0, trials=0, tolerance=0.0))
         made[rank].on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
         made[rank].on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
     return made

@@ -11,8 +11,7 @@ from polyrhythm.communication.message import (
     pack_tensors,
     unpack_tensors,
 )
-from polyrhythm.strategies.parameter_server.batches.lbfgs import Search
-from polyrhythm.strategies.parameter_server.sandblaster import batch_session
+from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster, batch_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerSetting
 from polyrhythm.training.flat_optimizer import Span
@@ -21,7 +20,7 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 WORKERS = (0, 2)
 START = torch.tensor([1.0, 2.0])
 PLAN = OptimizerPlan("SGD", (Span(0, 2, {"lr": 0.5}),), 0.5)
-SEARCH = Search(memory=3, trials=0, tolerance=0.0)
+SEARCH = Sandblaster(memory=3, trials=0, tolerance=0.0)
 
 
 def server(servers=(1,), index=0, search=SEARCH):

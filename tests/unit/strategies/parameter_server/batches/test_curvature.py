@@ -4,14 +4,15 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
-from polyrhythm.strategies.parameter_server.batches.lbfgs import Curvature, Search
-from polyrhythm.strategies.parameter_server.serving.shard import OptimizedShard
+from polyrhythm.strategies.parameter_server.sandblaster import Curvature, Sandblaster
+from polyrhythm.strategies.parameter_server.serving.gate import Gate
+from polyrhythm.strategies.parameter_server.serving.shard import OptimizedRule
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 NUMBERS = 8
-EXACT = Search(memory=NUMBERS, trials=1, tolerance=0.0)
+EXACT = Sandblaster(memory=NUMBERS, trials=1, tolerance=0.0)
 
 
 class Quadratic:
@@ -38,10 +39,10 @@ class Servers:
 
     @staticmethod
     def _shard(values):
-        made = OptimizedShard()
+        made = OptimizedRule(Gate())
         plan = OptimizerPlan("SGD", (Span(0, len(values), {"lr": 1.0}),), 1.0)
         made.configure(Message(Kind.CONFIGURE, pack_json(plan.to_json())))
-        made.initialise(values)
+        made.begin(values)
         return made
 
     @property
@@ -75,12 +76,14 @@ def test_a_quadratic_of_n_numbers_is_over_in_n_exact_steps(count):
 
 def test_steepest_descent_would_not_be():
     loss = Quadratic()
-    plain = Search(memory=0, trials=1, tolerance=0.0)
+    plain = Sandblaster(memory=0, trials=1, tolerance=0.0)
     found = residuals(loss, Servers(1, plain, torch.zeros(NUMBERS).double()), 2 * NUMBERS + 1)
     assert found[-1] > 1e-3 * found[0]
 
 
-@pytest.mark.parametrize("search", [EXACT, Search(memory=3, trials=1, tolerance=0.5)], ids=["exact", "short"])
+@pytest.mark.parametrize(
+    "search", [EXACT, Sandblaster(memory=3, trials=1, tolerance=0.5)], ids=["exact", "short"]
+)
 @pytest.mark.parametrize("count", [2, 3])
 def test_shards_go_the_way_of_the_whole(count, search):
     loss = Quadratic()
@@ -94,7 +97,7 @@ def test_shards_go_the_way_of_the_whole(count, search):
 
 def test_only_the_newest_pairs_stay():
     loss = Quadratic()
-    servers = Servers(1, Search(memory=2, trials=0, tolerance=0.0), loss.minimum + 1)
+    servers = Servers(1, Sandblaster(memory=2, trials=0, tolerance=0.0), loss.minimum + 1)
     kept = []
     for _ in range(5):
         servers.take(loss.gradient(servers.values), 0.1)
@@ -103,7 +106,7 @@ def test_only_the_newest_pairs_stay():
 
 
 def test_a_pair_that_bends_the_wrong_way_is_left_out():
-    servers = Servers(1, Search(memory=5, trials=0, tolerance=0.0), torch.ones(NUMBERS).double())
+    servers = Servers(1, Sandblaster(memory=5, trials=0, tolerance=0.0), torch.ones(NUMBERS).double())
     gradient = torch.ones(NUMBERS).double()
     for scale in (1.0, 2.0, 3.0):  # it grows on the way down: s'y < 0
         servers.take(scale * gradient, 0.1)
@@ -122,7 +125,7 @@ def test_numbers_that_are_none_leave_no_pair():
 def test_state_goes_on_bit_for_bit(batches):
     """After a trial, after a correction, with and without pairs."""
     loss = Quadratic()
-    search = Search(memory=2, trials=1, tolerance=0.0)
+    search = Sandblaster(memory=2, trials=1, tolerance=0.0)
     first = Servers(1, search, loss.minimum + 1)
     residuals(loss, first, batches)
     second = Servers(1, search, first.values)

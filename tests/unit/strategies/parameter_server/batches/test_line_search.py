@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.strategies.parameter_server.batches.lbfgs import LONGEST, SHORTEST, correction
+from polyrhythm.strategies.parameter_server.sandblaster import LONGEST, SHORTEST, correction
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyrhythm.strategies.parameter_server.batches.lbfgs import combined, gram_of
+from polyrhythm.strategies.parameter_server.sandblaster import combined, gram_of
 
 LENGTH = (1 << 14) + 5  # a block and a little
 

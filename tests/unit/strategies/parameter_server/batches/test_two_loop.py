@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyrhythm.strategies.parameter_server.batches.lbfgs import two_loop
+from polyrhythm.strategies.parameter_server.sandblaster import two_loop
 
 NUMBERS = 7
 

@@ -8,8 +8,7 @@ import torch
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RunError
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.hierarchical import RootSession
-from polyrhythm.strategies.parameter_server.levels.leaf_server import LeafServer, Levels
+from polyrhythm.strategies.parameter_server.hierarchical import LeafSession, Levels, RootSession
 from polyrhythm.strategies.parameter_server.serving.shard import shard_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
@@ -20,7 +19,7 @@ PLAN = OptimizerPlan("SGD", (Span(0, 3, {"lr": 0.5}),), 0.5)
 
 
 def leaf(index=0, groups=2):
-    return LeafServer(Levels.of(CAST, groups), index)
+    return LeafSession(Levels.of(CAST, groups), index)
 
 
 def begun(index=0):
@@ -155,7 +154,7 @@ def test_who_is_not_of_the_group_is_named():
         (push([1.0, 1.0, 1.0], step=-1), "step"),
         (Message(Kind.PULL, torch.ones(3)), "payload"),
         (Message(Kind.LEAVE, step=1), "numbers"),
-        (Message(Kind.PARAMETERS, torch.ones(3)), "order"),
+        (Message(Kind.PARAMETERS, torch.ones(3)), "sender"),
         (Message(Kind.CONFIGURE, torch.ones(3, dtype=torch.uint8)), "malformed"),
         (Message(Kind.JOIN), "kind"),
     ],

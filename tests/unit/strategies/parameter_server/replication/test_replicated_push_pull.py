@@ -11,8 +11,7 @@ from torch import nn
 
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
-from polyrhythm.strategies.parameter_server.replication.replicated_push_pull import ReplicatedPushPull
-from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
+from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT, ReplicatedPushPull
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters

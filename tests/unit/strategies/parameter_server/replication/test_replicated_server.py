@@ -43,7 +43,7 @@ class Servers:
 
         self.server = server
         self.parts = {rank: server(rank) for rank in CAST.servers}
-        self.incarnations = dict.fromkeys(CAST.servers, 0)
+        self.generations = dict.fromkeys(CAST.servers, 0)
         self.held_up: deque[tuple[int, int, Message]] = deque()
         self.holds_up = False
 
@@ -65,8 +65,8 @@ class Servers:
     def restart(self, rank: int) -> list[tuple[int, int, Message]]:
         """Gives a lost server a successor."""
         self.parts[rank] = self.server(rank)
-        self.incarnations[rank] += 1
-        return self._spread(rank, self.parts[rank].rejoin(self.incarnations[rank]))
+        self.generations[rank] += 1
+        return self._spread(rank, self.parts[rank].rejoin(self.generations[rank]))
 
     def deliver(self) -> list[tuple[int, int, Message]]:
         """Lets what was held up arrive."""
@@ -140,7 +140,7 @@ def test_what_the_backup_had_is_answered_again_and_not_taken_again() -> None:
     assert (again[0][2].version, again[0][2].step) == (1, 1)
     following = relayed(servers, A, SECOND, push([0.0, 4.0], step=1, version=1))
     assert values(following) == [(SECOND, A, [0.0 - 0.5 * 0.9 * 2.0, 0.0])]  # with the momentum of the first
-    assert servers.parts[SECOND].staleness == {0: 2}
+    assert servers.parts[SECOND].stats().staleness == {0: 2}
 
 
 def test_what_the_backup_had_not_is_taken_as_new() -> None:
@@ -150,7 +150,7 @@ def test_what_the_backup_had_not_is_taken_as_new() -> None:
     servers.lose(FIRST)
     servers.holds_up = False
     assert values(relayed(servers, A, SECOND, push([2.0, 0.0]))) == [(SECOND, A, [0.0, 2.0])]
-    assert servers.parts[SECOND].staleness == {0: 1}
+    assert servers.parts[SECOND].stats().staleness == {0: 1}
 
 
 def test_an_answer_that_is_not_due_comes_when_it_is() -> None:
@@ -160,7 +160,7 @@ def test_an_answer_that_is_not_due_comes_when_it_is() -> None:
     assert relayed(servers, A, SECOND, push([2.0, 0.0])) == []
     answers = relayed(servers, B, SECOND, push([4.0, 0.0]))
     assert values(answers) == [(SECOND, A, [-0.5, 2.0]), (SECOND, B, [-0.5, 2.0])]
-    assert servers.parts[SECOND].staleness == {0: 2}
+    assert servers.parts[SECOND].stats().staleness == {0: 2}
 
 
 def test_who_asks_before_the_backup_knows_waits() -> None:
@@ -190,7 +190,7 @@ def test_a_successor_has_all_that_the_others_had() -> None:
         (B, Kind.JOIN, 2),
     ]
     assert servers.parts[FIRST].whole
-    assert servers.parts[FIRST].staleness == {}  # it only follows
+    assert servers.parts[FIRST].stats().staleness == {}  # it only follows
     for shard, leader in ((0, SECOND), (2, THIRD)):
         expected, found = (servers.parts[rank].state_of(shard) for rank in (leader, FIRST))
         assert found[1] == expected[1]
@@ -253,7 +253,7 @@ def test_an_answer_that_is_given_again_is_read_on_both_servers() -> None:
     servers.restart(FIRST)
     relayed(servers, B, SECOND, push([0.0, 4.0]))
     assert values(relayed(servers, A, SECOND, push([2.0, 0.0]))) == [(SECOND, A, [-0.9, 0.0])]
-    kept, follower = (servers.parts[rank]._part_of(0).exact_state()[1] for rank in (SECOND, FIRST))
+    kept, follower = (servers.parts[rank].part_of(0).exact_state()[1] for rank in (SECOND, FIRST))
     assert kept["pushers"]["readings"]["versions"] == [2, 2]
     assert follower == kept
 
@@ -276,11 +276,11 @@ def test_of_a_loss_that_was_handed_over_a_successor_hears_without_doing_anything
     servers.lose(FIRST)
     servers.parts[SECOND].on_losses(B, 1)
     servers.restart(FIRST)
-    before = servers.parts[FIRST]._part_of(0).exact_state()[1]
+    before = servers.parts[FIRST].part_of(0).exact_state()[1]
     assert servers.parts[FIRST].on_losses(B, 1) == []
     relayed(servers, B, SECOND, Message(Kind.PULL))  # its successor
     servers.lose(SECOND)
-    assert servers.parts[FIRST]._part_of(0).exact_state()[1]["pushers"]["registry"]["_left"] == []
+    assert servers.parts[FIRST].part_of(0).exact_state()[1]["pushers"]["registry"]["_left"] == []
     assert before["pushers"]["registry"]["_left"] == [1]
 
 
@@ -350,7 +350,7 @@ def test_what_nobody_of_ours_sends_is_refused(source: int, to: int, message: Mes
     with pytest.raises(RefusedMessage) as refused:
         servers.parts[to].on_message(source, message)
     assert refused.value.reason is reason
-    assert servers.parts[to].version == 0
+    assert servers.parts[to].stats().version == 0
 
 
 @pytest.mark.parametrize(

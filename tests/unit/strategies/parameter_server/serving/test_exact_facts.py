@@ -11,7 +11,7 @@ from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.pusher_state import exact_facts, take_exact_facts
+from polyrhythm.strategies.parameter_server.serving.session import exact_facts, take_exact_facts
 
 
 @pytest.mark.parametrize("rule", [Synchronous(), Backup(spare=1), Softsync(n=1), BoundedStaleness(s=1)])

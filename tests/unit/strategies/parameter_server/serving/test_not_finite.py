@@ -41,7 +41,7 @@ def test_it_is_left_out_and_its_worker_goes_on(consistency, bad):
     assert (to, answer.tensor.tolist(), answer.version, answer.step) == (B, [1.0, 2.0], 0, 1)
     [(_, answer)] = made.on_message(B, push([1.0, 1.0], 1))
     assert answer.tensor.tolist() == [0.5, 1.5]  # and momentum knows nothing of what was left out
-    assert (made.not_finite, made.ejected, made.version) == (1, 0, 1)
+    assert (made.stats().not_finite, made.stats().ejected, made.version) == (1, 0, 1)
     assert made.staleness == {0: 1}
 
 
@@ -50,7 +50,7 @@ def test_of_several_gradients_it_counts_for_nothing():
     made.on_message(A, push(BAD, 0))
     made.on_message(B, push([2.0, 4.0], 0))
     assert made.values.tolist() == [0.0, 0.0]  # 1 - 0.5 * 2, 2 - 0.5 * 4
-    assert made.not_finite == 1
+    assert made.stats().not_finite == 1
 
 
 def test_after_so_many_in_a_row_its_worker_is_let_go_and_a_successor_repeats_the_last():
@@ -62,7 +62,7 @@ def test_after_so_many_in_a_row_its_worker_is_let_go_and_a_successor_repeats_the
         assert [reply.kind for _, reply in made.on_message(B, push(BAD, step))] == [Kind.PARAMETERS]
     [(to, answer)] = made.on_message(B, push(BAD, 5))
     assert (to, answer) == (B, Message(Kind.LEAVE, stop=True))
-    assert (made.not_finite, made.ejected, made.steps) == (5, 1, {A: 0, B: 5})
+    assert (made.stats().not_finite, made.stats().ejected, made.steps) == (5, 1, {A: 0, B: 5})
     with pytest.raises(RefusedMessage) as refusal:
         made.on_message(B, push([1.0, 1.0], 5))
     assert refusal.value.reason is Reason.SENDER
@@ -70,7 +70,7 @@ def test_after_so_many_in_a_row_its_worker_is_let_go_and_a_successor_repeats_the
     [(_, answer)] = made.on_message(B, Message(Kind.PULL))
     assert answer.step == 5
     made.on_message(B, push(BAD, 5))  # the successor has a row of its own
-    assert made.ejected == 1
+    assert made.stats().ejected == 1
     [(_, answer)] = made.on_message(B, push([1.0, 1.0], 6, version=answer.version))
     assert answer.kind is Kind.PARAMETERS
 
@@ -92,7 +92,7 @@ def test_those_that_wait_for_all_and_robust_aggregators_take_it_as_it_is(consist
     made.on_message(A, push(BAD, 0))
     made.on_message(B, push([2.0, 4.0], 0))
     assert made.version == 1
-    assert made.not_finite == 0
+    assert made.stats().not_finite == 0
 
 
 def test_large_numbers_are_finite_though_their_sum_is_not():

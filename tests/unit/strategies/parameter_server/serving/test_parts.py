@@ -65,10 +65,10 @@ def test_a_part_of_the_next_round_waits():
 
 
 def servers_of(count):
-    cast = SERVERS[:count]
+    roles = SERVERS[:count]
     made = {
-        rank: shard_session(WORKERS, Synchronous(), Handling(aggregator=Krum(f=1)), cast, index)
-        for index, rank in enumerate(cast)
+        rank: shard_session(WORKERS, Synchronous(), Handling(aggregator=Krum(f=1)), roles, index)
+        for index, rank in enumerate(roles)
     }
     for place, server in zip(shards(12, count), made.values(), strict=True):
         size = place.stop - place.start

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from polyrhythm.strategies.parameter_server.sites.site_server import Significance, SiteRule, add_packet
+from polyrhythm.strategies.parameter_server.gaia import Gaia, Significance, add_packet
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -62,5 +62,5 @@ def test_a_packet_is_as_short_as_it_can_be(dtype, each):
 
 
 def test_the_threshold_shrinks_with_the_root_of_the_rounds():
-    rule = SiteRule(threshold=0.01, lag=0)
-    assert [rule.threshold_of(number) for number in (1, 4, 25)] == [0.01, 0.005, 0.002]
+    terms = Gaia(threshold=0.01, lag=0)
+    assert [terms.threshold_of(number) for number in (1, 4, 25)] == [0.01, 0.005, 0.002]

@@ -5,7 +5,7 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, pack_json, pack_tensors, unpack_tensors
 from polyrhythm.errors import RunError
-from polyrhythm.strategies.parameter_server.sites.site_server import SiteMap, SiteRule, SiteServer
+from polyrhythm.strategies.parameter_server.gaia import Gaia, SiteMap, site_session
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -18,8 +18,8 @@ class Pair:
     """Two sites whose messages to each other wait in a queue until they are delivered."""
 
     def __init__(self, threshold=0.0, lag=9, barrier=1.0):
-        rule = SiteRule(threshold=threshold, lag=lag, barrier=barrier)
-        self.servers = {3: SiteServer((0, 1), (4,), (5,), rule), 4: SiteServer((2,), (3,), (5,), rule)}
+        terms = Gaia(threshold=threshold, lag=lag, barrier=barrier)
+        self.servers = {3: site_session(terms, (0, 1), (4,), (5,)), 4: site_session(terms, (2,), (3,), (5,))}
         self.queue = []
         self.begin()
 
@@ -43,10 +43,10 @@ class Pair:
         return heard
 
     def values(self, server):
-        return self.servers[server]._copy.values
+        return self.servers[server].values
 
     def retained(self, server):
-        return self.servers[server]._copy._told_later.retained
+        return self.servers[server].state()[0]["retained"]
 
 
 def push(values, step=0, weight=1.0, stop=False, version=0):
@@ -166,8 +166,8 @@ def test_what_was_on_its_way_at_a_checkpoint_is_sent_again_and_heard_once():
     pair.deliver()
     expected = pair.values(3).clone()
     again = Pair.__new__(Pair)
-    rule = SiteRule(threshold=0.0, lag=9)
-    again.servers = {3: SiteServer((0, 1), (4,), (5,), rule), 4: SiteServer((2,), (3,), (5,), rule)}
+    terms = Gaia(threshold=0.0, lag=9)
+    again.servers = {3: site_session(terms, (0, 1), (4,), (5,)), 4: site_session(terms, (2,), (3,), (5,))}
     again.queue = []
     for rank, server in again.servers.items():
         server.load_state(states[rank])
@@ -180,7 +180,7 @@ def test_what_was_on_its_way_at_a_checkpoint_is_sent_again_and_heard_once():
 
 
 def test_a_site_without_workers_holds_nothing_and_is_let_go():
-    made = SiteServer((), (3, 4), (), SiteRule(threshold=0.0, lag=0))
+    made = site_session(Gaia(), (), (3, 4), ())
     made.load_state(unpack_tensors(pack_tensors(*made.state())))
     made.on_message(3, Message(Kind.LEAVE, stop=True))
     assert made.done

@@ -1,0 +1,142 @@
+"""Uneven machines that go each at its own pace: with fixed shares of every epoch, and with drawn batches.
+
+    python benchmarks/uneven/drawn.py [--accuracy]
+
+Simulated, in seconds of virtual time:
+
+- four workers, one of them five times slow, 100 steps of 0.1 s, free links: 12.5 s if all speeds add up;
+- two hosts of speed 3 and 1 on 1 Gb/s, ResNet-18: the fast one alone trains 320 images/s, both together 427 at best.
+
+`--accuracy` trains lenet5 on Fashion-MNIST besides, with real gradients: five seeds of one epoch on four workers of
+which one is five times slow, with fixed shares and with drawn batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from polyrhythm.api.simulate import simulate
+
+HERE = Path(__file__).parent
+ONE_SLOW = """
+name: one-slow
+hosts:
+  - {name: fast, count: 3, cores: 8, server_takes: 0}
+  - {name: slow, count: 1, cores: 8, speed: 0.2, server_takes: 0}
+nic: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+step_time: constant(seconds=0.1)
+"""
+ONE_HOST = """
+name: one-host
+hosts:
+  - {name: host, count: 1, cores: 64, workers: 4, server_takes: 0}
+nic: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+step_time: constant(seconds=0.1)
+slow: {3: 5}
+"""
+TWO_HOSTS = """
+name: two-hosts
+hosts:
+  - {name: desktop, count: 1, cores: 8}
+  - {name: laptop, count: 1, cores: 8, speed: 0.3333333}
+nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
+inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
+step_time: constant(seconds=SECONDS)
+"""
+FREE = [
+    "parameter_server",
+    "softsync",
+    "staleness_aware",
+    "dc_asgd",
+    "downpour",
+    "easgd",
+    "eamsgd",
+    "periodic_averaging",
+    "hogwild",
+    "ad_psgd",
+    "mixed(replicas=2)",
+]
+ON_1_GB = [("parameter_server", 64), ("parameter_server", 256), ("ad_psgd", 64), ("ad_psgd", 256)]
+ON_1_GB += [("easgd", 64), ("downpour", 64)]
+DEALS, EPOCHS, SEEDS = ("fixed", "drawn"), 1, range(5)
+
+
+def simulated(cluster: str, **options: object) -> dict[str, float]:
+    """Returns the figures of a run on a cluster given as text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        path.write_text(cluster)
+        return dict(simulate(cluster=path, out=Path(folder) / "run", **options).figures)  # type: ignore[arg-type]
+
+
+def one_slow(strategy: str, deal: str) -> float:
+    """Returns the seconds of 400 steps of four workers, one of which is five times slow."""
+    where = ONE_HOST if strategy == "hogwild" else ONE_SLOW
+    dry = {"gradients": "none", "data": "digits", "model": "mlp", "workers": 4, "steps": 100}
+    return simulated(where, strategy=strategy, deal=deal, **dry)["seconds"]
+
+
+def two_hosts(strategy: str, batch_size: int, deal: str) -> float:
+    """Returns the images a second of two hosts, of which the fast one alone trains 320."""
+    where = TWO_HOSTS.replace("SECONDS", str(batch_size / 320))
+    found = simulated(
+        where,
+        strategy=strategy,
+        deal=deal,
+        gradients="none",
+        model="resnet18",
+        workers=2,
+        batch_size=batch_size,
+        steps=6400 // batch_size,
+    )
+    return found["images_per_s"]
+
+
+def accuracies(strategy: str, deal: str) -> list[float]:
+    """Returns the top-1 of five seeds of four workers, one of which is five times slow."""
+    common = {"data": "fashion-mnist", "model": "lenet5", "workers": 4, "batch_size": 32, "epochs": EPOCHS}
+    return [
+        simulated(ONE_HOST, strategy=strategy, deal=deal, seed=seed, keep_checkpoints=0, **common)[
+            "test_top1"
+        ]
+        for seed in SEEDS
+    ]
+
+
+def main() -> None:
+    """Runs all, and writes `drawn.json` beside this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--accuracy", action="store_true")
+    found: dict[str, dict[str, object]] = {"one slow, seconds": {}, "two hosts, images/s": {}}
+    accuracy = parser.parse_args().accuracy
+    for strategy in FREE:
+        row = {deal: round(one_slow(strategy, deal), 2) for deal in DEALS}
+        found["one slow, seconds"][strategy] = row
+        print(f"{strategy:32} {row['fixed']:8.1f} s {row['drawn']:8.1f} s", flush=True)
+    for strategy, batch_size in ON_1_GB:
+        row = {deal: round(two_hosts(strategy, batch_size, deal)) for deal in DEALS}
+        found["two hosts, images/s"][f"{strategy}, {batch_size} images"] = row
+        print(f"{strategy:24} {batch_size:4} {row['fixed']:6} images/s {row['drawn']:6} images/s", flush=True)
+    if accuracy:
+        found["top-1"] = {}
+        for strategy in ("parameter_server", "ad_psgd"):
+            tops = {deal: accuracies(strategy, deal) for deal in DEALS}
+            found["top-1"][strategy] = tops
+            told = (
+                f"{deal} {statistics.mean(top):.4f} ± {statistics.stdev(top):.4f}"
+                for deal, top in tops.items()
+            )
+            print(f"{strategy:24} {'  '.join(told)}", flush=True)
+    (HERE / "drawn.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

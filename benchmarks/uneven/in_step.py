@@ -1,0 +1,209 @@
+"""Uneven machines that go in step: with equal parts of a global batch, and with parts by speed.
+
+    python benchmarks/uneven/in_step.py [--real]
+
+Simulated, in seconds of virtual time:
+
+- four workers, one of them five times slow, 100 steps of 0.1 s, free links: 12.5 s if all speeds add up;
+- two hosts of speed 3 and 1 on 1 Gb/s, ResNet-18 at 64 images a worker: the fast one alone trains 320 images/s, both
+  together 427 at best.
+
+`--real` trains on this machine's first two cores besides: worker 1 computes for a third of the time, since another
+process stops it (SIGSTOP) and lets it go on (SIGCONT) by a duty cycle of 30 ms, without control groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from polyrhythm.api.simulate import simulate
+from polyrhythm.events import Evaluated, WorkerProgress
+from polyrhythm.reporting.event_log import read_events
+
+HERE = Path(__file__).parent
+ONE_SLOW = """
+name: one-slow
+hosts:
+  - {name: fast, count: 3, cores: 8}
+  - {name: slow, count: 1, cores: 8, speed: 0.2}
+nic: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+step_time: constant(seconds=0.1)
+"""
+TWO_HOSTS = """
+name: two-hosts
+hosts:
+  - {name: desktop, count: 1, cores: 8}
+  - {name: laptop, count: 1, cores: 8, speed: 0.3333333}
+nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
+inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
+step_time: constant(seconds=SECONDS)
+"""
+STEPS, SLOW = 100, "given(weights=[5, 5, 5, 1])"
+IN_STEP = [
+    "synchronous",
+    "lazy_synchronous",
+    "parameter_server(consistency=synchronous, placement=dedicated)",
+    "backup_workers(spare=1, placement=dedicated)",
+    "local_sgd(steps=5)",
+]
+ON_1_GB = [
+    ("synchronous", 64),
+    ("synchronous(transfer=bfloat16)", 64),
+    ("lazy_synchronous", 64),
+    ("local_sgd(steps=8)", 64),
+    ("synchronous", 256),
+]
+
+
+def played(cluster: str, strategy: str, balance: str, **options) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cluster.yaml"
+        if "dedicated" in strategy:  # a host of its own for the server
+            cluster = cluster.replace("nic:", "  - {name: server, count: 1, cores: 8}\nnic:")
+        path.write_text(cluster)
+        run = simulate(
+            cluster=path,
+            gradients="none",
+            strategy=strategy,
+            balance=balance,
+            out=Path(folder) / "run",
+            **options,
+        )
+        return run.figures
+
+
+def one_slow() -> list[dict]:
+    rows = []
+    for strategy in IN_STEP:
+        row = {"strategy": strategy}
+        for balance in ("off", "measured", SLOW):
+            figures = played(
+                ONE_SLOW, strategy, balance, workers=4, batch_size=64, steps=STEPS, data="digits", model="mlp"
+            )
+            row[balance.partition("(")[0]] = round(figures["seconds"], 2)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def two_hosts() -> list[dict]:
+    rows = []
+    for strategy, batch in ON_1_GB:
+        cluster = TWO_HOSTS.replace("SECONDS", str(batch / 320))
+        row = {"strategy": strategy, "batch_size": batch}
+        for balance in ("off", "measured"):
+            figures = played(
+                cluster,
+                strategy,
+                balance,
+                workers=2,
+                batch_size=batch,
+                steps=200,
+                data="fashion-mnist",
+                model="resnet18",
+            )
+            row[balance] = round(figures["images_per_s"], 1)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+PERIOD_S, WORKS = 0.03, 1 / 3
+
+
+def held(process: int, until) -> None:
+    """Let a process compute for a third of the time."""
+    while until():
+        try:
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(PERIOD_S * (1 - WORKS))
+            os.kill(process, signal.SIGCONT)
+            time.sleep(PERIOD_S * WORKS)
+        except ProcessLookupError:
+            return
+
+
+def trained(strategy: str, balance: str, epochs: int, workers: int, hold: bool) -> dict:
+    """Train for real; with `hold`, worker 1 has a third of a core."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        command = [
+            "polyrhythm",
+            "train",
+            "--strategy",
+            strategy,
+            "--workers",
+            str(workers),
+            "--balance",
+            balance,
+        ]
+        command += ["--model", "lenet5", "--batch-size", "64", "--epochs", str(epochs), "--threads", "1"]
+        command += ["--out", str(run), "--json", "--keep-checkpoints", "0"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+        if hold:
+            events = run / "events.jsonl"
+            while not (events.exists() and b"RunStarted" in events.read_bytes()):
+                time.sleep(0.05)
+            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            held(sorted(map(int, ranks))[1], lambda: process.poll() is None)
+        out, _ = process.communicate()
+        figures = json.loads(out)
+        events = read_events(run / "events.jsonl")
+        reached = [
+            event.time_s for event in events if isinstance(event, Evaluated) and event.test_top1 >= 0.89
+        ]
+        images = sum(event.images for event in events if isinstance(event, WorkerProgress))
+        seconds = max(event.time_s for event in events if isinstance(event, WorkerProgress))
+    return {
+        "strategy": strategy,
+        "balance": balance,
+        "images_per_s": round(images / seconds),
+        "seconds_to_0.89": round(reached[0], 1) if reached else None,
+        "test_top1": round(figures["test_top1"], 4),
+    }
+
+
+def real(epochs: int) -> list[dict]:
+    rows = [trained("synchronous", "off", epochs, 1, hold=False) | {"strategy": "one worker alone"}]
+    print(rows[-1], flush=True)
+    for strategy, balance in [
+        ("synchronous", "off"),
+        ("synchronous", "measured"),
+        ("backup_workers(spare=1)", "measured"),
+        ("local_sgd(steps=8)", "off"),
+        ("local_sgd(steps=8)", "measured"),
+    ]:
+        rows.append(trained(strategy, balance, epochs, 2, hold=True))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--real", action="store_true", help="train on this machine, too")
+    parser.add_argument("--epochs", type=int, default=3)
+    asked = parser.parse_args()
+    path = HERE / "in_step.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept |= {"one_slow_s": one_slow(), "two_hosts_images_per_s": two_hosts()}
+    if asked.real:
+        kept["real"] = real(asked.epochs)
+    path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

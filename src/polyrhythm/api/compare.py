@@ -1,0 +1,594 @@
+"""The same job in several ways, for the verb `compare`: every run is an ordinary run folder, made or taken in.
+
+    runs/20250101-120000-compare/
+        plan.yaml                     what was asked for; `compare --resume FOLDER` goes on with it
+        synchronous-2w-s0/            a run, with its own report
+        …
+        comparison.json  report.html  table.md  table.csv  table.tex
+
+Simulated runs go to as many processes as there are cores, which share nothing but the folder; real runs follow each
+other, since two at once would slow each other down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from threading import local
+from typing import Any
+
+import yaml
+
+from polyrhythm.api.ddp import NAME as DDP
+from polyrhythm.api.ddp import train_with_ddp
+from polyrhythm.api.observed_run import Run, choose_folder
+from polyrhythm.api.simulate import GRADIENTS
+from polyrhythm.api.train import finished_run
+from polyrhythm.claim import claim
+from polyrhythm.config.assemble import default_optimizer, strategy_from
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import RunConfig, refuse_real_only
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.evaluation.target import Target
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
+from polyrhythm.reporting.event_log import LOG_FILE
+from polyrhythm.reporting.pages.comparison_page import render
+from polyrhythm.simulation.cluster import open_cluster
+from polyrhythm.specs import parse
+from polyrhythm.strategies.strategy import Strategy
+
+INTERRUPTED = 130
+PLAN_FILE = "plan.yaml"
+RESULT_FILE, REPORT_FILE = "comparison.json", "report.html"
+OWN = ("strategy", "workers", "seed", "until")
+"""Options of a run that a comparison varies by arguments of its own."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that is over.
+
+    Attributes:
+        folder: where its report is; None if runs were only read.
+        comparison: of all runs that there are.
+        interrupted: whether runs of the plan are missing because the user stopped it.
+    """
+
+    folder: Path | None
+    comparison: Comparison
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One run of a plan.
+
+    Attributes:
+        name: of its folder.
+        label: what it is, in words.
+        options: of the run.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is compared; plain values, written to `plan.yaml`.
+
+    Attributes:
+        strategies: specs.
+        workers: numbers of workers.
+        seeds: of every combination.
+        grid: values of further options, by name; `lr` is the optimizer's rate.
+        options: that all runs have.
+        simulation: arguments of `simulate` (cluster, gradients, …); empty for real runs.
+        until: the target, as the user wrote it; None: the best that all reach.
+    """
+
+    strategies: Sequence[str]
+    workers: Sequence[int]
+    seeds: Sequence[int]
+    grid: Mapping[str, Sequence[Any]]
+    options: Mapping[str, Any]
+    simulation: Mapping[str, Any]
+    until: str | None
+
+    def runs(self) -> list[PlannedRun]:
+        """Return all runs, seeds innermost."""
+        planned = []
+        for strategy, workers, *values in itertools.product(
+            self.strategies, self.workers, *self.grid.values()
+        ):
+            varied = dict(zip(self.grid, values, strict=True))
+            options = {**self.options, "strategy": strategy, "workers": workers}
+            options |= {"until": self.until} if self.until else {}
+            for key, value in varied.items():
+                options |= _with_rate(options, value) if key == "lr" else {key: value}
+            other = "".join(f", {key}={value}" for key, value in varied.items())
+            for seed in self.seeds:
+                label = f"{strategy}, {workers} worker{'s' * (workers != 1)}{other}, seed {seed}"
+                planned.append(PlannedRun(name=_slug(label), label=label, options={**options, "seed": seed}))
+        return planned
+
+    def command(self) -> str:
+        """Return the command that makes the same comparison."""
+        words = ["polyrhythm", "compare", "--strategies", "; ".join(self.strategies)]
+        words += ["--workers", ",".join(map(str, self.workers)), "--seeds", str(len(self.seeds))]
+        if self.grid:
+            words += [
+                "--grid",
+                "; ".join(f"{key}={','.join(map(str, each))}" for key, each in self.grid.items()),
+            ]
+        if self.until:
+            words += ["--until", self.until]
+        for key, value in {**self.simulation, **self.options}.items():
+            if value is True:
+                words.append(f"--{key.replace('_', '-')}")
+            elif value not in (None, False):
+                words += [f"--{key.replace('_', '-')}", str(value)]
+        if self.seeds[0]:
+            words += ["--first-seed", str(self.seeds[0])]
+        return shlex.join(words)
+
+
+def compare(
+    *what: str | Path,
+    strategies: str | Sequence[str] = (),
+    workers: Sequence[int] = (2,),
+    seeds: int = 1,
+    first_seed: int = 0,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    until: str | None = None,
+    cluster: str | Path | None = None,
+    gradients: str = "real",
+    steps: int | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    **options: Any,
+) -> Compared:
+    """Train the same job in several ways and compare them, or compare runs that exist.
+
+    Args:
+        *what: without `strategies`, folders of runs or comparisons; with them, at most one recipe.
+        strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run.
+        workers: numbers of workers.
+        seeds: how many runs of every combination.
+        first_seed: the seed of the first of these.
+        grid: values of further options, by name; `lr` is the optimizer's rate.
+        until: the target, as `top1=0.9` or `loss=0.3`; None: the best top-1 that all reach.
+        cluster: simulate on it; None: the runs are real.
+        gradients: as in `simulate`.
+        steps: as in `simulate`.
+        out: the folder, new or empty; None: a new one under `runs/`.
+        jobs: runs at a time; None: one a core if they are simulated, else one.
+        **options: any field of `RunConfig` but strategy, workers and seed, as text or a number.
+
+    Raises:
+        RequestError: something of it is wrong, or the runs cannot be compared.
+    """
+    if not strategies:
+        return compare_runs(what, until, out)
+    if len(what) > 1:
+        raise RequestError("give at most one recipe: strategies make new runs")
+    told: dict[str, Any] = {} if cluster is None else {"cluster": str(cluster)}
+    told |= {} if gradients == "real" else {"gradients": gradients}
+    told |= {} if steps is None else {"steps": steps}
+    planned = plan(
+        what[0] if what else None,
+        strategies=strategies,
+        workers=workers,
+        seeds=seeds,
+        first_seed=first_seed,
+        grid=grid,
+        until=until,
+        simulation=told,
+        options=options,
+    )
+    return carry_out(planned, out=out, jobs=jobs)
+
+
+def compare_runs(
+    folders: Iterable[str | Path], until: str | None = None, out: str | Path | None = None
+) -> Compared:
+    """Compare runs that exist.
+
+    Args:
+        folders: of runs, or of comparisons, all of whose runs are taken.
+        until: the target, as `top1=0.9`; None: the best that all reach.
+        out: a folder for the report and the tables, new or empty; None: they are not written.
+
+    Raises:
+        RequestError: a folder holds no run, or the runs cannot be compared.
+    """
+    target = Target.parse(until) if until is not None else None
+    found = [run for folder in map(Path, folders) for run in _runs_in(folder)]
+    if len(found) < 2:
+        raise RequestError("name at least two runs to compare")
+    comparison = Comparison.of(found, target)
+    if out is None:
+        return Compared(None, comparison)
+    folder = choose_folder(out, "compare")
+    folder.mkdir(parents=True, exist_ok=True)
+    write(comparison, folder, "")
+    return Compared(folder, comparison)
+
+
+def _runs_in(folder: Path) -> list[ComparedRun]:
+    if (folder / PLAN_FILE).is_file():
+        return [read_run(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
+    return [read_run(folder)]
+
+
+def plan(
+    recipe: str | Path | None = None,
+    *,
+    strategies: str | Sequence[str],
+    workers: Sequence[int] = (2,),
+    seeds: int = 1,
+    first_seed: int = 0,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    until: str | None = None,
+    simulation: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Check what is asked for, as far as it can be without data, and return the plan.
+
+    Args:
+        recipe: a YAML file of options that all runs have.
+        strategies: specs, or one text with `;` between them.
+        workers: numbers of workers.
+        seeds: how many runs of every combination.
+        first_seed: the seed of the first of these.
+        grid: values of further options, by name; `lr` is the optimizer's rate.
+        until: the target.
+        simulation: arguments of `simulate`; None or without a cluster: runs are real.
+        options: of `train` or `simulate` for all runs.
+
+    Raises:
+        RequestError: something of it is wrong.
+    """
+    told = dict(simulation or {})
+    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
+    if not names:
+        raise RequestError('name what to compare: --strategies "synchronous; local_sgd(steps=16)"')
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise RequestError(f"strategies: {doubled[0]} is given twice")
+    if seeds < 1:
+        raise RequestError(f"seeds must be at least 1 (given {seeds})")
+    if not workers or min(workers) < 1:
+        raise RequestError(f"workers must be numbers from 1, as in 1,2,4 (given {list(workers)})")
+    common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
+    common = {key: value for key, value in common.items() if key not in OWN}
+    varied = dict(grid or {})
+    for key in varied:
+        if key != "lr" and (key not in RunConfig.model_fields or key in OWN):
+            raise unknown("option of --grid", key, ["lr", *(set(RunConfig.model_fields) - set(OWN))])
+    _check_simulation(told, common)
+    if until is not None:
+        Target.parse(until)
+        if told.get("gradients") == "none":
+            raise RequestError("--until needs training: a dry run (--gradients none) reaches nothing")
+    made = Plan(
+        strategies=names,
+        workers=list(workers),
+        seeds=list(range(first_seed, first_seed + seeds)),
+        grid={key: list(each) for key, each in varied.items()},
+        options=common,
+        simulation=told,
+        until=until,
+    )
+    for name in names:
+        if name != DDP:
+            strategy_from(name)
+        elif told:
+            raise RequestError("ddp is PyTorch's own and runs for real: leave --cluster or ddp out")
+    for run in made.runs():
+        configure(run.options)
+    return made
+
+
+def _check_simulation(told: dict[str, Any], common: Mapping[str, Any]) -> None:
+    if "cluster" not in told:
+        if told:
+            raise RequestError(f"--{next(iter(told)).replace('_', '-')} needs a simulated --cluster")
+        return
+    refuse_real_only(common)
+    if told.get("gradients", "real") not in GRADIENTS:
+        raise unknown("gradients", told["gradients"], GRADIENTS)
+    open_cluster(told["cluster"])
+
+
+def read_plan(folder: Path) -> Plan:
+    """Read the plan of a folder.
+
+    Raises:
+        RequestError: there is none.
+    """
+    path = folder / PLAN_FILE
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Plan(**read)
+    except OSError as error:
+        raise RequestError(f"{folder} is not a comparison ({path}: {error.strerror})") from None
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise RequestError(f"{path} is damaged ({' '.join(str(error).split())})") from None
+
+
+def carry_out(
+    what: Plan,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    jobs: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Compared:
+    """Make all runs of a plan that are not there yet, and compare them.
+
+    Args:
+        what: the plan.
+        out: the folder, new or empty; None: a new one under `runs/`.
+        resume: the folder of a comparison to go on with; `out` is then None.
+        jobs: runs at a time; None: one a core if they are simulated, else one.
+        tell: receives a line about every run that has ended.
+
+    Raises:
+        RequestError: the request is wrong, or no run of it is possible.
+    """
+    if jobs is not None and jobs < 1:
+        raise RequestError(f"jobs must be at least 1 (given {jobs})")
+    folder = Path(resume) if resume is not None else choose_folder(out, "compare")
+    existed = folder.exists()
+    try:
+        holder = claim(folder, [])
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
+    try:
+        planned = what.runs()
+        (folder / PLAN_FILE).write_text(yaml.safe_dump(vars(what), sort_keys=False), encoding="utf-8")
+        refused: dict[str, str] = {}
+        count = jobs or (available_cores() if what.simulation else 1)
+        interrupted = _make(planned, what, folder, min(count, len(planned)), refused, tell)
+        found = [read_run(folder / run.name) for run in planned if _started(folder / run.name)]
+        if not found:
+            if interrupted:
+                raise KeyboardInterrupt
+            raise RequestError(next(iter(refused.values())))
+        target = Target.parse(what.until) if what.until else None
+        comparison = Comparison.of(found, target, refused)
+        write(comparison, folder, what.command())
+        return Compared(folder, comparison, interrupted)
+    except (RequestError, KeyboardInterrupt):
+        if not existed and not any(_started(path) for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        holder.release()
+
+
+def write(comparison: Comparison, folder: Path, command: str) -> None:
+    """Write the report and the tables of a comparison into a folder, each whole or not at all."""
+    files = {
+        RESULT_FILE: json.dumps(comparison.to_json(), indent=2, allow_nan=False) + "\n",
+        "table.md": comparison.markdown(),
+        "table.csv": comparison.csv(),
+        "table.tex": comparison.latex(),
+        REPORT_FILE: render(comparison, folder, command),
+    }
+    for name, text in files.items():
+        draft = folder / f".{name}.draft"
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        draft.replace(folder / name)
+
+
+def _make(
+    planned: Sequence[PlannedRun],
+    what: Plan,
+    folder: Path,
+    jobs: int,
+    refused: dict[str, str],
+    tell: Callable[[str], None],
+) -> bool:
+    """Make the runs that are missing; return whether the user has interrupted it."""
+    left = [run for run in planned if not _done(folder / run.name)]
+    if len(left) < len(planned):
+        tell(f"{len(planned) - len(left)} of {len(planned)} runs are there already")
+    began_s, ended = time.monotonic(), 0
+    helpers: list[_Helper] = []
+    mine = local()
+
+    def make(run: PlannedRun) -> dict[str, Any]:
+        if not hasattr(mine, "helper"):
+            mine.helper = _Helper()
+            helpers.append(mine.helper)
+        helper: _Helper = mine.helper
+        return helper.make(_task(run, what, folder / run.name))
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        pending = {pool.submit(make, run): run for run in left}
+        for future in as_completed(pending):
+            run, answer = pending[future], future.result()
+            ended += 1
+            if answer["outcome"] == "interrupted":
+                return True
+            if answer["outcome"] == "refused":
+                refused[run.label.rpartition(", seed")[0]] = answer["error"]
+            elapsed_s = time.monotonic() - began_s
+            left_s = elapsed_s / ended * (len(left) - ended)
+            tell(
+                f"[{len(planned) - len(left) + ended}/{len(planned)}] {run.label}: {_said(answer)}{_left(left_s)}"
+            )
+    except KeyboardInterrupt:
+        return True
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for helper in helpers:
+            helper.close()
+    return False
+
+
+def _task(run: PlannedRun, what: Plan, folder: Path) -> dict[str, Any]:
+    return {"folder": str(folder), "options": dict(run.options), "simulation": dict(what.simulation)}
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    from polyrhythm.reporting.quantities import duration, percent, whole
+
+    if answer["outcome"] in {"refused", "failed"}:
+        return f"{'left out' if answer['outcome'] == 'refused' else 'failed'}: {answer['error']}"
+    top1 = answer.get("test_top1")
+    learnt = f"top-1 {percent(top1)}, " if top1 is not None else ""
+    return f"{learnt}{whole(answer['images_per_s'])} images/s, {duration(answer['seconds'])}"
+
+
+def _left(seconds: float) -> str:
+    from polyrhythm.reporting.quantities import duration
+
+    return f"  (about {duration(seconds)} left)" if seconds > 1 else ""
+
+
+def _started(folder: Path) -> bool:
+    return (folder / LOG_FILE).is_file()
+
+
+def _done(folder: Path) -> bool:
+    return _started(folder) and finished_run(folder) is not None
+
+
+class _Helper:
+    """A process that makes runs one after another, so that what they leave in memory ends with it.
+
+    It reads one JSON task a line and answers one JSON line; see `serve`.
+    """
+
+    def __init__(self) -> None:
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from polyrhythm.api.compare import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def make(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        """Have one run made, and return what came of it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(json.dumps(task) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self.close()
+        status = self._process.returncode
+        if status in {INTERRUPTED, -signal.SIGINT}:
+            return {"outcome": "interrupted"}
+        self._process = self._started()
+        return {"outcome": "failed", "error": f"its process ended with status {status}"}
+
+    def close(self) -> None:
+        """Wait until the run under way has ended, and end the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def serve() -> None:
+    """Make the runs that standard input names, one JSON task a line; answer one JSON line each on standard output."""
+    from polyrhythm.api.train import prepare_process
+
+    answers, sys.stdout = sys.stdout, sys.stderr
+    prepare_process()
+    for line in sys.stdin:
+        try:
+            answer = _made(json.loads(line))
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        if answer["outcome"] == "interrupted":
+            sys.exit(INTERRUPTED)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _made(task: Mapping[str, Any]) -> dict[str, Any]:
+    from polyrhythm.api.simulate import simulate
+    from polyrhythm.api.train import train
+    from polyrhythm.errors import RunError
+
+    folder, simulation, options = Path(task["folder"]), task["simulation"], task["options"]
+    run: Run | None
+    try:
+        if simulation:
+            shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was cut short
+            run = simulate(out=folder, **simulation, **options)
+        elif options["strategy"] == DDP:
+            shutil.rmtree(folder, ignore_errors=True)
+            run = train_with_ddp(out=folder, **options)
+        elif (folder / CONFIG_FILE).is_file():
+            run = train(resume=folder)
+        else:
+            run = train(out=folder, start_method="fork", **options)
+    except RequestError as error:
+        return {"outcome": "refused", "error": str(error)}
+    except RunError as error:
+        return {"outcome": "failed", "error": str(error).splitlines()[0]}
+    assert run is not None
+    told = {key: run.figures.get(key) for key in ("test_top1", "images_per_s", "seconds")}
+    return {"outcome": run.outcome, **told}
+
+
+def _with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
+    """Return the optimizer with another learning rate."""
+    chosen = options.get("optimizer")
+    if chosen is None:
+        chosen = default_optimizer(_of_ours(options["strategy"]), options["workers"])
+    spec = parse(str(chosen))
+    return {"optimizer": str(type(spec)(spec.name, {**spec.arguments, "lr": rate}))}
+
+
+def _of_ours(strategy: str) -> Strategy:
+    """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`."""
+    return strategy_from("synchronous" if strategy == DDP else strategy)
+
+
+def split_outside(text: str, separator: str) -> list[str]:
+    """Split a text at a separator that is not inside brackets; empty parts are left out."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _slug(label: str) -> str:
+    """Return a folder's name for a label: readable, short, and different for different labels."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", label.replace(" workers", "w").replace(" worker", "w")).strip("-")
+    return words if len(words) <= 60 else f"{words[:50]}-{sha256(label.encode()).hexdigest()[:8]}"

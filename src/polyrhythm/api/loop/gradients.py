@@ -1,0 +1,180 @@
+"""The gradients of a user's loop: which there are, when a backward pass is over, and whose they are.
+
+    STEP    synchronous: the workers' mean, in all of them, from the end of the backward pass on, as in torch's DDP
+    ASKED   lockstep with servers, lazy update: the same in the first step, and in all if the loop changes it there;
+            else this worker's own, and the mean once the loop asks for it
+    OWN     free-running, local updates: this worker's own, with which it updates or which it pushes
+
+    backward ─▶ hook of each parameter: it has a gradient ─▶ engine's callback: the pass is over ─▶ mean (STEP)
+
+What a loop does to its gradients before `step` (clipping, unscaling) then means under STEP what it means alone, and
+under ASKED, where the mean costs an exchange of its own. Changes are noticed by the version that torch counts; where
+they are of a worker's own gradients, that is said once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.function import BackwardCFunction
+
+import polyrhythm
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.training.flat_parameters import FlatParameters
+
+
+class Mean(Enum):
+    """When a worker holds the mean of all workers' gradients."""
+
+    STEP = "after every backward pass"
+    ASKED = "when the loop asks for it"
+    OWN = "never"
+
+
+class Gradients:
+    """Notes of one worker's gradients, from one step to the next.
+
+    Args:
+        flat: the model's parameters and gradients.
+        mean: when the worker holds the mean.
+        average: overwrites the gradients with the workers' mean; not for `Mean.OWN`.
+        optimized: the parameters that the optimizer knows.
+
+    Attributes:
+        mean: as given.
+        averaged: whether the gradients are the workers' mean.
+        averages: whether every backward pass ends with the mean.
+    """
+
+    def __init__(
+        self, flat: FlatParameters, mean: Mean, average: Callable[[], None], optimized: Iterable[Tensor]
+    ) -> None:
+        self.mean = mean
+        self.averaged = False
+        self.averages = mean is not Mean.OWN
+        self._flat = flat
+        self._average = average
+        self._seen = bytearray(len(flat.views))
+        self._had = self._seen
+        self._task = -1
+        self._fired = False
+        self._accumulates = False
+        self._version: int | None = None
+        known = set(map(id, optimized))
+        self._left = [each for each, view in enumerate(flat.views) if id(view.parameter) not in known]
+        for position, view in enumerate(flat.views):
+            self._watch(position, view.parameter)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Leave the gradients of backward passes inside as they are; those of the next pass outside include them."""
+        before, self._accumulates = self._accumulates, True
+        try:
+            yield
+        finally:
+            self._accumulates = before
+
+    def note_missing(self) -> None:
+        """Set which parameters have no gradient, just before gradients are exchanged."""
+        missing = []
+        for position, view in enumerate(self._flat.views):
+            gradient = view.parameter.grad
+            if gradient is not None and self._seen[position]:
+                continue
+            # Set by hand, as by `torch.autograd.grad`, if it is another tensor, or ours and not zero.
+            if gradient is None or (gradient is view.gradient and not bool(gradient.any())):
+                self._seen[position] = 0
+                missing.append(position)
+        self._flat.without_gradient = tuple(missing)
+
+    def zero(self, *, to_none: bool) -> None:
+        """Set all gradients to zero that the optimiser knows.
+
+        Args:
+            to_none: whether they are None to it until there are others; False undoes that for those that are zero.
+        """
+        self.averaged = False
+        self._version = None
+        self._flat.gather_gradients()
+        views = self._flat.views
+        left = [(each, self._seen[each], views[each].gradient.clone()) for each in self._left]
+        if to_none:
+            self._had, self._seen = self._seen, bytearray(len(self._seen))
+        else:
+            self._seen = bytearray(map(max, self._had, self._seen))
+        self._flat.zero_gradients()
+        for position, seen, gradient in left:  # torch's `zero_grad` does not know them either
+            self._seen[position] = seen
+            views[position].gradient.copy_(gradient)
+
+    def changed_by_loop(self) -> bool:
+        """Whether they were changed after the backward pass; False where no pass has ended."""
+        return self._version is not None and self._flat.gradients._version != self._version
+
+    def mean_of(self, workers: Communicator, weight: float) -> None:
+        """Overwrite the gradients with the workers' weighted mean, under `Mean.ASKED`; all must call it.
+
+        Args:
+            workers: all of them.
+            weight: of this worker's.
+        """
+        self._flat.gather_gradients()
+        if workers.size > 1:
+            self._flat.set_tail(weight, 0.0)
+            self._flat.gradients.mul_(weight)
+            workers.all_reduce(self._flat.gradients_and_tail)
+            if self._flat.tail()[0] > 0:
+                self._flat.divide_by_tail()
+        self.averaged = True
+
+    def _watch(self, position: int, parameter: torch.nn.Parameter) -> None:
+        def accumulated(_: Tensor) -> None:
+            self._seen[position] = 1
+            self._fired = True
+            task = torch._C._current_graph_task_id()
+            if task != self._task:
+                self._task = task
+                Variable._execution_engine.queue_callback(self._at_end)
+
+        frozen = not parameter.requires_grad
+        parameter.requires_grad_(True)  # else torch takes no hook; it stays if the parameter is thawed
+        parameter.register_post_accumulate_grad_hook(accumulated)
+        parameter.requires_grad_(not frozen)
+
+    def _at_end(self) -> None:
+        """End a backward pass: once, though there is a callback for every graph that it consists of."""
+        if not self._fired or _inside_backward(sys._getframe()):
+            return
+        self._fired, self._task = False, -1
+        self.averaged = False
+        if self.averages and not self._accumulates:
+            self._average()
+        if self.mean is not Mean.STEP:
+            self._version = self._flat.gradients._version
+
+
+def _inside_backward(frame: FrameType | None) -> bool:
+    """Return whether a pass is part of another, as of a checkpoint of activations that computes them again."""
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, polyrhythm))
+
+
+def line_of_script(frame: FrameType | None) -> str:
+    """Return the file and line of the user's program that called, in parentheses; empty if there is none."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

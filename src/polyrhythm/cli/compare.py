@@ -1,0 +1,139 @@
+"""`polyrhythm compare`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.errors import RequestError
+
+INTERRUPTED = 130
+
+
+@partial(with_run_options, left_out=("strategy", "workers", "seed", "until"))
+def compare(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE | RUN…]", help="A YAML file of options, or runs that exist."),
+    ] = None,
+    strategies: Annotated[
+        str | None, typer.Option(help="What to compare, for example synchronous; local_sgd(steps=16).")
+    ] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, for example 1,2,4.")] = "2",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every combination.")] = 1,
+    first_seed: Annotated[int, typer.Option(metavar="N", help="The seed of the first of these.")] = 0,
+    grid: Annotated[
+        str | None,
+        typer.Option(help="Values of other options, for example lr=0.01,0.05; batch_size=32,64."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="The target: top1=0.9, top5=0.99 or loss=0.3 (default: the best top-1 that all reach)."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Simulate on a cluster file or a ready cluster (default: real runs).")
+    ] = None,
+    gradients: Annotated[str, typer.Option(help="With --cluster: real, or none for dry runs.")] = "real",
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="With --gradients none: steps of each worker.")
+    ] = None,
+    step_time: Annotated[str | None, typer.Option(help="With --cluster: compute time of a step.")] = None,
+    faults: Annotated[str | None, typer.Option(help="With --cluster: what goes wrong.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Runs at a time (default: simulated ones one a core, real ones one)."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder, new or empty (default: a new one in runs/).")
+    ] = None,
+    resume: Annotated[str | None, typer.Option(help="The folder of a comparison to go on with.")] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    **options: Any,
+) -> None:
+    """Train the same job in several ways, real or simulated, or read runs that exist: a table and a report."""
+    from polyrhythm.api import compare as comparing
+
+    given = [Path(each) for each in what or ()]
+    folders = [path for path in given if path.is_dir()]
+    if folders and strategies is None and resume is None:
+        if len(folders) != len(given):
+            raise RequestError("compare runs, or give one recipe with --strategies: not both")
+        done = comparing.compare_runs(folders, until, out)
+    else:
+        if len(given) > 1 or folders:
+            raise RequestError("give at most one recipe: --strategies makes new runs")
+        if resume is not None:
+            plan = comparing.read_plan(Path(resume))
+        else:
+            simulation = {"cluster": cluster, "steps": steps, "step_time": step_time, "faults": faults}
+            simulation = {key: value for key, value in simulation.items() if value is not None}
+            if gradients != "real":
+                simulation["gradients"] = gradients
+            plan = comparing.plan(
+                given[0] if given else None,
+                strategies=strategies or "",
+                workers=_numbers(workers),
+                seeds=seeds,
+                first_seed=first_seed,
+                grid=_grid(grid),
+                until=until,
+                simulation=simulation,
+                options=options,
+            )
+        done = comparing.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=_tell)
+    if json:
+        print_json(done.comparison.to_json())
+    else:
+        _say(done.folder, done.comparison)
+    if done.interrupted:
+        print(f"interrupted; go on with: polyrhythm compare --resume {done.folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say(folder: Path | None, comparison: Any) -> None:
+    heads, rows = comparison.table(short=True)
+    print_table("", heads, rows)
+    print()
+    for text in comparison.verdict():
+        print(text)
+    for name, reason in comparison.refused.items():
+        print(f"left out: {name}: {reason}")
+    for text in comparison.warnings:
+        print(f"note: {text}")
+    if folder is not None:
+        print(f"report      {folder}/report.html")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(
+            f"workers must be numbers with commas between, as in 1,2,4 (given {text!r})"
+        ) from None
+
+
+def _grid(text: str | None) -> dict[str, list[Any]]:
+    from polyrhythm.api.compare import split_outside
+
+    found: dict[str, list[Any]] = {}
+    for part in split_outside(text or "", ";"):
+        key, equals, values = part.partition("=")
+        each = [yaml.safe_load(value) for value in split_outside(values, ",")]
+        if not equals or not each:
+            raise RequestError(f"cannot read the grid {part!r}: write lr=0.01,0.05; batch_size=32,64")
+        found[key.strip().replace("-", "_")] = each
+    return found

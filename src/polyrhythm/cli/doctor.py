@@ -1,0 +1,33 @@
+"""`polyrhythm doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+
+FAILS = 1
+
+
+def doctor(
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Workers and servers that this host is to have.")
+    ] = 2,
+    out: Annotated[str, typer.Option(help="The folder in which runs are to be written.")] = "runs",
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Look at what this machine and its network allow, before a run fails on it; status 1 if one would."""
+    from polyrhythm.launch.doctor import examine
+
+    found = examine(Path(out), workers)
+    fails = any(each.state == "fails" for each in found)
+    if json:
+        print_json({"fails": fails, "checks": [each.to_json() for each in found]})
+    else:
+        rows = [[each.check, each.state, each.found, each.advice] for each in found]
+        print_table("", ["check", "", "found", "what to do"], rows)
+    if fails:
+        raise typer.Exit(FAILS)

@@ -1,0 +1,251 @@
+"""Balance: each worker's part of a global batch whose size stays as it is, by the workers' speeds.
+
+    t_i(b) = s_i (a_i + c_i b)      seconds of worker i for b images; a_i, c_i: its shape, s_i: how slow it is now
+    T = (B + sum_i a_i / c_i) / sum_i 1 / (s_i c_i),    b_i = (T / s_i - a_i) / c_i,    sum_i b_i = B
+
+`Controller` follows the speeds. s_i is a running mean of what was measured over what its shape says, and jumps to the
+measurement where that is off by more than a fifth twice running. A shape that nobody knows is learned from the times
+before and after a change: with parts in proportion to speed alone, each step would leave the share a / t of the error.
+Parts change only where the slowest worker's time falls by more than the dead band, which is twice the noise of the
+measurements at least. It is a pure function of what it observes, so ranks that observe the same decide the same.
+
+C. Chen, Q. Weng, W. Wang, B. Li, B. Li, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
+environments", SoCC 2020; S. Tyagi, P. Sharma, "Taming resource heterogeneity in distributed ML training with dynamic
+batching", ACSOS 2020. The latter scales every worker's batch by itself, so that the global batch drifts; here it is
+exactly B, by largest remainders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar
+
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+BALANCES = "polyrhythm.data.balances"
+"""The folder that lists the choices."""
+
+BAND = 0.05
+"""Least gain for which parts change."""
+_KEPT = 0.7
+_OFF = 1.2
+_NOISE_KEPT, _NOISE_AT_FIRST = 0.8, 0.1
+_LEARNED_FROM = 0.1
+_FIT_KEPT = 0.8
+
+
+class Balance(Config):
+    """A rule for the workers' parts of a global batch.
+
+    Attributes:
+        follows: whether parts follow measured speeds.
+        optional: whether equal parts will do where the rule cannot be followed.
+    """
+
+    follows: ClassVar[bool] = False
+    optional: ClassVar[bool] = False
+
+    def parts(self, step: int) -> tuple[float, ...]:
+        """Return the relative parts of all workers after so many steps; empty: all alike, or as is measured."""
+        return ()
+
+    def check(self, workers: int, batch: int) -> None:
+        """Refuse what cannot work with so many workers and so many images in a global batch.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
+        if batch < workers and not self.optional:
+            raise RequestError(
+                f"balance {self}: a global batch of {batch} cannot be shared by {workers} workers: "
+                f"give at least {workers} images"
+            )
+
+
+class Decided(Balance):
+    """Parts that an earlier run has decided on.
+
+    Attributes:
+        changes: after how many steps which parts of all workers held, oldest first.
+    """
+
+    changes: tuple[tuple[int, tuple[int, ...]], ...]
+
+    def parts(self, step: int) -> tuple[float, ...]:
+        return next((sizes for since, sizes in reversed(self.changes) if since <= step), ())
+
+
+def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Divide a whole number in proportion to weights, by largest remainders; of equal ones the first is rounded up.
+
+    Args:
+        total: at least 0.
+        weights: at least 0 each, and above 0 together.
+    """
+    whole = sum(weights)
+    exact = [total * weight / whole for weight in weights]
+    parts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda place: (parts[place] - exact[place], place))
+    for place in by_remainder[: total - sum(parts)]:
+        parts[place] += 1
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a worker's seconds for a step grow with its images, up to a factor.
+
+    Attributes:
+        fixed: however few images there are.
+        per_image: besides.
+    """
+
+    fixed: float = 0.0
+    per_image: float = 1.0
+
+    def seconds(self, images: float) -> float:
+        """Return what a step of so many images takes."""
+        return self.fixed + self.per_image * images
+
+
+class Controller:
+    """The parts of a global batch, which follow the workers' speeds.
+
+    Args:
+        batch: B, images of a global batch; at least one a worker.
+        workers: how many share it.
+        band: least gain for which parts change; twice the noise of the measurements, where that is more.
+        least: images of a worker at least, as far as there are enough.
+        shapes: of the workers; empty: seconds are proportional to images.
+        weights: relative parts to begin with; empty: all alike.
+
+    Attributes:
+        sizes: each worker's images in a global batch; their sum is `batch`.
+        most: each worker's limit, of its memory.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        workers: int,
+        *,
+        band: float = BAND,
+        least: int = 1,
+        shapes: Sequence[Shape] = (),
+        weights: Sequence[float] = (),
+    ) -> None:
+        self.batch = batch
+        self.sizes = split(batch, weights or [1.0] * workers)
+        self.most = [inf] * workers
+        self._band = band
+        self._least = min(least, batch // workers)
+        self._learns = not shapes
+        self._shapes = list(shapes) or [Shape()] * workers
+        self._fits = [(0.0, 0.0)] * workers
+        self._before: list[tuple[float, float]] = []
+        self._slowness: list[float] = []
+        self._off = [0] * workers
+        self._noise = [_NOISE_AT_FIRST] * workers
+
+    def resize(self, batch: int) -> None:
+        """Continue with another global batch, shared in the same proportion."""
+        if batch != self.batch:
+            self.sizes = split(batch, self.sizes)
+            self.batch = batch
+
+    def observe(self, seconds: Sequence[float], images: Sequence[float]) -> bool:
+        """Take what the workers' steps took, and decide on the parts.
+
+        Args:
+            seconds: of computing, a step of each worker.
+            images: that it had.
+
+        Returns:
+            Whether parts have changed.
+        """
+        observed = list(zip(seconds, images, strict=True))
+        if self._learns and self._before:
+            for worker, (before, after) in enumerate(zip(self._before, observed, strict=True)):
+                self._learn(worker, before, after)
+        self._before = observed
+        found = [t / shape.seconds(b) for (t, b), shape in zip(observed, self._shapes, strict=True)]
+        if not self._slowness:
+            self._slowness = found
+        for worker, now in enumerate(found):
+            self._follow(worker, now)
+        wanted = self._solved()
+        now_s, then_s = self._slowest(self.sizes), self._slowest(wanted)
+        too_large = any(size > most for size, most in zip(self.sizes, self.most, strict=True))
+        gain = now_s / then_s - 1
+        if wanted == self.sizes or not (too_large or gain >= max(self._band, 2 * max(self._noise))):
+            return False
+        self.sizes = wanted
+        return True
+
+    @property
+    def unevenness(self) -> float:
+        """By what share the slowest worker's image takes longer than the fastest one's."""
+        each = [slow * shape.per_image for slow, shape in zip(self._slowness, self._shapes, strict=True)]
+        return max(each) / min(each) - 1 if each else 0.0
+
+    def _follow(self, worker: int, now: float) -> None:
+        ratio = now / self._slowness[worker]
+        direction = (ratio > _OFF) - (ratio < 1 / _OFF)
+        if direction and direction == self._off[worker]:
+            self._slowness[worker], self._off[worker] = now, 0
+            return
+        self._off[worker] = direction
+        if not direction:
+            self._noise[worker] = _NOISE_KEPT * self._noise[worker] + (1 - _NOISE_KEPT) * abs(ratio - 1)
+        self._slowness[worker] = _KEPT * self._slowness[worker] + (1 - _KEPT) * now
+
+    def _learn(self, worker: int, before: tuple[float, float], after: tuple[float, float]) -> None:
+        """Fit a worker's shape, r + b, to its times before and after its part changed: t'/t = (r + b')/(r + b)."""
+        (t0, b0), (t1, b1) = before, after
+        if abs(b1 / b0 - 1) < _LEARNED_FROM:
+            return
+        change, rest = t1 / t0 - 1, b1 - t1 / t0 * b0
+        products, squares = (_FIT_KEPT * each for each in self._fits[worker])
+        products, squares = products + change * rest, squares + change**2
+        self._fits[worker] = products, squares
+        most = 2 * self.batch / len(self.sizes)
+        self._shapes[worker] = shape = Shape(min(most, max(0.0, products / squares)) if squares else 0.0)
+        self._slowness[worker] = t1 / shape.seconds(b1)
+
+    def _slowest(self, sizes: Sequence[int]) -> float:
+        whole = zip(self._slowness, self._shapes, sizes, strict=True)
+        return max(slow * shape.seconds(size) for slow, shape, size in whole)
+
+    def _solved(self) -> tuple[int, ...]:
+        """Return the parts for which all take equally long, within their limits."""
+        fixed: dict[int, float] = {}
+        while True:
+            free = [worker for worker in range(len(self.sizes)) if worker not in fixed]
+            left = self.batch - sum(fixed.values())
+            exact = dict(fixed) | self._level(free, left)
+            outside = {
+                worker: bound
+                for worker in free
+                if (bound := min(max(exact[worker], self._least), self.most[worker])) != exact[worker]
+            }
+            if not outside:
+                break
+            # Limits of one kind at a time: those whose workers lack or have more than all others together.
+            over = sum(exact[worker] - bound for worker, bound in outside.items())
+            kept = {
+                worker: bound for worker, bound in outside.items() if (exact[worker] > bound) == (over >= 0)
+            }
+            fixed |= kept or outside
+            if len(fixed) == len(self.sizes):  # limits leave no choice: what they lack or exceed is spread
+                exact = {worker: float(fixed[worker]) for worker in fixed}
+                break
+        return split(self.batch, [max(exact[worker], 1e-9) for worker in range(len(self.sizes))])
+
+    def _level(self, free: Sequence[int], images: float) -> dict[int, float]:
+        rates = {worker: 1 / (self._slowness[worker] * self._shapes[worker].per_image) for worker in free}
+        starts = {worker: self._slowness[worker] * self._shapes[worker].fixed for worker in free}
+        seconds = (images + sum(starts[each] * rates[each] for each in free)) / sum(rates.values())
+        return {worker: (seconds - starts[worker]) * rates[worker] for worker in free}

@@ -1,0 +1,1 @@
+"""How a global batch is shared among workers that take their steps together; every module is one choice."""

@@ -1,0 +1,412 @@
+"""Work that is drawn: an epoch is one seeded order of images, and the next batches go to whichever unit asks.
+
+A *unit* is what takes a batch of its own: a worker, or a group of workers that takes its steps together.
+
+    order     a b c d e f g h i j k l m n o p        one epoch; a cursor moves from left to right
+    unit 0    a b . . e f g h . . . . . . . p        each `Grant` is a range of it: consecutive batches
+    unit 1    . . c d . . . . i j k l . . . .
+    unit 2    . . . . . . . . . . . . m n o .
+
+Where R images of an epoch are left, a unit of speed v_i (images a second, as measured) is granted
+
+    R v_i / (2 Σ v)     images, in whole batches, at least one, and at most as many batches as it has done before
+
+which is weighted factoring (Hummel, Schonberg, Flynn, "Factoring: a method for scheduling parallel loops", CACM 35(8),
+1992; weighted: Hummel, Schmidt, Uma, Wein, "Load-sharing in heterogeneous systems via weighted factoring", SPAA 1996).
+Few messages are needed, and units finish within about a batch of each other however uneven they are. Guided chunks of
+R/N let a slow unit take a quarter of an epoch first. The last bound keeps a speed that was measured over one batch
+from deciding on half an epoch.
+
+The R images left make k = ceil(R / batch) batches, of floor(R/k) or ceil(R/k) images each, so no batch is ragged.
+
+A grant tells as well how far the run will have come at each of its batches, by the speeds of all units: what learning
+rates follow. (The place of a batch in its epoch would not do, since all units work in different parts of it.)
+
+A grant is a function of a unit and its number of steps, and asking again returns it again: a resumed unit, a successor
+and every member of a group find the same batches. A unit that is gone gives back what it had not counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+Range = tuple[int, int]
+"""Places of an epoch's order, from the first to before the second."""
+
+
+class DrawnBatch(NamedTuple):
+    """A batch of a unit.
+
+    Attributes:
+        epoch: whose order it is taken from.
+        start: its first place in that order.
+        stop: the place after its last.
+        reached: images that all units together have done before it, as far as their speeds tell.
+    """
+
+    epoch: int
+    start: int
+    stop: int
+    reached: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Consecutive batches of one epoch, for one unit.
+
+    Attributes:
+        step: the unit's steps before them.
+        epoch: whose order they are taken from; the number of epochs where nothing is left to do.
+        start: their first place in that order.
+        stop: the place after their last.
+        batches: how many they are; 0 where nothing is left to do.
+        reached: images of the run that all units will have done before the first of them, and
+        until: after the last, as far as their speeds tell.
+    """
+
+    step: int
+    epoch: int
+    start: int
+    stop: int
+    batches: int
+    reached: int = 0
+    until: int = 0
+
+    @property
+    def end(self) -> int:
+        """The unit's steps after them."""
+        return self.step + self.batches
+
+    @property
+    def images(self) -> int:
+        """Images of all of them."""
+        return self.stop - self.start
+
+    def batch(self, step: int) -> DrawnBatch:
+        """Return the batch of one of the unit's steps."""
+        reached = self.reached + (self.until - self.reached) * (step - self.step) / self.batches
+        return DrawnBatch(self.epoch, self._place(step), self._place(step + 1), reached)
+
+    def before(self, step: int) -> Grant:
+        """Return the part of it that comes before a step."""
+        return replace(self, stop=self._place(step), batches=step - self.step)
+
+    def _place(self, step: int) -> int:
+        return self.start + self.images * (step - self.step) // self.batches
+
+
+class Unit:
+    """What one unit has been granted, and how fast it is.
+
+    Args:
+        size: images of a full batch of it, in units of a worker's batch.
+        step: steps that it had done before its first grant.
+
+    Attributes:
+        size: as given.
+        first: steps before its first grant that is remembered.
+        grants: one after another, without a gap.
+        speed: images a second; None before it is known.
+        gone: whether it has been lost, and nobody has asked in its place.
+    """
+
+    def __init__(self, size: int, step: int = 0) -> None:
+        self.size = size
+        self.first = step
+        self.grants: list[Grant] = []
+        self.speed: float | None = None
+        self.gone = False
+        self._asked: tuple[float, int] | None = None
+        self._images = 0
+
+    @property
+    def end(self) -> int:
+        """Steps for which it has been granted batches."""
+        return self.grants[-1].end if self.grants else self.first
+
+    def grant_of(self, step: int) -> Grant:
+        """Return the grant that holds one of its steps."""
+        found = bisect_right(self.grants, step, key=lambda grant: grant.step) - 1
+        if found < 0 or step >= self.grants[found].end:
+            raise IndexError(
+                f"no batch is known of step {step}: there are those of {self.first} to {self.end}"
+            )
+        return self.grants[found]
+
+    def add(self, grant: Grant, now_s: float) -> None:
+        """Note a grant that is asked for now, when the last batch of the one before has just begun."""
+        done = self._images
+        if self.grants:
+            _, start, stop, _ = self.grants[-1].batch(self.end - 1)
+            done -= stop - start
+        if self._asked is not None and now_s > self._asked[0] and done > self._asked[1]:
+            latest = (done - self._asked[1]) / (now_s - self._asked[0])
+            self.speed = latest if self.speed is None else (self.speed + latest) / 2
+        self._asked = now_s, done
+        self._images += grant.images
+        self.grants.append(grant)
+
+    def outstanding(self, now_s: float) -> float:
+        """Return the images that it has been granted and has not done yet, as far as its speed tells."""
+        if not self.grants or self.gone:
+            return 0.0
+        images = self.grants[-1].images
+        if self.speed is None or self._asked is None:
+            return images
+        return max(0.0, images - (now_s - self._asked[0]) * self.speed)
+
+    def forget_pace(self) -> None:
+        """Measure anew: another process takes its place."""
+        self._asked = None
+
+
+@dataclass(frozen=True)
+class Deck:
+    """What there is to be dealt.
+
+    Attributes:
+        images: of each epoch's order.
+        batch_sizes: of one worker, an epoch each.
+        updates: batches after which the run ends, of all units together; None: its epochs decide.
+    """
+
+    images: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    updates: int | None = None
+
+    @property
+    def epochs(self) -> int:
+        """How many there are."""
+        return len(self.images)
+
+    @property
+    def all_images(self) -> int:
+        """Images of the run."""
+        if self.updates is None:
+            return sum(self.images)
+        return min(sum(self.images), self.updates * self.batch_sizes[0])
+
+
+class Dealer:
+    """The one owner of a run's deal; a pure object without clock or messages.
+
+    Args:
+        deck: what there is to be dealt.
+        sizes: workers of each unit, which together take its batches.
+        steps: steps that each unit has done before; default: none.
+        begun: ranges that are left of epochs which were begun elsewhere; others are whole.
+    """
+
+    def __init__(
+        self,
+        deck: Deck,
+        sizes: Sequence[int],
+        *,
+        steps: Sequence[int] = (),
+        begun: Mapping[int, Iterable[Range]] | None = None,
+    ) -> None:
+        self.deck = deck
+        self._units = [Unit(size, step) for size, step in zip(sizes, steps or [0] * len(sizes), strict=True)]
+        self._free: list[list[Range]] = [
+            [(start, stop) for start, stop in (begun or {}).get(epoch, [(0, images)]) if start < stop]
+            for epoch, images in enumerate(deck.images)
+        ]
+        self._batches = 0
+        self._script: dict[int, list[Grant]] | None = None
+
+    @property
+    def units(self) -> int:
+        """How many units there are."""
+        return len(self._units)
+
+    @property
+    def undealt(self) -> int:
+        """Images of all epochs that nobody has been granted."""
+        return sum(stop - start for ranges in self._free for start, stop in ranges)
+
+    @property
+    def grants(self) -> list[list[Grant]]:
+        """What each unit has been granted."""
+        return [list(unit.grants) for unit in self._units]
+
+    def follow(self, script: Sequence[Sequence[Grant]]) -> None:
+        """Grant what each unit was granted in another run, in place of deciding anew."""
+        self._script = {unit: list(grants) for unit, grants in enumerate(script)}
+
+    def draw(self, unit: int, step: int, now_s: float) -> Grant:
+        """Return the batches of a unit from one of its steps on, drawing new ones where it has none yet.
+
+        Args:
+            unit: its number.
+            step: the unit's steps before the first batch that it asks for.
+            now_s: the time, in seconds; for speeds alone.
+
+        Returns:
+            The grant that holds the step; one without batches where nothing is left to do.
+        """
+        asking = self._units[unit]
+        if step < asking.end:
+            return asking.grant_of(step)
+        if step > asking.end or asking.gone:
+            # More of it counts than was known when it was given up for lost: others do that again.
+            asking.gone = False
+            asking.forget_pace()
+            if step > asking.end:
+                asking.grants.clear()
+                asking.first = step
+        grant = self._scripted(unit, step) if self._script is not None else self._drawn(asking, step, now_s)
+        if grant is None:
+            return Grant(step, self.deck.epochs, 0, 0, 0)
+        self._take(grant)
+        asking.add(grant, now_s)
+        return grant
+
+    def note(self, unit: int, grant: Grant) -> None:
+        """Enter a grant that another owner of this deal has made; one without batches if it gave back what follows."""
+        held = self._units[unit]
+        if not grant.batches:
+            self.give_back(unit, grant.step)
+            return
+        if grant.step > held.end:
+            held.grants.clear()
+            held.first = grant.step
+        held.gone = False
+        self._take(grant)
+        held.grants.append(grant)
+
+    def give_back(self, unit: int, step: int) -> None:
+        """Take back what a unit that is gone had not done; others draw it.
+
+        Args:
+            unit: its number.
+            step: how many of its steps count.
+        """
+        gone = self._units[unit]
+        gone.gone = True
+        while gone.grants and gone.grants[-1].end > max(step, gone.first):
+            last = gone.grants.pop()
+            kept = last.before(max(step, last.step))
+            if kept.batches:
+                gone.grants.append(kept)
+            self._batches -= last.batches - kept.batches
+            self._free[last.epoch] = merged([*self._free[last.epoch], (kept.stop, last.stop)])
+
+    def images_of(self, unit: int, step: int) -> int:
+        """Return the images in the batch of one of a unit's steps."""
+        batch = self._units[unit].grant_of(step).batch(step)
+        return batch.stop - batch.start
+
+    def steps_of(self, unit: int) -> range:
+        """Return the steps of a unit for which batches have been granted, as far as that is remembered."""
+        return range(self._units[unit].first, self._units[unit].end)
+
+    def progress_of(self, unit: int, step: int) -> tuple[int, int]:
+        """Return the epoch and the place in its order of a unit's step; the end of its last batch where it has none."""
+        held = self._units[unit]
+        if step in range(held.first, held.end):
+            batch = held.grant_of(step).batch(step)
+            return batch.epoch, batch.start
+        if held.grants:
+            return held.grants[-1].epoch, held.grants[-1].stop
+        return next((epoch for epoch, ranges in enumerate(self._free) if ranges), self.deck.epochs), 0
+
+    def left(self, steps: Sequence[int]) -> dict[int, list[Range]]:
+        """Return the ranges of every epoch that are not done, with each unit having done so many steps.
+
+        Epochs that are done have none, and those that nobody has begun one that is whole.
+        """
+        found = {epoch: list(ranges) for epoch, ranges in enumerate(self._free)}
+        for unit, step in zip(self._units, steps, strict=True):
+            for grant in unit.grants:
+                if grant.end > step:
+                    done = grant.before(max(step, grant.step))
+                    found[grant.epoch].append((done.stop, grant.stop))
+        return {epoch: merged(ranges) for epoch, ranges in found.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the deal as a JSON-able dict, without grants of epochs that no unit goes back to.
+
+        Who resumes does so at the beginning of its epoch at the earliest; it has asked for one grant more, or two.
+        """
+        oldest = min((unit.grants[-3:][0].epoch for unit in self._units if unit.grants), default=0)
+        return {
+            "free": [[list(each) for each in ranges] for ranges in self._free],
+            "batches": self._batches,
+            "units": [
+                {
+                    "end": unit.end,
+                    "grants": [list(astuple(grant)) for grant in unit.grants if grant.epoch >= oldest],
+                }
+                for unit in self._units
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, deck: Deck, sizes: Sequence[int], told: Mapping[str, Any]) -> Dealer:
+        """Return the deal that `to_json` has written, of the same units; the deck may have other epochs behind it."""
+        dealer = cls(deck, sizes)
+        for epoch, ranges in enumerate(told["free"][: deck.epochs]):
+            dealer._free[epoch] = [(start, stop) for start, stop in ranges]
+        dealer._batches = told["batches"]
+        for unit, entry in zip(dealer._units, told["units"], strict=True):
+            grants = [Grant(*values) for values in entry["grants"]]
+            unit.grants = [grant for grant in grants if grant.epoch < deck.epochs]
+            unit.first = unit.grants[0].step if unit.grants else entry["end"]
+        return dealer
+
+    def _take(self, grant: Grant) -> None:
+        taken: list[Range] = []
+        for start, stop in self._free[grant.epoch]:
+            taken += [(start, min(stop, grant.start)), (max(start, grant.stop), stop)]
+        self._free[grant.epoch] = [(start, stop) for start, stop in taken if start < stop]
+        self._batches += grant.batches
+
+    def _scripted(self, unit: int, step: int) -> Grant | None:
+        assert self._script is not None
+        return next((grant for grant in self._script[unit] if grant.step == step), None)
+
+    def _drawn(self, asking: Unit, step: int, now_s: float) -> Grant | None:
+        deck = self.deck
+        epoch = next((epoch for epoch, ranges in enumerate(self._free) if ranges), None)
+        left = None if deck.updates is None else deck.updates - self._batches
+        if epoch is None or (left is not None and left <= 0):
+            return None
+        ranges = self._free[epoch]
+        images, batch = sum(stop - start for start, stop in ranges), deck.batch_sizes[epoch] * asking.size
+        batches = -(-images // batch)
+        share = self._share(asking) / 2
+        wanted = min(ceil(batches * share), max(1, asking.end - asking.first))
+        if left is not None:
+            wanted = min(wanted, ceil(left * share))
+        start, stop = ranges[0]
+        taken = min(images * wanted // batches, stop - start)
+        # A range that was given back may be shorter than a batch.
+        batches = min(wanted, max(1, -(-taken // batch)))
+        others = sum(unit.outstanding(now_s) for unit in self._units if unit is not asking)
+        reached = max(0, round(sum(deck.images) - self.undealt - others))
+        until = min(deck.all_images, reached + round(taken / (2 * share)))
+        return Grant(step, epoch, start, start + taken, batches, reached, until)
+
+    def _share(self, asking: Unit) -> float:
+        """Return the share of a unit in the speed of all that are there."""
+        there = [unit for unit in self._units if not unit.gone]
+        known = [unit.speed / unit.size for unit in there if unit.speed is not None]
+        usual = sum(known) / len(known) if known else 1.0
+        speeds = [usual * unit.size if unit.speed is None else unit.speed for unit in there]
+        own = usual * asking.size if asking.speed is None else asking.speed
+        return own / sum(speeds)
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return ranges in order, those that touch as one, and without empty ones."""
+    found: list[Range] = []
+    for start, stop in sorted(each for each in ranges if each[0] < each[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found

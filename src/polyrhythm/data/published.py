@@ -1,0 +1,94 @@
+"""Data sets in the files that their authors publish: the idx files of the MNIST family, CIFAR's and STL-10's, SVHN's.
+
+    MNIST family   train-images-idx3-ubyte, …   see `sources.fashion_mnist`
+    CIFAR          data_batch_1.bin …           records of one or two label bytes and 3,072 pixels
+    STL-10         train_X.bin, train_y.bin     3 x 96 x 96 bytes each, column by column; labels from 1
+    SVHN           train_32x32.mat              MATLAB: X (32, 32, 3, n), y (n, 1), where 10 stands for 0
+
+Pixels stay bytes, and are normalised by mean and standard deviation of the training pixels. CIFAR's version for Python
+consists of pickles, which can execute anything, so its binary version is read.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.errors import RequestError
+
+Labelled = tuple[Tensor, Tensor]
+"""Images (n, C, H, W) uint8, and their labels (n,)."""
+
+_MEASURED = 10_000
+"""Training images from which mean and standard deviation are taken."""
+
+
+def dataset_of(name: str, train: Labelled, test: Labelled, classes: Sequence[str], epochs: int) -> Dataset:
+    """Return images of bytes as a data set; raise `RequestError` for labels beyond the classes."""
+    for images, labels in (train, test):
+        if len(images) != len(labels) or not len(labels):
+            raise RequestError(
+                f"{name} has {len(images)} images and {len(labels)} labels: fetch its files again"
+            )
+        if not 0 <= int(labels.min()) <= int(labels.max()) < len(classes):
+            raise RequestError(f"{name} has labels beyond its {len(classes)} classes: fetch its files again")
+    some = train[0][:_MEASURED].double()
+    mean, std = float(some.mean()), max(float(some.std(correction=0)), 1.0)
+    learn, check = (TensorSplit(images, labels, mean, std) for images, labels in (train, test))
+    channels, height, width = train[0].shape[1:]
+    black, white = (-mean / std,), ((255 - mean) / std,)
+    return Dataset(
+        name, learn, check, tuple(classes), (channels, height, width), epochs, black=black, white=white
+    )
+
+
+def found_in(folder: str | None, what: str, name: str) -> Path:
+    """Return a file, or the same with `.gz`, anywhere in a folder.
+
+    Raises:
+        RequestError: no folder is given, or it is not there.
+    """
+    if folder is None:
+        raise RequestError(f"{what} is not fetched here: name the folder of its files, {what}=FOLDER")
+    root = Path(folder).expanduser()
+    for each in (name, f"{name}.gz"):
+        found = next((path for path in [root / each, *sorted(root.rglob(each))] if path.is_file()), None)
+        if found is not None:
+            return found
+    raise RequestError(f"{what} needs the file {name}, which is not in {root}: put it there, gzipped or not")
+
+
+def content_of(path: Path) -> bytes:
+    """Return a file's bytes, uncompressed; raise `RequestError` if it cannot be read."""
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read ({error}): fetch it again") from None
+
+
+def records(content: bytes, path: Path, labels: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """Return the images (n, C, H, W) of records, each some label bytes and an image, and the labels (n, `labels`)."""
+    size = labels + shape[0] * shape[1] * shape[2]
+    if not content or len(content) % size:
+        raise RequestError(f"{path} is no file of records of {size} bytes: fetch it again")
+    rows = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, size)
+    return rows[:, labels:].reshape(-1, *shape), rows[:, :labels].long()
+
+
+def matlab(path: Path) -> Labelled:
+    """Return the images and labels of an SVHN file, 10 being the digit 0."""
+    from scipy.io import loadmat
+
+    try:
+        found = loadmat(path, variable_names=["X", "y"])
+        images = torch.from_numpy(np.ascontiguousarray(found["X"].transpose(3, 2, 0, 1)))
+        return images, torch.from_numpy(found["y"].astype(np.int64)).flatten() % 10
+    except Exception as error:  # as above
+        raise RequestError(f"{path} cannot be read ({error}): fetch it again") from None

@@ -1,0 +1,33 @@
+"""CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 32 by 32 pixels in colour.
+
+Report: A. Krizhevsky, "Learning multiple layers of features from tiny images", University of Toronto, 2009.
+"""
+
+from __future__ import annotations
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.published import content_of, dataset_of, found_in
+from polyrhythm.data.sources.cifar10 import part_of_cifar
+from polyrhythm.errors import RequestError
+from polyrhythm.specs import Config
+
+
+class CIFAR100(Config):
+    """Its binary version, `train.bin`, `test.bin` and `fine_label_names.txt`.
+
+    Attributes:
+        folder: holds them, there or in folders inside.
+    """
+
+    folder: str | None = None
+
+    def load(self) -> Dataset:
+        """Return the data with its hundred fine classes; raise `RequestError` if a file is missing or damaged."""
+        train, test = (part_of_cifar(self.folder, "cifar100", name, 2) for name in ("train", "test"))
+        return dataset_of("cifar100", train, test, self._classes(), 20)
+
+    def _classes(self) -> tuple[str, ...]:
+        names = content_of(found_in(self.folder, "cifar100", "fine_label_names.txt")).decode().split()
+        if len(names) != 100:
+            raise RequestError(f"cifar100 has {len(names)} names of classes: fetch its files again")
+        return tuple(names)

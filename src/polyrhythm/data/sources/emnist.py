@@ -1,0 +1,45 @@
+"""EMNIST: handwritten digits and letters, 28 by 28 grey pixels.
+
+Paper: G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST: an extension of MNIST to handwritten letters", 2017,
+arXiv:1702.05373. The files hold every picture turned over its diagonal, which is undone here.
+"""
+
+from __future__ import annotations
+
+from string import ascii_lowercase, ascii_uppercase, digits
+from typing import Literal
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.published import dataset_of
+from polyrhythm.data.sources.fashion_mnist import idx_part
+from polyrhythm.specs import Config
+
+_MERGED = digits + ascii_uppercase + "abdefghnqrt"
+"""Without the small letters that look like their capitals."""
+CLASSES = {
+    "byclass": digits + ascii_uppercase + ascii_lowercase,
+    "bymerge": _MERGED,
+    "balanced": _MERGED,
+    "letters": ascii_lowercase,
+    "digits": digits,
+    "mnist": digits,
+}
+
+
+class EMNIST(Config):
+    """One of its six divisions.
+
+    Attributes:
+        folder: holds its idx files, gzipped or not, there or in folders inside.
+        split: which division.
+    """
+
+    folder: str | None = None
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "balanced"
+
+    def load(self) -> Dataset:
+        """Return the data; raise `RequestError` if a file is missing or damaged."""
+        parts = [idx_part(self.folder, "emnist", f"emnist-{self.split}-{part}") for part in ("train", "test")]
+        first = 1 if self.split == "letters" else 0
+        train, test = ((images.mT.contiguous(), labels - first) for images, labels in parts)
+        return dataset_of(f"emnist {self.split}", train, test, tuple(CLASSES[self.split]), 5)

@@ -1,0 +1,351 @@
+"""Balance on one worker: what it measures and tells the others, and the parts on which all decide.
+
+    worker 1 ── [ns, images, steps, limit, cost] ──▶ worker 0 ── those of all ──▶ worker 1
+                                 all: the same `Controller` on the same numbers
+
+All workers do this after the same steps, so they change their parts together and nothing says which: they follow from
+what all know. How often is agreed in the same way: so seldom that it takes at most 0.2 % of a step.
+
+Where workers regroup, all begin anew with equal parts. With servers a run goes on without a lost worker, and nobody
+regroups: worker 0 then says that parts are equal from here on, and so does everybody who finds worker 0 gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil
+
+import torch
+
+from polyrhythm.communication.communicator import Clock, Communicator
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.data.balance import Balance, Controller, split
+from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.roles.world import World
+from polyrhythm.strategies.strategy import Strategy
+
+UNEVEN = 0.1
+"""By what share workers must differ for their parts to follow them, where nobody has asked for it."""
+_LEAST_S = 5.0
+"""Of computing in an epoch: less says nothing about machines."""
+_WARM_UP_STEPS, _FIRST_STEPS = 1, 2
+_COST, _MOST_STEPS, _SKIPPING_STEPS = 0.002, 64, 10
+_TAG = 1 << 20
+_NS = 1e9
+_LEAVES = [-1, 0, 0, 0, 0]
+
+
+def balances(
+    balance: Balance, strategy: Strategy, workers: int, batch: int, *, compiled: bool = False
+) -> bool:
+    """Return whether workers' parts of global batches may differ.
+
+    Args:
+        balance: as asked for.
+        strategy: of the run.
+        workers: how many there are.
+        batch: images of a global batch.
+        compiled: whether full batches are compiled.
+
+    Raises:
+        RequestError: it was asked for and cannot be had; with the reason and what would work.
+    """
+    balance.check(workers, batch)
+    if workers == 1 or (balance.optional and not balance.follows):
+        return False
+    traits, reason = strategy.traits(workers), ""
+    if not (traits.lockstep or traits.skips_steps):
+        reason = f"workers of {strategy} go each at its own pace, which needs no balance: leave balance out"
+    elif not traits.counts_samples:
+        reason = (
+            f"{strategy} counts all workers alike, however large their batches are: leave balance out, or choose "
+            "synchronous, sync_replicas or local_sgd"
+        )
+    elif traits.cuts_network:
+        reason = (
+            f"workers of {strategy} compute together, at one speed: leave balance out, or choose synchronous"
+        )
+    elif balance.optional and traits.skips_steps:  # nobody waits for a slow worker there
+        reason = "late gradients are left out"
+    elif batch < workers:
+        reason = "batches are too small"
+    elif balance.follows and not traits.exchange_every:
+        reason = (
+            f"workers of {strategy} meet at the end only and cannot agree before: give weights, as in "
+            "given(weights=[3, 1])"
+        )
+    elif balance.follows and compiled:
+        reason = (
+            "every size of batch would be compiled again: leave compile out, or give weights, as in "
+            "given(weights=[3, 1])"
+        )
+    if reason and not balance.optional:
+        raise RequestError(f"balance {balance}: {reason}")
+    return not reason
+
+
+def balancer_for(
+    balance: Balance,
+    strategy: Strategy,
+    world: World,
+    workers: Communicator,
+    batch: int,
+    *,
+    compiled: bool = False,
+    least: int = 1,
+    compute_time: Callable[[], float] | None = None,
+) -> Balancer | None:
+    """Return what balances one worker's parts; None where all are equal.
+
+    Args:
+        balance: as asked for.
+        strategy: of the run.
+        world: where this worker is.
+        workers: the workers' communicator, with which the part was made.
+        batch: images of a global batch.
+        compiled: whether full batches are compiled.
+        least: images of a worker at least.
+        compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
+    """
+    if not balances(balance, strategy, workers.size, batch, compiled=compiled):
+        return None
+    regroups = strategy.faults(workers.size).regroups
+    traits = strategy.traits(workers.size)
+    if not regroups and balance.follows:
+        workers = world.network.subgroup("balance", world.roles.workers)
+    found = Balancer(
+        balance,
+        workers,
+        batch,
+        least=least,
+        skips=traits.skips_steps,
+        meets_every=max(1, traits.exchange_every),
+        regroups=regroups,
+        compute_time=compute_time,
+    )
+    if world.rejoins and not regroups:  # the others know nothing of it, and may wait for its predecessor
+        found.leave()
+    return found
+
+
+class Balancer:
+    """One worker's view of all workers' parts.
+
+    Args:
+        balance: as asked for; see `balances`.
+        workers: all workers, on a communicator of which nothing else uses the tag of these messages.
+        batch: images of a global batch.
+        least: images of a worker at least.
+        skips: whether a late worker skips steps, so that the others should rarely wait for it.
+        regroups: whether workers regroup when one is lost.
+        meets_every: steps from one meeting of all workers to the next.
+        compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
+
+    Attributes:
+        sizes: the present workers' relative parts, in their order; empty: all alike.
+        share: this worker's part of a global batch, over an equal part.
+        limit: images that this worker's memory holds; 0: not known.
+        compute_time: as given.
+    """
+
+    def __init__(
+        self,
+        balance: Balance,
+        workers: Communicator,
+        batch: int,
+        *,
+        least: int = 1,
+        skips: bool = False,
+        regroups: bool = False,
+        meets_every: int = 1,
+        compute_time: Callable[[], float] | None = None,
+    ) -> None:
+        self._balance = balance
+        self._regroups = regroups
+        self._least = least
+        self._everyone = workers.size
+        self._shortest = _SKIPPING_STEPS if skips else 1
+        self._meets_every = meets_every
+        self._clock: Clock = workers.clock
+        self.compute_time = compute_time or self._clock.now
+        self.limit = 0
+        self.regroup(workers, tuple(range(workers.size)), batch)
+
+    @property
+    def images(self) -> tuple[int, ...]:
+        """Images of all workers of the run in a full global batch; 0 for those that are absent."""
+        parts = split(self._batch, self.sizes or [1] * len(self._members))
+        of = dict(zip(self._members, parts, strict=True))
+        return tuple(of.get(worker, 0) for worker in range(self._everyone))
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...], batch: int, step: int = 0) -> None:
+        """Begin with these workers, who all do so: with equal parts, or those that were given.
+
+        Args:
+            workers: those who are there.
+            members: their indices among all.
+            batch: images that they have together.
+            step: steps done.
+        """
+        self._workers, self._members, self._batch = workers, members, batch
+        self._follows = self._balance.follows and not self._balance.optional
+        self._observes = self._balance.follows
+        self._controller: Controller | None = None
+        self._left = self._meetings(_WARM_UP_STEPS + _FIRST_STEPS)
+        self._warm_up = _WARM_UP_STEPS
+        self._cost_ns = self._own = 0
+        self._use(self._given(step))
+
+    def resize(self, batch: int, step: int) -> None:
+        """Continue with so many images in a global batch, after so many steps."""
+        self._batch = batch
+        if self._controller is not None:
+            self._controller.resize(batch)
+            if self.sizes:  # else they have never differed
+                self._use(self._controller.sizes)
+        else:
+            self._use(self._given(step))
+
+    def note(self, images: int, seconds: float) -> None:
+        """Add what this worker computed in a step, if that was a full one: ragged ones are too few to tell of speed."""
+        if self._warm_up:
+            self._warm_up -= 1
+        elif images == self._own:
+            self._seconds += seconds
+            self._images += images
+            self._steps += 1
+
+    def after(self, step: int, meetings: int = 1) -> bool:
+        """Return whether parts have changed; all workers call it after the same meetings.
+
+        Args:
+            step: steps done.
+            meetings: of all workers since the last call; a worker that skips steps is at several at once.
+
+        Raises:
+            PeerLost: another is gone, where workers regroup.
+        """
+        before = self.sizes
+        if not self._observes:
+            self._use(self._given(step))
+        elif self._follows:
+            self._left -= meetings
+            while self._left <= 0 and self._observes:
+                self._decide(self._exchanged())
+        return self.sizes != before
+
+    def after_epoch(self) -> float:
+        """Follow the workers' speeds from here on if the epoch has shown that they are uneven.
+
+        Returns:
+            By what share the slowest takes longer than the fastest, if that is why; else 0.
+
+        Raises:
+            PeerLost: another is gone, where workers regroup.
+        """
+        if self._follows or not self._observes:
+            return 0.0
+        table = self._exchanged()
+        if not self._observes or min(images for _, images, *_ in table) == 0:
+            return 0.0
+        if max(ns for ns, *_ in table) < _LEAST_S * _NS:
+            return 0.0
+        each = [ns / images for ns, images, *_ in table]
+        uneven = max(each) / min(each) - 1
+        self._follows = uneven > UNEVEN
+        if self._follows:
+            self._decide(table)
+        return uneven if self._follows else 0.0
+
+    def leave(self) -> None:
+        """Tell the others, where they may wait for this worker's measurements, that there will be none."""
+        if self._observes:
+            self._stop_following()
+            if self._workers.rank == 0:
+                self._tell_all([_LEAVES] * self._workers.size)
+            else:
+                with suppress(PeerLost):
+                    self._tell(_LEAVES)
+
+    def _meetings(self, steps: float) -> int:
+        return max(self._shortest, ceil(steps / self._meets_every))
+
+    def _given(self, step: int) -> tuple[float, ...]:
+        parts = self._balance.parts(step)
+        return tuple(parts[member] for member in self._members) if parts else ()
+
+    def _use(self, sizes: tuple[float, ...]) -> None:
+        self.sizes = sizes
+        own = self.images[self._members[self._workers.rank]]
+        self.share = own * len(sizes) / self._batch if sizes else 1.0
+        if own != self._own:
+            self._own = own
+            self._forget()
+
+    def _stop_following(self) -> None:
+        self._observes = self._follows = False
+        self._controller = None
+        self._use(())
+
+    def _forget(self) -> None:
+        self._seconds, self._images, self._steps = 0.0, 0, 0
+
+    def _decide(self, table: list[list[int]]) -> None:
+        """Change parts by what all have measured, and agree on when to do so again."""
+        if not self._observes:
+            return
+        seconds = [ns / max(1, steps) / _NS for ns, _, steps, _, _ in table]
+        cost_s = min(cost for *_, cost in table) / _NS
+        steps = cost_s / (_COST * max(seconds)) if max(seconds) > 0 else 1
+        self._left += self._meetings(min(_MOST_STEPS, steps))
+        if min(seconds) <= 0:  # somebody has not computed since the last time
+            return
+        if self._controller is None:
+            self._controller = Controller(self._batch, len(table), least=self._least)
+        self._controller.most = [limit or float("inf") for *_, limit, _ in table]
+        if self._controller.observe(seconds, [images / steps for _, images, steps, _, _ in table]):
+            self._use(self._controller.sizes)
+
+    def _exchanged(self) -> list[list[int]]:
+        """Return what all workers have measured, in their order."""
+        began_s, workers = self._clock.now(), self._workers
+        own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
+        self._forget()
+        try:
+            if workers.rank > 0:
+                self._tell(own)
+                table = self._heard(0)
+            else:
+                table = [own] + [self._heard(source)[0] for source in range(1, workers.size)]
+                if any(ns < 0 for ns, *_ in table):
+                    table = [_LEAVES] * workers.size
+                self._tell_all(table)
+        except PeerLost:
+            if self._regroups:
+                raise
+            table = [_LEAVES] * workers.size
+            if workers.rank == 0:
+                self._tell_all(table)
+        self._cost_ns = round((self._clock.now() - began_s) * _NS)
+        if table[0][0] < 0:
+            self._stop_following()
+        return table
+
+    def _heard(self, source: int) -> list[list[int]]:
+        numbers = self._workers.receive(source, _TAG)[1].tensor
+        assert numbers is not None, "measurements are numbers"
+        found: list[list[int]] = numbers.view(-1, len(_LEAVES)).tolist()
+        return found
+
+    def _tell(self, own: list[int]) -> None:
+        self._workers.send(0, Message(Kind.VECTOR, torch.tensor(own), tag=_TAG))
+
+    def _tell_all(self, table: list[list[int]]) -> None:
+        message = Message(Kind.VECTOR, torch.tensor(table).flatten(), tag=_TAG)
+        for to in range(1, self._workers.size):
+            try:
+                self._workers.send(to, message)
+            except PeerLost:
+                if self._regroups:
+                    raise

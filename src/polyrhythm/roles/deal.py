@@ -1,0 +1,320 @@
+"""The deal of a run whose workers draw their batches: its owner on worker 0, and every worker's hand.
+
+    worker                                worker 0, in the background
+      DRAW(step) ── 64 bytes ──────────▶  Dealer.draw ─▶ event `BatchesDrawn` ─▶ launcher: ledger
+      ◀────────── GRANT(stretch) ───────
+
+A worker asks when it begins the last batch that it has, so an answer is there before it is needed; a stretch holds
+many batches (see `data/dealer.py`). The owner is a task of its own, which answers at once however slow worker 0 is.
+
+Nothing is dealt before the launcher has been told, so a successor of worker 0 knows all that its predecessor dealt.
+Members of a group that takes its steps together ask each for themselves, and get the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, astuple
+from threading import Lock
+from typing import Any, Protocol
+
+import torch
+
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.data.dealer import Dealer, DrawnBatch, Grant
+from polyrhythm.errors import PeerLost, RunError
+from polyrhythm.events import BatchesDrawn
+from polyrhythm.roles.world import LEADER, World
+
+MOST_STEPS = 1 << 62
+"""More than a worker takes, where nobody knows beforehand how many."""
+_GRANT_TAG = 1
+
+
+class AwaitsLeader(Protocol):
+    """The part of a worker's control plane that its hand needs."""
+
+    def await_leader(self, loss: PeerLost) -> bool:
+        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
+
+
+def deal_communicator(world: World) -> Communicator:
+    """Return the workers' communicator for the deal."""
+    return world.network.subgroup("deal", world.roles.workers)
+
+
+class Dealt:
+    """What has been dealt to each worker.
+
+    Args:
+        dealer: has dealt it.
+        units: the workers of each unit, by their indices.
+    """
+
+    def __init__(self, dealer: Dealer, units: tuple[tuple[int, ...], ...]) -> None:
+        self.dealer = dealer
+        self.units = units
+        self.unit_of = {worker: unit for unit, workers in enumerate(units) for worker in workers}
+
+    def images(self, step: int, worker: int) -> int:
+        """Return the images in a worker's batch of one of its steps; 0 where it has been dealt none."""
+        unit = self.unit_of[worker]
+        if step not in self.dealer.steps_of(unit):
+            return 0
+        members, place = len(self.units[unit]), self.units[unit].index(worker)
+        return max(0, -(-(self.dealer.images_of(unit, step) - place) // members))
+
+    def images_from(self, worker: int, step: int) -> int:
+        """Return the images that a worker has been dealt from one of its steps on."""
+        steps = self.dealer.steps_of(self.unit_of[worker])
+        return sum(self.images(each, worker) for each in range(max(step, steps.start), steps.stop))
+
+
+class Deal:
+    """Owns a run's deal, on worker 0.
+
+    Args:
+        dealer: decides.
+        units: the workers of each unit, by their indices.
+        communicator: of all workers, for the deal.
+        now: the time, in seconds.
+        say: takes events, whose time it sets, from any thread; None: nobody wants to know.
+
+    Attributes:
+        opening: the deal as it was at first, as `state` writes it.
+    """
+
+    def __init__(
+        self,
+        dealer: Dealer,
+        units: tuple[tuple[int, ...], ...],
+        communicator: Communicator,
+        now: Callable[[], float],
+        say: Callable[[BatchesDrawn], None] | None,
+    ) -> None:
+        self._dealer = dealer
+        self._dealt = Dealt(dealer, units)
+        self._units, self._unit_of = units, self._dealt.unit_of
+        self._gone: set[int] = set()
+        self._generations: Counter[int] = Counter()
+        self._communicator = communicator
+        self._now = now
+        self._say = say
+        self._unsaid: list[BatchesDrawn] | None = []
+        self.opening = dealer.to_json()
+        self._lock = Lock()
+        self._leaving: dict[int, Handle] = {}
+        self._serving: Handle | None = None
+
+    def open(self) -> None:
+        """Begin to answer workers, in the background."""
+        self._serving = self._communicator.start(self._serve_or_say)
+
+    def begin(self) -> None:
+        """Note that the run has been announced, so that events may follow."""
+        with self._lock:
+            for event in self._unsaid or ():
+                self._say_now(event)
+            self._unsaid = None
+
+    def close(self) -> None:
+        """Answer nobody any more: all workers have left."""
+        if self._serving is not None:
+            self._communicator.send(LEADER, Message(Kind.LEAVE))
+            self._serving.wait()
+            self._serving = None
+
+    def lose(self, worker: int, step: int, losses: int) -> None:
+        """Take back what the unit of a lost worker had not done, if nobody of it is left.
+
+        Args:
+            worker: its index.
+            step: how many of its steps count.
+            losses: how many processes of its rank have been lost.
+        """
+        with self._lock:
+            if self._generations[worker] >= losses:  # a successor has drawn already
+                return
+            self._gone.add(worker)
+            unit = self._unit_of[worker]
+            if self._gone.issuperset(self._units[unit]):
+                self._dealer.give_back(unit, step)
+                kept = self._dealer.steps_of(unit).stop
+                self._emit(BatchesDrawn(time_s=0, unit=unit, step=kept, epoch=0, start=0, stop=0, batches=0))
+
+    def images(self, step: int, worker: int) -> int:
+        """Return the images in a worker's batch of one of its steps; 0 where it has been dealt none."""
+        with self._lock:
+            return self._dealt.images(step, worker)
+
+    def images_from(self, worker: int, step: int) -> int:
+        """Return the images that a worker has been dealt from one of its steps on."""
+        with self._lock:
+            return self._dealt.images_from(worker, step)
+
+    def epoch_of(self, worker: int, step: int) -> int:
+        """Return the epoch that a worker's step belongs to; that of what it would draw next, if it has none."""
+        with self._lock:
+            return self._dealer.progress_of(self._unit_of[worker], step)[0]
+
+    @property
+    def undealt(self) -> int:
+        """Images that nobody has been granted."""
+        with self._lock:
+            return self._dealer.undealt
+
+    @property
+    def grants(self) -> list[list[Grant]]:
+        """All grants of each unit."""
+        with self._lock:
+            return self._dealer.grants
+
+    def state(self) -> dict[str, Any]:
+        """Return the deal as a JSON-able dict."""
+        with self._lock:
+            return self._dealer.to_json()
+
+    def _emit(self, event: BatchesDrawn) -> None:
+        """Say something, in the order in which the deal changes; call it under the lock."""
+        if self._unsaid is None:
+            self._say_now(event)
+        else:
+            self._unsaid.append(event)
+
+    def _say_now(self, event: BatchesDrawn) -> None:
+        if self._say is not None:
+            self._say(event)
+
+    def _serve_or_say(self) -> None:
+        try:
+            self._serve()
+        except Exception:
+            # Such as a launcher that is gone: worker 0 must not wait for ever, nor others for it.
+            self._communicator.send(LEADER, Message(Kind.LEAVE, tag=_GRANT_TAG))
+            raise
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                source, message = self._communicator.receive()
+            except PeerLost:  # as the leader hears from elsewhere
+                continue
+            if message.kind is Kind.LEAVE:
+                break
+            self._answer(source, message.step, message.version)
+        for handle in self._leaving.values():
+            with suppress(PeerLost):
+                handle.wait()
+
+    def _answer(self, worker: int, step: int, generation: int) -> None:
+        with self._lock:
+            self._generations[worker] = max(self._generations[worker], generation)
+            self._gone.discard(worker)
+            unit = self._unit_of[worker]
+            known = self._dealer.steps_of(unit).stop
+            grant = self._dealer.draw(unit, step, self._now())
+            new = grant.batches and grant.end > known
+            if new:
+                self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
+        answer = Message(Kind.GRANT, torch.tensor(astuple(grant)), step=step, tag=_GRANT_TAG)
+        with suppress(PeerLost):
+            if (before := self._leaving.pop(worker, None)) is not None:
+                before.wait()
+            self._leaving[worker] = self._communicator.start_send(worker, answer)
+
+
+class Hand:
+    """The batches that one worker has drawn.
+
+    Args:
+        communicator: of all workers, for the deal.
+        control: waits for another leader when one is lost.
+        now: the time, in seconds.
+        generation: how many have had this worker's rank before it.
+
+    Attributes:
+        waited_s: for how long this worker has waited for batches.
+    """
+
+    def __init__(
+        self, communicator: Communicator, control: AwaitsLeader, now: Callable[[], float], generation: int
+    ) -> None:
+        self.waited_s = 0.0
+        self._communicator = communicator
+        self._control = control
+        self._now = now
+        self._generation = generation
+        self._grants: list[Grant] = []
+        self._asked = self._following = -1
+        self._asking: Handle | None = None
+
+    def grant(self, step: int) -> Grant:
+        """Return the grant that holds a step, waiting for it if need be; one without batches at the run's end."""
+        while True:
+            for grant in self._grants:
+                if grant.step <= step < grant.end or (not grant.batches and grant.step == step):
+                    return grant
+            if self._asked != step:
+                self._ask(step)
+            self._receive()
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of a step; the number of epochs, where nothing is left to do."""
+        return self.grant(step).epoch
+
+    def batches(self, epoch: int, step: int) -> Iterator[DrawnBatch]:
+        """Yield the batches of an epoch from a step on, a step each."""
+        while (grant := self.grant(step)).epoch == epoch and grant.batches:
+            while step < grant.end:
+                batch, step = grant.batch(step), step + 1
+                if step == grant.end and self._asked != step:
+                    self._ask(step)
+                self._following = step
+                yield batch
+
+    @property
+    def ready(self) -> bool:
+        """Whether the batch after the one that `batches` has given last is there without waiting, or there is none."""
+        with suppress(PeerLost):
+            while (found := self._communicator.poll(None, _GRANT_TAG)) is not None:
+                if found[1].kind is Kind.LEAVE:
+                    raise RunError("worker 0 deals no more batches, since it failed")
+                self._keep(found[1])
+        step = self._following
+        return any(grant.step <= step < grant.end or not grant.batches for grant in self._grants)
+
+    def _ask(self, step: int) -> None:
+        self._asked = step
+        try:
+            # Kept: a send whose handle is dropped may never arrive.
+            self._asking = self._communicator.start_send(
+                LEADER, Message(Kind.DRAW, version=self._generation, step=step)
+            )
+        except PeerLost as loss:
+            self._wait_for_leader(loss)
+
+    def _receive(self) -> None:
+        began_s = self._now()
+        try:
+            message = self._communicator.receive(None, _GRANT_TAG)[1]
+            if message.kind is Kind.LEAVE:
+                raise RunError("worker 0 deals no more batches, since it failed")
+            self._keep(message)
+        except PeerLost as loss:
+            self._wait_for_leader(loss)
+        self.waited_s += self._now() - began_s
+
+    def _keep(self, message: Message) -> None:
+        assert message.tensor is not None, "a grant has its numbers with it"
+        # The one before is still needed where a step is taken again.
+        self._grants = [*self._grants[-1:], Grant(*message.tensor.tolist())]
+
+    def _wait_for_leader(self, loss: PeerLost) -> None:
+        if loss.rank != LEADER:
+            return
+        if not self._control.await_leader(loss):
+            raise loss
+        self._asked = -1

@@ -1,0 +1,419 @@
+"""Balance in whole runs: the steps are those of the global batch, whatever the parts, and uneven workers add up."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conformance.jobs import blobs, make_job, resumed, simulated, stop_at, strategy, uneven, vector_of
+from polyrhythm.api.simulate import simulate
+from polyrhythm.data.balance import BALANCES, Balance, Decided, split
+from polyrhythm.data.dealing import epoch_order
+from polyrhythm.errors import RequestError
+from polyrhythm.events import BatchesBalanced, Notice, RunEnded, WorkerProgress
+from polyrhythm.roles.balance import balances
+from polyrhythm.simulation.run import ConstantCluster
+from polyrhythm.specs import build
+from simulation.drawing import Drawn, drawn
+from simulation.test_drawn_runs import check_end, told
+
+WORKERS, WEIGHTS = 3, (3.0, 2.0, 1.0)
+UNEVEN = ConstantCluster(step_s=uneven)
+AS_ONE_BATCH = [
+    "synchronous",
+    "synchronous(collective=ring)",
+    "lazy_synchronous",
+    "parameter_server(consistency=synchronous)",
+    "parameter_server(consistency=synchronous, servers=2)",
+    "mixed(replicas=3)",
+    "hierarchical",
+    "local_sgd(steps=1)",
+]
+CLUSTER = """
+name: uneven
+hosts:
+  - {name: fast, count: 3, cores: 8}
+  - {name: slow, count: 1, cores: 8, speed: 0.2}
+nic: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
+step_time: constant(seconds=0.1)
+"""
+
+
+def balance(spec: str) -> Balance:
+    made = build("balance", spec, BALANCES)
+    assert isinstance(made, Balance)
+    return made
+
+
+GIVEN = balance("given(weights=[3, 2, 1])")
+
+
+def balanced(spec: str, rule: Balance = GIVEN, **options):
+    return replace(make_job(spec, WORKERS, dtype=torch.float64, **options), balance=rule)
+
+
+def global_batches(job):
+    """Every epoch's global batches, in order."""
+    learning = job.learning
+    for epoch in range(learning.epochs):
+        order = epoch_order(len(job.dataset.train), epoch, learning.seed)
+        yield from order.split(WORKERS * learning.batch_size)
+
+
+def gradient_step(job, model: nn.Module, optimizer: torch.optim.Optimizer, indices: Tensor) -> None:
+    train = job.dataset.train
+    optimizer.zero_grad()
+    functional.cross_entropy(model(train.images(indices).double()), train.labels[indices]).backward()
+    optimizer.step()
+
+
+def started(job) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(job.learning.seed)
+    model = job.make_model()
+    return model, job.learning.optimizer.create(model.parameters())
+
+
+def by_hand(job) -> Tensor:
+    """One model on the whole global batches."""
+    model, optimizer = started(job)
+    for indices in global_batches(job):
+        gradient_step(job, model, optimizer, indices)
+    return vector_of(model)
+
+
+@pytest.mark.parametrize("rule", ["given(weights=[3, 2, 1])", "given(weights=[1, 5, 5])", "measured"])
+@pytest.mark.parametrize("spec", AS_ONE_BATCH)
+def test_steps_are_those_of_the_global_batch(spec, rule):
+    if spec.startswith("local_sgd"):  # a mean of models is that of their steps only without momentum
+        job = balanced(
+            spec, balance(rule), schedule="constant", optimizer="sgd(momentum=0, lr=0.1)", dataset=blobs(48)
+        )
+    else:
+        job = balanced(spec, balance(rule), schedule="constant")
+    trained = simulated(job, UNEVEN)
+    torch.testing.assert_close(vector_of(trained.models[0]), by_hand(job), rtol=1e-10, atol=1e-12)
+    assert trained.result["images_not_seen"] == 0
+    seen = sum(event.images for event in trained.events if isinstance(event, WorkerProgress))
+    assert seen == len(job.dataset.train) * job.learning.epochs
+    (first, *_) = [event for event in trained.events if isinstance(event, BatchesBalanced)]
+    assert sum(first.sizes) == WORKERS * job.learning.batch_size
+    assert len(set(first.sizes)) > 1
+
+
+def test_local_models_count_for_the_samples_of_their_round():
+    job = balanced(
+        "local_sgd(steps=2)", schedule="constant", dataset=blobs(48), optimizer="sgd(momentum=0, lr=0.1)"
+    )
+    first, _ = started(job)
+    models = [deepcopy(first) for _ in range(WORKERS)]
+    optimizers = [job.learning.optimizer.create(model.parameters()) for model in models]
+    sizes = split(WORKERS * job.learning.batch_size, WEIGHTS)
+    for step, indices in enumerate(global_batches(job), start=1):
+        for model, optimizer, own in zip(models, optimizers, indices.split(list(sizes)), strict=True):
+            gradient_step(job, model, optimizer, own)
+        if step % 2 == 0:
+            each = torch.stack([vector_of(model) for model in models])
+            mean = (each * torch.tensor(sizes).double().unsqueeze(1)).sum(0) / sum(sizes)
+            for model in models:
+                nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    trained = simulated(job, UNEVEN)
+    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "spec", ["synchronous", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)"]
+)
+def test_a_balance_without_weights_leaves_the_bits_of_even_runs(spec):
+    plain = make_job(spec, WORKERS)
+    sha256 = simulated(plain).sha256
+    for rule in ("auto", "measured"):
+        trained = simulated(replace(plain, balance=balance(rule)))
+        assert trained.sha256 == sha256
+        assert not [event for event in trained.events if isinstance(event, BatchesBalanced)]
+
+
+def test_given_parts_resume_to_the_same_bits(tmp_path):
+    whole = simulated(balanced("synchronous")).sha256
+    job = balanced("synchronous", folder=tmp_path)
+    stopped = simulated(job, stop_at(0.011))
+    assert stopped.events[-1].outcome == "interrupted"
+    assert simulated(resumed(job)).sha256 == whole
+
+
+@pytest.mark.parametrize(
+    "spec", ["synchronous", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)"]
+)
+def test_decisions_of_a_run_are_played_again_to_the_same_bits(spec):
+    job = balanced(spec, balance("measured"))
+    run = simulated(job, UNEVEN)
+    changes = tuple(
+        (event.step, tuple(event.sizes)) for event in run.events if isinstance(event, BatchesBalanced)
+    )
+    assert changes
+    again = simulated(replace(job, balance=Decided(changes=changes)))  # all equally fast
+    assert again.sha256 == run.sha256
+    assert simulated(replace(job, balance=balance("off"))).sha256 != run.sha256
+
+
+@pytest.mark.parametrize("at_s", [0.004, 0.009, 0.013])
+def test_those_who_are_left_begin_with_equal_parts(at_s):
+    from simulation.deaths import events_of
+
+    job = replace(make_job("synchronous", WORKERS, dataset=blobs(120)), balance=GIVEN)
+    events = events_of(job, [(at_s, 2)], [])
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].outcome == "done"
+    found = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
+    assert found == [[6, 4, 2], [7, 5, 0]]
+    assert events[-1].result["images_not_seen"] == 0
+
+
+@pytest.mark.parametrize("rejoins_s", [None, 0.002])
+@pytest.mark.parametrize("at_s", [0.003, 0.006, 0.009])
+@pytest.mark.parametrize(
+    "spec", ["synchronous", "parameter_server(consistency=synchronous)", "local_sgd(steps=2)"]
+)
+def test_a_measured_run_goes_on_without_a_lost_worker(spec, at_s, rejoins_s):
+    from simulation.deaths import events_of
+
+    job = replace(make_job(spec, WORKERS, dataset=blobs(120)), balance=balance("measured"))
+    back = [] if rejoins_s is None else [(at_s + rejoins_s, 1)]
+    for lost in ([(at_s, 1)],):
+        events = events_of(job, lost, back)
+        assert isinstance(events[-1], RunEnded)
+        assert events[-1].outcome == "done"
+
+
+def dry(tmp_path, spec: str, rule: str, steps: int = 100, **options):
+    tmp_path.mkdir(exist_ok=True)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    events = []
+
+    class Kept:
+        def on_event(self, event):
+            events.append(event)
+
+        def close(self):
+            pass
+
+    run = simulate(
+        cluster=path,
+        gradients="none",
+        steps=steps,
+        strategy=spec,
+        workers=4,
+        batch_size=64,
+        data="digits",
+        model="mlp",
+        balance=rule,
+        out=tmp_path / "run",
+        observers=[Kept()],
+        **options,
+    )
+    return run.figures, events
+
+
+@pytest.mark.parametrize(
+    ("spec", "longest_s"),
+    [
+        ("synchronous", 14),
+        ("lazy_synchronous", 14),
+        ("parameter_server(consistency=synchronous)", 14),
+        ("local_sgd(steps=5)", 14.5),
+        ("post_local_sgd", 14),
+    ],
+)
+def test_one_worker_five_times_slow_costs_what_it_lacks(tmp_path, spec, longest_s):
+    """100 steps: 50 s in equal parts, 12.5 s if all speeds added up."""
+    figures, _ = dry(tmp_path, spec, "measured")
+    assert 12.5 <= figures["seconds"] < longest_s
+
+
+def test_weights_as_the_speeds_are_reach_the_sum_of_speeds(tmp_path):
+    figures, _ = dry(tmp_path, "synchronous", "given(weights=[5, 5, 5, 1])")
+    assert figures["seconds"] == pytest.approx(12.5, rel=0.001)
+
+
+def test_a_worker_that_slows_down_for_30_s_is_followed_within_five_steps(tmp_path):
+    fault = "slow(rank=1, factor=4, from_s=20, to_s=50)"
+    _, events = dry(tmp_path, "synchronous", "measured", steps=400, faults=fault)
+    changes = [event for event in events if isinstance(event, BatchesBalanced)]
+    down = [event for event in changes if 20 <= event.time_s < 50]
+    up = [event for event in changes if event.time_s >= 50]
+    assert 1 <= len(down) <= 4
+    assert 1 <= len(up) <= 4
+    # a step is 0.4 s at worst while the others wait, and 0.5 s at worst when parts are still those of before
+    assert down[-1].time_s < 20 + 5 * 0.5
+    assert up[-1].time_s < 50 + 5 * 0.5
+    assert down[-1].sizes == pytest.approx([105, 26, 105, 20], abs=3)
+    assert up[-1].sizes == pytest.approx([80, 80, 80, 16], abs=2)
+
+
+def test_auto_balances_after_an_epoch_of_uneven_workers_and_says_so(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    events = []
+
+    class Kept:
+        def on_event(self, event):
+            events.append(event)
+
+        def close(self):
+            pass
+
+    simulate(
+        cluster=path,
+        gradients="none",
+        strategy="synchronous",
+        workers=4,
+        batch_size=8,
+        epochs=3,
+        data="digits",
+        model="mlp",
+        out=tmp_path / "run",
+        observers=[Kept()],
+    )
+    (notice,) = [event for event in events if isinstance(event, Notice) and "uneven" in event.text]
+    assert "the slowest takes 400% longer" in notice.text
+    assert "--balance off" in notice.text
+    sizes = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
+    assert sizes
+    assert sizes[-1] == [10, 10, 10, 2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "rule", "reason"),
+    [
+        ("ad_psgd", "measured", "each at its own pace, which needs no balance"),
+        ("parameter_server", "given(weights=[1, 1, 1])", "each at its own pace, which needs no balance"),
+        ("d_psgd", "measured", "counts all workers alike"),
+        ("easgd(mode=synchronous)", "measured", "counts all workers alike"),
+        ("hybrid", "measured", "compute together"),
+        ("parallel_sgd", "measured", "give weights"),
+    ],
+)
+def test_a_balance_that_has_no_use_is_refused(spec, rule, reason):
+    with pytest.raises(RequestError, match=reason):
+        balances(balance(rule), strategy(spec), WORKERS, 24)
+    assert not balances(balance("auto"), strategy(spec), WORKERS, 24)
+
+
+def test_compiled_sizes_stay():
+    with pytest.raises(RequestError, match="leave compile out, or give weights"):
+        balances(balance("measured"), strategy("synchronous"), WORKERS, 24, compiled=True)
+    assert balances(GIVEN, strategy("synchronous"), WORKERS, 24, compiled=True)
+
+
+def test_invariants_are_checked_in_equal_parts(tmp_path):
+    figures, _ = dry(tmp_path, "synchronous", "auto", steps=4, check=True)
+    assert figures["steps"] == 4
+    with pytest.raises(RequestError, match="leave --balance measured out"):
+        dry(tmp_path / "other", "synchronous", "measured", steps=4, check=True)
+
+
+class Cramped(nn.Sequential):
+    """A network whose pictures need more memory than there is, from some number of them on."""
+
+    most = 0
+    refused = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training and len(images) > self.most:
+            type(self).refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(images)
+
+
+@pytest.mark.parametrize("spec", ["synchronous", "lazy_synchronous", "local_sgd(steps=2)"])
+def test_a_batch_that_does_not_fit_is_halved_and_the_gradient_stays(spec):
+    def cramped() -> nn.Module:
+        Cramped.most, Cramped.refused = 3, 0
+        return Cramped(nn.Flatten(), nn.Linear(16, 3))
+
+    def roomy() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+    options = {"dtype": torch.float64, "batch_size": 8, "dataset": blobs(96)}
+    small = simulated(make_job(spec, WORKERS, model=cramped, **options))
+    large = simulated(make_job(spec, WORKERS, model=roomy, **options))
+    assert Cramped.refused == 2 * WORKERS  # 8 and 4 images, once on each worker: then it is remembered
+    torch.testing.assert_close(vector_of(small.models[0]), vector_of(large.models[0]), rtol=1e-10, atol=1e-12)
+    told = [event.text for event in small.events if isinstance(event, Notice) and "memory" in event.text]
+    assert len(told) == WORKERS
+    assert all("in pieces of 2 images from here on" in text for text in told)
+
+
+def test_a_single_image_that_does_not_fit_ends_the_run():
+    def cramped() -> nn.Module:
+        Cramped.most = 0
+        return Cramped(nn.Flatten(), nn.Linear(16, 3))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        simulated(make_job("synchronous", 2, model=cramped))
+
+
+def test_parts_stay_within_the_memory_of_a_worker():
+    """Worker 0 is the fastest, and would have most of every global batch."""
+
+    def cramped() -> nn.Module:
+        Cramped.most = 10
+        return Cramped(nn.Flatten(), nn.Linear(16, 3))
+
+    job = make_job("synchronous", WORKERS, model=cramped, batch_size=8, dataset=blobs(720))
+    paces = [0.01, 0.03, 0.03]
+    trained = simulated(
+        replace(job, balance=balance("measured")), ConstantCluster(step_s=lambda worker: paces[worker])
+    )
+    sizes = [event.sizes for event in trained.events if isinstance(event, BatchesBalanced)]
+    assert max(map(max, sizes)) > 10
+    assert max(sizes[-1]) <= 10
+    assert sum(sizes[-1]) == 24
+
+
+DRAWN = [
+    "synchronous",
+    "lazy_synchronous",
+    "local_sgd",
+    "post_local_sgd",
+    "parameter_server",
+    "backup_workers",
+    "mixed",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun(Drawn):
+    """A drawn run in which parts follow speeds."""
+
+    def job(self, folder=None, **keeping):
+        return replace(super().job(folder, **keeping), balance=balance("measured"))
+
+
+def drawn_runs(count: int):
+    """Runs of strategies, options and workers that can be balanced."""
+    for seed in itertools.count(1000):
+        run = drawn(seed, only=DRAWN[seed % len(DRAWN)])
+        with suppress(RequestError):
+            if (
+                balances(balance("measured"), run.strategy, run.workers, run.workers * 4)
+                and not run.learning["rescale"]
+            ):
+                yield MeasuredRun(**{each.name: getattr(run, each.name) for each in fields(run)})
+                count -= 1
+        if not count:
+            return
+
+
+@pytest.mark.parametrize("run", list(drawn_runs(30)), ids=lambda run: str(run.seed))
+def test_a_balanced_run_ends_whatever_goes_wrong_and_whenever_it_is_to_stop(run):
+    events, error = told(run.train)
+    check_end(run, events, error)

@@ -1,0 +1,196 @@
+"""Workers that draw their batches, in simulation: uneven machines add up, and every image is seen once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from math import cos, pi
+from pathlib import Path
+
+import pytest
+
+from conformance.jobs import blobs, make_job, strategy
+from polyrhythm.api import simulate as api
+from polyrhythm.config.assemble import draws
+from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RequestError
+from polyrhythm.events import BatchesDrawn, Event, RunEnded, WorkerLost, WorkerProgress
+from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.roles.world import StopRequest
+from polyrhythm.simulation.cluster import Cluster, Link
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import simulate, simulate_dry_on, simulate_on
+from polyrhythm.simulation.simulated_run import ConstantCluster
+from polyrhythm.simulation.trials import Trial, play
+from polyrhythm.training.model_sizes import ModelSizes
+from simulation.drawing import Drawn, _sizes, drawn
+from simulation.test_drawn_runs import check_end, told
+
+FREE = ["parameter_server", "softsync", "staleness_aware", "dc_asgd", "downpour", "easgd", "eamsgd"]
+FREE += ["periodic_averaging", "hogwild", "ad_psgd"]
+GROUPS = ["mixed", "hierarchical(consistency=asynchronous)"]
+SEEDS = range(6)
+
+
+def uneven(*slow: float) -> Cluster:
+    """Returns a host of workers on links that cost nothing, whose steps take 0.1 s times these factors."""
+    free = {"latency_s": 0, "bandwidth_bytes_per_s": 1e15}
+    return Cluster.model_validate(
+        {
+            "name": "uneven",
+            "hosts": [{"name": "host", "count": 1, "cores": 64, "workers": len(slow), "server_takes": 0}],
+            "nic": free,
+            "inside": free,
+            "step_time": "constant(seconds=0.1)",
+            "slow": {rank: factor for rank, factor in enumerate(slow) if factor != 1},
+        }
+    )
+
+
+def seconds(spec: str, cluster: Cluster, *, draws: bool, workers: int = 4, steps: int = 100) -> float:
+    chosen, sizes = strategy(spec), ModelSizes((1000,), (1.0,))
+    layout = lay_out(cluster, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
+    dry_run = DryRun(strategy=chosen, workers=workers, sizes=sizes, steps=steps, draws=draws)
+    events: list[Event] = []
+    simulate_dry_on(layout, dry_run, events.append)
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    return float(ended.result["seconds"])
+
+
+@pytest.mark.parametrize("spec", FREE)
+def test_one_slow_worker_of_four_costs_its_own_speed_and_no_more(spec: str) -> None:
+    cluster = uneven(1, 1, 1, 5)
+    assert seconds(spec, cluster, draws=False) == pytest.approx(50, rel=1e-3)
+    assert (
+        seconds(spec, cluster, draws=True) <= 13.01
+    )  # 400 batches at 32 a second, and one of the slow worker
+
+
+@pytest.mark.parametrize("spec", FREE)
+def test_even_machines_lose_nothing(spec: str) -> None:
+    assert seconds(spec, uneven(1, 1, 1, 1), draws=True) == pytest.approx(10, rel=1e-3)
+
+
+@pytest.mark.parametrize("spec", GROUPS)
+def test_groups_draw_for_all_their_members(spec: str) -> None:
+    # A group takes its steps together: 10 and 2 of two batches a second, and 200 of those are to be done.
+    assert seconds(spec, uneven(1, 1, 1, 5), draws=True) <= 200 / 12 + 0.51
+
+
+def test_batches_are_there_before_they_are_needed() -> None:
+    """Though a message takes a tenth of a step, and the first of each worker is waited for."""
+    slow_link = Link(latency_s=0.01, bandwidth_bytes_per_s=1e15)
+    assert seconds("hogwild", uneven(1, 1, 1, 5).model_copy(update={"inside": slow_link}), draws=True) <= 13.1
+
+
+def test_the_schedule_follows_the_run_and_not_a_workers_own_steps() -> None:
+    """Rates of a worker four times slow are those that others have at the time, down to the end."""
+    job = make_job("parameter_server", 4, dataset=blobs(640), epochs=4, schedule="cosine", batch_size=4)
+    job = dataclasses.replace(job, draws=True)
+    events = simulate(job, ConstantCluster(step_s=[0.1, 0.1, 0.1, 0.4].__getitem__))
+    lr, total_s = job.learning.optimizer.lr, events[-1].result["seconds"]
+    rates = [
+        (event.time_s, event.worker, event.learning_rate)
+        for event in events
+        if isinstance(event, WorkerProgress) and event.steps
+    ]
+    for time_s, worker, rate in rates:
+        # Speeds are estimates, of steps that are few here: within a tenth of the run.
+        expected = [(1 + cos(pi * min(1, max(0, time_s / total_s + shift)))) / 2 for shift in (-0.1, 0.1)]
+        assert lr * expected[1] - 1e-9 <= rate <= lr * expected[0] + 1e-9, (time_s, worker)
+
+
+def test_waiting_is_a_share_of_the_runs_length(tmp_path: Path) -> None:
+    """Of 10 s, three of four workers have nothing left to do for 8; drawn, all end within a step of the slow one."""
+    shares = {}
+    for deal in ("fixed", "drawn"):
+        run = api.simulate(
+            cluster=uneven(1, 1, 1, 5),
+            gradients="none",
+            steps=20,
+            strategy="easgd",
+            workers=4,
+            data="digits",
+            model="mlp",
+            deal=deal,
+            out=tmp_path / deal,
+        )
+        shares[deal] = run.figures["nothing_left_share"]
+        assert run.figures["waiting_share"] == pytest.approx(shares[deal])
+        assert run.figures["held_back"]["nothing_left_share"] == pytest.approx(shares[deal])
+    assert shares["fixed"] == pytest.approx(3 * 8 / 40)
+    assert shares["drawn"] < 0.15
+
+
+def covered(events: list[Event]) -> Counter[tuple[int, int]]:
+    """Returns how often each place of each epoch was dealt and not given back, as the events tell."""
+    units: dict[int, list[tuple[int, int, int]]] = {}
+    for event in events:
+        if not isinstance(event, BatchesDrawn):
+            continue
+        had = units.setdefault(event.unit, [])
+        if event.batches:
+            for number in range(event.batches):
+                start, stop = (
+                    event.start + (event.stop - event.start) * each // event.batches
+                    for each in (number, number + 1)
+                )
+                assert len(had) == event.step + number or not had
+                had.append((event.epoch, start, stop))
+        else:
+            del had[event.step :]
+    return Counter((epoch, place) for had in units.values() for epoch, a, b in had for place in range(a, b))
+
+
+@pytest.mark.parametrize("spec", [*FREE, "mixed(replicas=2)"])
+def test_each_image_is_dealt_once_an_epoch(spec: str) -> None:
+    job = make_job(spec, 4, dataset=blobs(103), epochs=3, batch_size=4)
+    events = simulate(dataclasses.replace(job, draws=True), ConstantCluster(step_s=[1, 1, 2, 5].__getitem__))
+    assert covered(events) == dict.fromkeys(((epoch, place) for epoch in range(3) for place in range(103)), 1)
+    result = events[-1].result
+    assert (result["epochs"], result["images_not_seen"]) == (3, 0)
+    seen = sum(event.images for event in events if isinstance(event, WorkerProgress))
+    assert seen == 3 * 103
+
+
+def work_dry(run: Drawn, emit: Callable[[Event], None]) -> None:
+    stop, sizes = StopRequest(), _sizes(run.strategy)
+    dry_run = DryRun(strategy=run.strategy, workers=run.workers, steps=run.steps, sizes=sizes, draws=True)
+    play(Trial(layout=run.layout, dry_run=dry_run, faults=run._wishing(stop)), run.seed, emit, stop=stop)
+
+
+def train(run: Drawn, emit: Callable[[Event], None]) -> None:
+    stop = StopRequest()
+    where = run.cluster.model_copy(update={"faults": run._wishing(stop)})
+    job = dataclasses.replace(run.job(), draws=True)
+    simulate_on(dataclasses.replace(run.layout, cluster=where), job, emit, stop=stop)
+
+
+@pytest.mark.parametrize("name", [*FREE, "mixed", "hierarchical"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_invariants_hold_and_images_are_seen_whatever_goes_wrong(name: str, seed: int) -> None:
+    run = drawn(seed, only=name)
+    if not run.strategy.traits(run.workers).draws:
+        run = drawn(seed + len(SEEDS), only=name)
+    for way in (work_dry, train) if run.strategy.traits(run.workers).draws else ():
+        events, error = told(lambda emit, way=way: way(run, emit))  # type: ignore[misc]
+        check_end(run, events, error)
+        if error or way is work_dry or events[-1].result.get("outcome") == "interrupted":
+            continue
+        lost = any(isinstance(event, WorkerLost) for event in events)
+        assert lost or not events[-1].result["images_not_seen"] or run.stop_s is not None, str(run)
+
+
+def test_lock_step_has_fixed_shares_and_others_draw_unless_told_otherwise() -> None:
+    for spec in FREE:
+        assert draws("auto", strategy(spec), 4)
+        assert not draws("fixed", strategy(spec), 4)
+    for spec in ("synchronous", "ssp", "backup_workers", "local_sgd", "gaia", "d_psgd"):
+        assert not draws("auto", strategy(spec), 4)
+        with pytest.raises(RequestError, match="equally many steps"):
+            draws("drawn", strategy(spec), 4)
+    config = configure({"data": "digits", "strategy": "easgd", "deal": "fixed"})
+    assert not assemble_dry_run(config, 10)[0].draws

@@ -1,0 +1,60 @@
+"""A loop of one's own trains on several workers to what plain torch trains it to, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.api.join import Group
+from unit.api.loop.threads import run_in_threads
+from unit.api.loop.variations import BATCH_SIZE, VARIATIONS, Loop, loader, made, plain
+
+
+def trained(variation: str, strategy: str, workers: int) -> tuple[list[Tensor], list[list[float]]]:
+    """Return what each worker has trained and seen."""
+    models = [made(variation) for _ in range(workers)]
+
+    def train(group: Group) -> tuple[Tensor, list[float]]:
+        with group:
+            model, optimizer = group.distribute(*models[group.rank])
+            loop = Loop(model, optimizer, group.shard(loader(BATCH_SIZE, group.workers)), group)
+            VARIATIONS[variation](loop)
+        return nn.utils.parameters_to_vector(model.parameters()).detach(), loop.seen
+
+    found = run_in_threads(strategy, workers, train)
+    return [vector for vector, _ in found], [seen for _, seen in found]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("variation", VARIATIONS)
+def test_a_synchronous_loop_is_the_plain_one(variation: str, workers: int) -> None:
+    vectors, seen = trained(variation, "synchronous", workers)
+    expected, observed = plain(variation, workers)
+    exact = 1e-8 if variation == "lbfgs" else 1e-12  # its history makes much of the last bits
+    torch.testing.assert_close(vectors[0], expected, rtol=exact, atol=exact)
+    assert all(torch.equal(vectors[0], each) for each in vectors)
+    for each in seen:
+        assert each == pytest.approx(observed, rel=exact, abs=exact)
+
+
+IN_STEP = [
+    "lazy_synchronous",
+    "parameter_server(servers=2, consistency=synchronous)",
+    "hierarchical(consistency=synchronous)",
+    "mixed(replicas=1, consistency=synchronous)",
+]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    "variation",
+    ["clip_norm", "clip_value", "group_clips", "accumulates", "accumulates_without_exchange", "two_passes"],
+)
+@pytest.mark.parametrize("strategy", IN_STEP)
+def test_whoever_goes_in_step_clips_the_mean(strategy: str, variation: str, workers: int) -> None:
+    vectors, seen = trained(variation, strategy, workers)
+    expected, observed = plain(variation, workers)
+    torch.testing.assert_close(vectors[0], expected, rtol=1e-12, atol=1e-12)
+    for each in seen:
+        assert each == pytest.approx(observed, rel=1e-12, abs=1e-12)

@@ -1,0 +1,124 @@
+"""`compare`: which runs it makes, that they are those of `simulate`, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.api.compare import carry_out, compare, plan, read_plan, split_outside
+from polyrhythm.api.simulate import simulate
+from polyrhythm.errors import RequestError
+
+JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "epochs": 2}
+OFFICE = {"cluster": "office"}
+
+
+def planned(**changed: Any) -> Any:
+    given = {"strategies": "synchronous; local_sgd(steps=4)", "simulation": OFFICE, "options": JOB, **changed}
+    return plan(**given)
+
+
+def test_a_plan_has_every_combination_once() -> None:
+    made = planned(workers=[1, 2], seeds=2, grid={"batch_size": [32, 64], "lr": [0.1]}).runs()
+    assert len(made) == len({run.name for run in made}) == 2 * 2 * 2 * 2
+    assert {(run.options["strategy"], run.options["workers"], run.options["seed"]) for run in made} == {
+        (strategy, workers, seed)
+        for strategy in ("synchronous", "local_sgd(steps=4)")
+        for workers in (1, 2)
+        for seed in (0, 1)
+    }
+    assert {run.options["optimizer"] for run in made} == {str(made[0].options["optimizer"])}
+    assert "lr=0.1" in made[0].options["optimizer"]
+
+
+def test_a_rate_of_the_grid_leaves_the_rest_of_the_optimizer() -> None:
+    (run,) = planned(
+        strategies="synchronous", grid={"lr": [0.3]}, options={**JOB, "optimizer": "adam(lr=1, beta1=0.8)"}
+    ).runs()
+    assert run.options["optimizer"] == "adam(lr=0.3, beta1=0.8)"
+
+
+def test_separators_inside_brackets_do_not_split() -> None:
+    assert split_outside("a(x=[1; 2]; y=(3;)); b;; c", ";") == ["a(x=[1; 2]; y=(3;))", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"strategies": ""}, "name what to compare"),
+        ({"strategies": "synchronous; synchronous"}, "given twice"),
+        ({"strategies": "synchronos"}, "did you mean synchronous"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"workers": [0]}, "workers must be numbers from 1"),
+        ({"grid": {"bach_size": [3]}}, "batch_size"),
+        ({"grid": {"workers": [3]}}, "option of --grid"),
+        ({"grid": {"batch_size": [0]}}, "batch_size"),
+        ({"until": "top1=2"}, "cannot read the target"),
+        ({"until": "top1=0.5", "simulation": {"cluster": "office", "gradients": "none"}}, "needs training"),
+        ({"simulation": {"gradients": "none"}}, "needs a simulated --cluster"),
+        ({"simulation": {"cluster": "offce"}}, "office"),
+        ({"options": {"port": 1}}, "--port"),
+    ],
+)
+def test_wrong_plans(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        planned(**changed)
+
+
+def test_its_runs_are_those_of_simulate_and_are_made_once(tmp_path: Path) -> None:
+    what, said = planned(seeds=2, workers=[2]), []
+    done = carry_out(what, out=tmp_path / "c", jobs=2, tell=said.append)
+    assert len(said) == 4
+    assert done.folder == tmp_path / "c"
+    assert [(row.strategy, [run.seed for run in row.runs]) for row in done.comparison.rows] == [
+        ("synchronous", [0, 1]),
+        ("local_sgd(steps=4)", [0, 1]),
+    ]
+    alone = simulate(cluster="office", strategy="local_sgd(steps=4)", seed=1, out=tmp_path / "alone", **JOB)
+    assert done.comparison.rows[1].runs[1].known["parameters_sha256"] == alone.figures["parameters_sha256"]
+    written = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert written == done.comparison.to_json()
+    assert {"report.html", "table.md", "table.csv", "table.tex", "plan.yaml"} <= {
+        path.name for path in (tmp_path / "c").iterdir()
+    }
+
+    logs = {path: path.read_bytes() for path in (tmp_path / "c").glob("*/events.jsonl")}
+    first = sorted(logs)[0]
+    first.write_bytes(logs[first].rsplit(b"\n", 2)[0] + b"\n")  # as if it had been killed before its end
+    said.clear()
+    again = carry_out(read_plan(tmp_path / "c"), resume=tmp_path / "c", tell=said.append)
+    assert said[0] == "3 of 4 runs are there already"
+    assert len(said) == 2
+    assert again.comparison.to_json() == done.comparison.to_json()
+    assert {path: path.read_bytes() for path in logs} == logs
+
+    read = compare(tmp_path / "c", until="top1=0.1")
+    assert [len(row.runs) for row in read.comparison.rows] == [2, 2]
+
+
+def test_a_combination_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    what = planned(strategies="synchronous; hogwild", workers=[2])
+    done = carry_out(what, out=tmp_path / "c", jobs=1)
+    assert [row.strategy for row in done.comparison.rows] == ["synchronous"]
+    assert list(done.comparison.refused) == ["hogwild, 2 workers"]
+    assert "memory that all workers share" in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_nothing_is_left_of_a_comparison_of_which_no_run_is_possible(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="memory that all workers share"):
+        carry_out(planned(strategies="hogwild", workers=[2]), out=tmp_path / "c", jobs=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_runs_have_throughput_alone(tmp_path: Path) -> None:
+    simulation = {**OFFICE, "gradients": "none", "steps": 4}
+    done = carry_out(
+        planned(workers=[1, 2], simulation=simulation, options={"model": "mlp"}), out=tmp_path / "c", jobs=1
+    )
+    heads, rows = done.comparison.table()
+    assert "top-1" not in heads
+    assert len(rows) == 4
+    assert all(row[heads.index("images/s")] != "–" for row in rows)

@@ -1,0 +1,87 @@
+"""Reports as a browser shows them: every plot is drawn, nothing is asked of a network, and all fits a phone."""
+
+import pytest
+
+from browser import Browser, chromium
+from polyrhythm.events import RunEnded
+from polyrhythm.reporting.comparison import Comparison, read_run
+from polyrhythm.reporting.event_log import EventLog
+from polyrhythm.reporting.pages.comparison_page import render
+from polyrhythm.reporting.pages.report import write_report
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium")
+
+WIDTH_OF_PAGE = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+DRAWN = "document.querySelectorAll('.plot .main-svg').length > 0 && [...document.querySelectorAll('.plot')]"
+DRAWN += ".every(each => each.querySelector('.main-svg') && each.clientHeight > 100)"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def report(tmp_path, story):
+    log = EventLog(tmp_path / "events.jsonl")
+    for event in [*story, RunEnded(time_s=9.5, outcome="done", result={"test_top1": 0.9})]:
+        log.on_event(event)
+    log.close()
+    return write_report(tmp_path)
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_every_plot_is_drawn_without_an_error_and_nothing_is_wider_than_the_window(browser, report, width):
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.open(report, width=width)
+    browser.evaluate("drawn")
+    assert browser.evaluate(DRAWN)
+    assert browser.errors == []
+    assert [each for each in browser.requests if not each.startswith(("file:", "data:", "blob:"))] == []
+    assert browser.evaluate(WIDTH_OF_PAGE) <= width
+
+
+def test_a_report_prints_and_stays_below_a_megabyte(browser, report):
+    assert report.stat().st_size < 1_000_000
+    browser.open(report)
+    browser.evaluate("drawn")
+    assert browser.pdf().startswith(b"%PDF")
+
+
+def test_the_browser_finds_errors(browser, tmp_path):
+    page = tmp_path / "broken.html"
+    page.write_text("<script>throw new Error('no')</script><p style='width: 3000px'>wide")
+    browser.errors.clear()
+    browser.open(page)
+    assert browser.errors
+    assert browser.evaluate(WIDTH_OF_PAGE) > 1280
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_comparison_is_drawn_likewise(browser, tmp_path, story, width):
+    for seed in (0, 1):
+        folder = tmp_path / f"run {seed}"
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"strategy: synchronous\nworkers: 2\nseed: {seed}\n")
+        log = EventLog(folder / "events.jsonl")
+        for event in [
+            *story,
+            RunEnded(time_s=9.5, outcome="done", result={"price": 1.0, "cluster": "office"}),
+        ]:
+            log.on_event(event)
+        log.close()
+    comparison = Comparison.of([read_run(tmp_path / "run 0"), read_run(tmp_path / "run 1")])
+    page = tmp_path / "report.html"
+    page.write_text(render(comparison, tmp_path, "polyrhythm compare"), encoding="utf-8")
+    browser.errors.clear()
+    browser.open(page, width=width)
+    browser.evaluate("drawn")
+    assert browser.evaluate(DRAWN)
+    assert browser.errors == []
+    assert browser.evaluate(WIDTH_OF_PAGE) <= width
+    assert browser.evaluate("[...document.links].map(link => decodeURI(link.getAttribute('href')))") == [
+        "run 0/report.html",
+        "run 1/report.html",
+    ]
