@@ -332,6 +332,8 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._optimizer is not None and kind is not None:
+            self._optimizer.gradients.close()
         if kind is None:
             self._finish()
             return
@@ -355,6 +357,7 @@ class Group:
             self._optimizer.finish()
             self.staleness = self._coordination.leave(self._replica, self._optimizer.steps)
             self._optimizer.over = True
+            self._optimizer.gradients.close()
             self._home.close()
 
     def _who_is_missing(self) -> str:

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
+from torch.utils.hooks import RemovableHandle
 
 import polyrhythm
 from polyrhythm.communication.communicator import Communicator
@@ -70,8 +71,12 @@ class Gradients:
         self._version: int | None = None
         known = set(map(id, optimized))
         self._left = [each for each, view in enumerate(flat.views) if id(view.parameter) not in known]
-        for position, view in enumerate(flat.views):
-            self._watch(position, view.parameter)
+        self._hooks = [self._watch(position, view.parameter) for position, view in enumerate(flat.views)]
+
+    def close(self) -> None:
+        """Leave the parameters alone from here on: the model outlives the loop, and hooks would keep all of it."""
+        for hook in self._hooks:
+            hook.remove()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -135,7 +140,7 @@ class Gradients:
                 self._flat.divide_by_tail()
         self.averaged = True
 
-    def _watch(self, position: int, parameter: torch.nn.Parameter) -> None:
+    def _watch(self, position: int, parameter: torch.nn.Parameter) -> RemovableHandle:
         def accumulated(_: Tensor) -> None:
             self._seen[position] = 1
             self._fired = True
@@ -146,8 +151,9 @@ class Gradients:
 
         frozen = not parameter.requires_grad
         parameter.requires_grad_(True)  # else torch takes no hook; it stays if the parameter is thawed
-        parameter.register_post_accumulate_grad_hook(accumulated)
+        hook: RemovableHandle = parameter.register_post_accumulate_grad_hook(accumulated)
         parameter.requires_grad_(not frozen)
+        return hook
 
     def _at_end(self) -> None:
         """End a backward pass: once, though there is a callback for every graph that it consists of."""

@@ -19,7 +19,6 @@ call of rank r ─▶ r is known to be lost: it comes in as the successor
 from __future__ import annotations
 
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from math import inf
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch.distributed as dist
@@ -263,7 +263,7 @@ def _listening(launcher: Launcher, door: JoinServer) -> Iterator[None]:
     bell, ringing = socket.socketpair()
 
     def listen() -> None:
-        while bell.fileno() not in select.select([door.fileno(), bell.fileno()], [], [])[0]:
+        while bell.fileno() not in wait([door.fileno(), bell.fileno()]):
             launcher.look()
 
     thread = threading.Thread(target=listen, name="reception", daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from threading import Thread
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 Result = TypeVar("Result")
-_stores: list[dist.TCPStore] = []
+_failed: list[dist.TCPStore] = []
 """Kept, since ranks that have failed go on looking at them."""
 
 
@@ -41,8 +42,7 @@ def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> 
     size = workers + strategy.traits(workers).servers
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
     store = host_store()
-    _stores.append(store)
-
+    left: list[Callable[[], None]] = []
     done: Queue[tuple[int, Any, BaseException | None]] = Queue()
 
     def collect(number: int) -> None:
@@ -57,6 +57,7 @@ def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> 
         home, network = connect(Rendezvous(own, number, size, LOOPBACK), shared_memory=False)
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
+            left.append(home.close)
             return loop(Group(strategy, world, home))
         serve(strategy, world)
         home.close()
@@ -66,10 +67,15 @@ def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> 
     for thread in threads:
         thread.start()
     results: dict[int, Result] = {}
-    while len(results) < workers:
+    for _ in threads:
         number, result, error = done.get(timeout=60)
         if error is not None:
+            _failed.append(store)
             raise error  # the others, which may wait for ever, end with the process
         if number < workers:
             results[number] = result
+    with ThreadPoolExecutor(size) as pool:  # what a loop that ended with an error has left open
+        list(pool.map(lambda close: close(), left))
+    for thread in threads:
+        thread.join()
     return [results[number] for number in range(workers)]

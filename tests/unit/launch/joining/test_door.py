@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import select
 import socket
 import struct
 import threading
@@ -12,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import wait
 from random import Random
 
 import pytest
@@ -91,7 +91,7 @@ class Door:
         self._ringing.close()
 
     def _answer(self) -> None:
-        while self._bell not in select.select([self.server, self._bell], [], [])[0]:
+        while self._bell not in wait([self.server, self._bell]):
             for fact in self.server.poll():
                 if isinstance(fact, GuestRefused):
                     with self._counted:
@@ -201,7 +201,7 @@ def test_who_waits_for_a_place_when_the_run_ends_is_told_so(visits: list[JoinCli
     with closing(entrance), ThreadPoolExecutor(1) as pool:
         visits.append(JoinClient(server.address, KEY))
         coming = pool.submit(visits[-1].take_place)
-        assert select.select([server], [], [], PATIENCE_S)[0]
+        assert wait([server], PATIENCE_S)
         assert [type(fact) for fact in server.poll()] == [GuestAsked]
         server.end()
         with pytest.raises(RequestError, match="refuses: it is over"):

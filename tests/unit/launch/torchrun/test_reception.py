@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -145,7 +145,7 @@ def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entr
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(visit.take_place)
         while not coming.done():
-            select.select([door], [], [], 0.1)
+            wait([door], 0.1)
             run.reception.launcher.look()
     place = coming.result()
     assert (place.peer, place.parameters, place.roles, place.prefix) == (Peer(3, 1), 42, CAST, NAME)
