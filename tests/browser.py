@@ -91,6 +91,10 @@ class Browser:
 
     def open(self, page: Path, width: int = 1280, height: int = 900) -> None:
         """Open a file in a window of this size, and wait until it has loaded."""
+        self.open_address(page.resolve().as_uri(), width, height)
+
+    def open_address(self, address: str, width: int = 1280, height: int = 900) -> None:
+        """Open an address in a window of this size, and wait until it has loaded."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -99,7 +103,7 @@ class Browser:
             mobile=width < 600,
         )
         before = self._loaded
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=address)
         while self._loaded == before:
             self._next()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,9 +13,16 @@ from torch import Tensor
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import EvaluateOptions, refuse_unknown
 from polyrhythm.config.trained import Trained, best_of, load_trained
-from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.ensemble import greedy_selection, log_probabilities
+from polyrhythm.evaluation.calibration import (
+    Calibration,
+    answered,
+    calibration_error,
+    fit_temperature,
+    save_calibration,
+    tempered,
+)
+from polyrhythm.evaluation.ensemble import average, greedy_selection, log_probabilities
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evaluation_mode
 from polyrhythm.evaluation.evaluate import evaluate as evaluate_model
 from polyrhythm.evaluation.views import ViewedClassifier, Views
@@ -43,12 +50,15 @@ def evaluate(
         device: `cpu`, `cuda` or `auto`.
         **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and `scales`
             (a list of pixels), see `Views`; `best`: test the runs' checkpoints of the highest test accuracy; `greedy`:
-            choose the members on every second test image, and test on the others.
+            choose the members on every second test image, and test on the others; `calibrate`: find the temperature of
+            the probabilities on every second test image, and say on the others what it does.
 
     Returns:
         `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
         (fractions), `test_top1_interval` (95 %), `per_class` and `confused`; `views` and
-        `dense` unless the only view is the picture itself; `members` and `selected` of an ensemble.
+        `dense` unless the only view is the picture itself; `members` and `selected` of an ensemble; `calibration`:
+        `temperature`, `images`, `loss` and `error` (expected calibration error) without it and with it, `answered` by
+        threshold, and the `file` beside the weights, where `predict` finds it, of one network.
 
     Raises:
         RequestError: the request is invalid.
@@ -60,7 +70,11 @@ def evaluate(
     if asked.pop("best", False):
         paths = [best_of(Path(path)) for path in paths]
     views = _views(asked)
-    greedy = bool(asked.pop("greedy", False))
+    greedy, calibrate = bool(asked.pop("greedy", False)), bool(asked.pop("calibrate", False))
+    if greedy and calibrate:
+        raise RequestError(
+            "--greedy and --calibrate both need every second image for themselves: give one of them"
+        )
     if greedy and len(paths) < 2:
         raise RequestError("--greedy chooses among several models: name more than one")
     trained = [load_trained(path, data=data, model=model, device=device, **asked) for path in paths]
@@ -69,7 +83,7 @@ def evaluate(
         ViewedClassifier(
             each.model,
             each.dataset.test,
-            _at_own_scale(views, each.dataset),
+            views.at_scale_of(each.dataset.image_shape, each.dataset.shown),
             each.dataset.image_shape,
             each.device,
         )
@@ -78,6 +92,8 @@ def evaluate(
     with in_evaluation_mode(*(each.model for each in trained)):
         tested = _Tested(trained, classifiers, batch_size)
         found = _one(tested) if len(trained) == 1 else _several(tested, greedy)
+        if calibrate:
+            found["calibration"] = _calibrated(tested, views)
     return found | _seen(views, classifiers)
 
 
@@ -108,13 +124,6 @@ class _Tested:
 def _views(asked: dict[str, Any]) -> Views:
     given = {key: asked.pop(key) for key in _ASKED if key in asked}
     return Views(**{**given, "scales": tuple(given.get("scales") or ())})
-
-
-def _at_own_scale(views: Views, dataset: Dataset) -> Views:
-    """Return the views; by default, those of larger pictures have the scale that the network was trained at."""
-    if views.scales or not (views.dense or views.ten_crop):
-        return views
-    return replace(views, scales=(round(min(dataset.image_shape[1:]) / dataset.shown),))
 
 
 def _one(tested: _Tested) -> dict[str, Any]:
@@ -157,6 +166,35 @@ def _several(tested: _Tested, greedy: bool) -> dict[str, Any]:
         "members": members,
         "selected": selected,
     }
+
+
+def _calibrated(tested: _Tested, views: Views) -> dict[str, Any]:
+    """Fit the temperature on the images with even numbers, and keep it if there is one network."""
+    labels = tested.labels
+    if len(labels) < 2:
+        raise RequestError(
+            "--calibrate takes one test image to find the temperature and one to judge it: give more"
+        )
+    together = average([_all(each, len(labels), tested.batch_size) for each in tested.classifiers])
+    temperature = fit_temperature(together[::2], labels[::2])
+    raw, others = together[1::2], labels[1::2]
+    warm = tempered(raw, temperature)
+    file = None
+    if len(tested.trained) == 1:
+        file = str(save_calibration(tested.trained[0].file, Calibration(temperature, views)))
+    return {
+        "temperature": temperature,
+        "images": len(others),
+        "loss": [_likelihood_loss(each, others) for each in (raw, warm)],
+        "error": [calibration_error(each, others) for each in (raw, warm)],
+        "answered": [asdict(each) for each in answered(warm, others)],
+        "file": file,
+    }
+
+
+def _likelihood_loss(probabilities: Tensor, labels: Tensor) -> float:
+    own = probabilities.double().gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).tiny)
+    return -float(own.log().mean())
 
 
 def _all(classifier: ViewedClassifier, images: int, batch_size: int) -> Tensor:

@@ -20,8 +20,9 @@ def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOption
         out: the file; its suffix is the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
         **options: `data` and `model`, if the weights do not record them.
 
-    Returns: `file`, `format`, `model`, `classes`, `image_shape`, and `largest_difference` between the outputs of the
-        file and of the network for random pictures.
+    Returns: `file`, `format`, `model`, `classes`, `image_shape`, `temperature` (as `evaluate` with `calibrate` has
+        found it, else 1), and `largest_difference` between the outputs of the file and of the network for random
+        pictures.
 
     Raises:
         RequestError: the request is invalid.
@@ -34,7 +35,12 @@ def export(weights: str | Path, out: str | Path, **options: Unpack[NetworkOption
     check_output(path)
     served = load_served(weights, device="cpu", **options)
     shape = served.preprocessing.image_shape
-    facts = {"classes": list(served.classes), "image_shape": list(shape), "model": served.model_name}
+    facts = {
+        "classes": list(served.classes),
+        "image_shape": list(shape),
+        "model": served.model_name,
+        "temperature": served.network.temperature,
+    }
     written = export_network(served.network, shape, path, dict(facts))
     return {
         "file": str(path),

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import IO, Any, Unpack
 
 import torch
 from torch import Tensor
 
-from polyrhythm.api.served import Served, load_served
-from polyrhythm.config.run_config import NetworkOptions
-from polyrhythm.data.image_files import image_files
-from polyrhythm.errors import RequestError
+from polyrhythm.api.served import PictureFiles, Served, load_served
+from polyrhythm.config.run_config import NetworkOptions, PredictOptions, ViewOptions, refuse_unknown
+from polyrhythm.data.image_files import find_unreadable, image_files
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.evaluation.calibration import LEAST, MOST, tempered
 from polyrhythm.evaluation.ensemble import average
+from polyrhythm.evaluation.evaluate import in_evaluation_mode
+from polyrhythm.evaluation.views import ViewedClassifier, Views
+from polyrhythm.user_files import check_output
 
 _BATCH = 64
+_FORMATS = (".csv", ".json")
+
+Progress = Callable[[int, int], None]
+"""Is told how many pictures are done, and how many there are."""
 
 
 def predict(
@@ -24,7 +36,12 @@ def predict(
     *,
     top: int = 5,
     device: str = "auto",
-    **options: Unpack[NetworkOptions],
+    temperature: float | None = None,
+    none_below: float = 0.0,
+    skip_unreadable: bool = False,
+    out: str | Path | None = None,
+    progress: Progress = lambda done, all_: None,
+    **options: Unpack[PredictOptions],
 ) -> dict[str, Any]:
     """Return the most likely classes of pictures.
 
@@ -33,29 +50,156 @@ def predict(
         weights: a run folder or a file of weights; several are listed side by side, and averaged.
         top: number of classes per picture.
         device: `cpu`, `cuda` or `auto`.
-        **options: `data` and `model`, if the weights do not record them.
+        temperature: of the probabilities of all networks together; None: each network's own, as `evaluate` with
+            `calibrate` has found it for these views, else 1.
+        none_below: a picture whose likeliest class has less probability shows none of the classes.
+        skip_unreadable: leave out pictures that cannot be read.
+        out: a file to write, .csv (a row a picture) or .json (what is returned).
+        progress: is told how far it has come.
+        **options: `data` and `model`, if the weights do not record them; `dense`, `ten_crop`, `flip` and `scales`, as
+            for `evaluate`.
 
     Returns:
-        `weights`, and `images`: for each its `image`, `classes` (of all networks together), a list of `class` and
-        `probability`, most likely first, and `networks`, one such list each.
+        `weights`; `images`: for each its `image`, `classes` (of all networks together), a list of `class` and
+        `probability`, most likely first, `none_of_these`, and `networks`, one such list each; `views` and `dense`,
+        unless the only view is the picture itself; `temperatures`, one a network; `unreadable`, a list of `image` and
+        `reason`; `out`.
 
     Raises:
         RequestError: no such picture, or one that cannot be read; networks for different classes.
+        RunError: the file cannot be written.
     """
+    refuse_unknown(options, PredictOptions)
+    networks = Networks.load(weights, device, temperature, none_below, options)
+    path = None if out is None else _checked(Path(out))
     files = _files([images] if isinstance(images, str | Path) else images)
-    paths = [weights] if isinstance(weights, str | Path) else list(weights)
-    served = [load_served(path, device=device, **options) for path in paths]
-    for other in served[1:]:
-        if other.classes != served[0].classes:
-            raise RequestError(
-                f"{other.weights} and {served[0].weights} know different classes: ask them one at a time"
-            )
+    broken = find_unreadable([str(file) for file in files])
+    if broken and not skip_unreadable:
+        name, reason = next(iter(broken.items()))
+        raise RequestError(f"{name} cannot be read ({reason}): repair it, or leave it out")
+    readable = [file for file in files if str(file) not in broken]
     found: list[dict[str, Any]] = []
-    for start in range(0, len(files), _BATCH):
-        part = files[start : start + _BATCH]
-        each = [_probabilities(network, part) for network in served]
-        found += _described(part, each, served[0].classes, top)
-    return {"weights": [str(network.weights) for network in served], "images": found}
+    for entry in networks.described(readable, top):
+        found.append(entry)
+        if len(found) % _BATCH == 0 or len(found) == len(readable):
+            progress(len(found), len(readable))
+    result = networks.facts() | {
+        "images": found,
+        "unreadable": [{"image": name, "reason": reason} for name, reason in broken.items()],
+        "out": None if path is None else str(path),
+    }
+    if path is not None:
+        _write(path, result, min(top, len(networks.classes)))
+    return result
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Networks that name what pictures show, together.
+
+    Attributes:
+        served: the networks.
+        views: of each picture.
+        temperature: of their probabilities together; None: each has its own.
+        none_below: probability of the likeliest class below which a picture shows none of them.
+        classifiers: one a network, over no pictures.
+    """
+
+    served: list[Served]
+    views: Views
+    temperature: float | None
+    none_below: float
+    classifiers: list[ViewedClassifier]
+
+    @classmethod
+    def load(
+        cls,
+        weights: str | Path | Sequence[str | Path],
+        device: str,
+        temperature: float | None,
+        none_below: float,
+        options: PredictOptions,
+    ) -> Networks:
+        """Open networks; for the arguments see `predict`.
+
+        Raises:
+            RequestError: there are no such weights, they are for different classes, or a number is out of its range.
+        """
+        if temperature is not None and not LEAST <= temperature <= MOST:
+            raise RequestError(f"temperature {temperature:g} is none: give {LEAST:g} to {MOST:g}")
+        if not 0 <= none_below <= 1:
+            raise RequestError(f"none_below {none_below:g} is no probability: give 0 to 1")
+        asked: dict[str, Any] = {**options}
+        of_views = {name: asked.pop(name) for name in ViewOptions.__annotations__ if name in asked}
+        views = Views(**{**of_views, "scales": tuple(of_views.get("scales") or ())})
+        paths = [weights] if isinstance(weights, str | Path) else list(weights)
+        of_network: NetworkOptions = {"data": asked.get("data"), "model": asked.get("model")}
+        served = [load_served(path, device=device, **of_network) for path in paths]
+        for other in served[1:]:
+            if other.classes != served[0].classes:
+                raise RequestError(
+                    f"{other.weights} and {served[0].weights} know different classes: ask them one at a time"
+                )
+        classifiers = [each.classifier(views) for each in served]
+        return cls(served, views, temperature, none_below, classifiers)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the outputs."""
+        return self.served[0].classes
+
+    def facts(self) -> dict[str, Any]:
+        """Return what holds for all pictures: networks, temperatures and views."""
+        alike = self.temperature
+        own = [each.temperature(self.views) if alike is None else alike for each in self.served]
+        found: dict[str, Any] = {"weights": [str(each.weights) for each in self.served], "temperatures": own}
+        if not self.views.plain:
+            views = self.views
+            found["views"] = {
+                "dense": views.dense,
+                "ten_crop": views.ten_crop,
+                "flip": views.flip,
+                "scales": list(views.scales),
+            }
+        if self.views.dense:
+            found["dense"] = [each.method for each in self.classifiers]
+        return found
+
+    def described(self, files: Sequence[Path | IO[bytes]], top: int) -> Iterator[dict[str, Any]]:
+        """Yield what each picture shows: `image`, `classes`, `none_of_these` and `networks`, as `predict` returns them.
+
+        Raises:
+            RequestError: one cannot be read.
+        """
+        seeing = [
+            (
+                each.temperature(self.views) if self.temperature is None else 1.0,
+                classifier.over(PictureFiles(files, each.preprocessing)),
+            )
+            for each, classifier in zip(self.served, self.classifiers, strict=True)
+        ]
+        for indices in torch.arange(len(files)).split(_BATCH):
+            with in_evaluation_mode(*(each.network for each in self.served)):
+                each = [tempered(classifier.probabilities(indices).cpu(), own) for own, classifier in seeing]
+            together = average(each)
+            if self.temperature is not None:
+                together = tempered(together, self.temperature)
+                each = [together] if len(each) == 1 else each
+            for row, index in enumerate(indices.tolist()):
+                listed = self._listed(together[row], top)
+                yield {
+                    "image": str(files[index]) if isinstance(files[index], Path) else "",
+                    "classes": listed,
+                    "none_of_these": listed[0]["probability"] < self.none_below,
+                    "networks": [self._listed(one[row], top) for one in each],
+                }
+
+    def _listed(self, probabilities: Tensor, top: int) -> list[dict[str, Any]]:
+        likeliest = probabilities.topk(min(top, len(self.classes)))
+        return [
+            {"class": self.classes[index], "probability": probability}
+            for probability, index in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
+        ]
 
 
 def _files(given: Sequence[str | Path]) -> list[Path]:
@@ -70,30 +214,28 @@ def _files(given: Sequence[str | Path]) -> list[Path]:
     return found
 
 
-def _probabilities(served: Served, files: list[Path]) -> Tensor:
-    pictures = torch.stack([served.preprocessing.read(path) for path in files])
-    with torch.no_grad():
-        found: Tensor = served.network(pictures.to(served.device)).cpu()
-    return found
+def _checked(path: Path) -> Path:
+    if path.suffix.lower() not in _FORMATS:
+        raise RequestError(f"{path} is neither a table nor JSON by its ending: name it .csv or .json")
+    check_output(path)
+    return path
 
 
-def _described(
-    files: list[Path], each: list[Tensor], classes: tuple[str, ...], top: int
-) -> list[dict[str, Any]]:
-    together = average(each)
-    return [
-        {
-            "image": str(path),
-            "classes": _listed(together[row], classes, top),
-            "networks": [_listed(one[row], classes, top) for one in each],
-        }
-        for row, path in enumerate(files)
-    ]
-
-
-def _listed(probabilities: Tensor, classes: tuple[str, ...], top: int) -> list[dict[str, Any]]:
-    likeliest = probabilities.topk(min(top, len(classes)))
-    return [
-        {"class": classes[index], "probability": probability}
-        for probability, index in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
-    ]
+def _write(path: Path, result: dict[str, Any], top: int) -> None:
+    """Write what was found; a table has a row a picture, the likeliest class first."""
+    try:
+        if path.suffix.lower() == ".json":
+            path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", "utf-8")
+            return
+        with path.open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.writer(opened)
+            more = [f"{name}_{place}" for place in range(2, top + 1) for name in ("class", "probability")]
+            writer.writerow(["image", "none_of_these", "class", "probability", *more])
+            for entry in result["images"]:
+                pairs = [[each["class"], f"{each['probability']:.6g}"] for each in entry["classes"]]
+                none = "true" if entry["none_of_these"] else "false"
+                writer.writerow([entry["image"], none, *(value for pair in pairs for value in pair)])
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,24 +2,28 @@
 
 It maps the bytes of a picture to class probabilities: `Preprocessing` reads a picture at the network's size,
 and `Normalized` converts bytes to the values that the network was trained on, and its scores to
-probabilities.
+probabilities. `PictureFiles` are files as such a network sees them, for all views of a test.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
 from polyrhythm.config.model import device_from, name_of
 from polyrhythm.config.trained import facts_of, load_trained, weights_file
-from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels
+from polyrhythm.data.images import CENTRAL_SHARE, UnreadableImage, read_pixels, read_whole
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.calibration import Calibration, read_calibration
+from polyrhythm.evaluation.views import ViewedClassifier, Views
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import load_weights, read_metadata
 
@@ -60,19 +64,75 @@ class Preprocessing:
         """Return the preprocessing of a data set."""
         return cls(dataset.image_shape, dataset.black, dataset.white, dataset.shown)
 
-    def read(self, path: Path) -> Tensor:
-        """Return a picture as bytes (C, H, W) uint8 of the network's size; see `read_pixels`.
+    def read(self, picture: Path | IO[bytes]) -> Tensor:
+        """Return a file's picture as bytes (C, H, W) uint8 of the network's size; see `read_pixels`.
 
         Raises:
-            RequestError: it cannot be read.
+            UnreadableImage: it cannot be read.
         """
-        channels, height, width = self.image_shape
+        _, height, width = self.image_shape
+        pixels = self._toned(read_pixels(picture, max(height, width), self.shown))
+        return self._bytes(pixels.resize((width, height), Image.Resampling.BILINEAR))
+
+    def read_whole(self, picture: Path | IO[bytes], shorter_side: int) -> Tensor:
+        """Return a whole picture as bytes (C, H, W) uint8, min(H, W) = `shorter_side`; otherwise like `read`."""
+        return self._bytes(self._toned(read_whole(picture, shorter_side)))
+
+    def normalised(self, pictures: Tensor) -> Tensor:
+        """Return pictures (B, C, H, W) uint8 as the values that the network was trained on, float32."""
+        black, white = (torch.tensor(tone).view(1, -1, 1, 1) for tone in (self.black, self.white))
+        return _between(black, white - black, pictures)
+
+    def _toned(self, pixels: NDArray[np.uint8]) -> Image.Image:
+        return Image.fromarray(pixels).convert(_MODES[self.image_shape[0]])
+
+    def _bytes(self, picture: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(picture).reshape(picture.height, picture.width, -1)).permute(2, 0, 1)
+
+
+def _between(black: Tensor, span: Tensor, pictures: Tensor) -> Tensor:
+    return pictures.to(black.dtype) / 255 * span + black
+
+
+class PictureFiles:
+    """Picture files as a network sees them, without labels; a `Split` with whole pictures.
+
+    Methods raise `RequestError` for a file that cannot be read.
+
+    Args:
+        files: paths, or open files.
+        preprocessing: of the network.
+    """
+
+    def __init__(self, files: Sequence[Path | IO[bytes]], preprocessing: Preprocessing) -> None:
+        self._files = files
+        self._preprocessing = preprocessing
+        self.labels = torch.zeros(len(files), dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return the pictures of `indices`, (B,) int64, as (B, C, H, W) float32, normalised."""
+        read = [self._opened(index, self._preprocessing.read) for index in indices.tolist()]
+        return self._preprocessing.normalised(torch.stack(read))
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Return whole pictures, (C, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
+
+        def read(picture: Path | IO[bytes]) -> Tensor:
+            return self._preprocessing.read_whole(picture, shorter_side)
+
+        whole = [self._opened(index, read) for index in indices.tolist()]
+        return [self._preprocessing.normalised(each[None])[0] for each in whole]
+
+    def _opened(self, index: int, read: Callable[[Path | IO[bytes]], Tensor]) -> Tensor:
+        file = self._files[index]
         try:
-            pixels = Image.fromarray(read_pixels(path, max(height, width), self.shown))
+            return read(file)
         except UnreadableImage as error:
-            raise RequestError(f"{path} cannot be read ({error}): repair it, or leave it out") from None
-        fitted = pixels.convert(_MODES[channels]).resize((width, height), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(fitted).reshape(height, width, channels)).permute(2, 0, 1)
+            name = file if isinstance(file, Path) else "the picture"
+            raise RequestError(f"{name} cannot be read ({error}): repair it, or leave it out") from None
 
 
 class Normalized(nn.Module):
@@ -81,14 +141,16 @@ class Normalized(nn.Module):
     Args:
         model: maps (B, C, H, W) float32 to logits (B, classes).
         preprocessing: of its pictures.
+        temperature: that scores are divided by.
     """
 
     black: Tensor
     span: Tensor
 
-    def __init__(self, model: nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(self, model: nn.Module, preprocessing: Preprocessing, temperature: float = 1.0) -> None:
         super().__init__()
         self.model = model
+        self.temperature = temperature
         black, white = (
             torch.tensor(tone).view(1, -1, 1, 1) for tone in (preprocessing.black, preprocessing.white)
         )
@@ -97,8 +159,8 @@ class Normalized(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the class probabilities (B, classes) of pictures (B, C, H, W), uint8."""
-        scores: Tensor = self.model(pictures.to(self.black.dtype) / 255 * self.span + self.black)
-        return scores.softmax(1)
+        scores: Tensor = self.model(_between(self.black, self.span, pictures))
+        return (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +174,7 @@ class Served:
         preprocessing: of its pictures.
         network: maps bytes to probabilities; in evaluation mode, on `device`.
         device: where it is.
+        calibration: of its probabilities, for the views that it was made with; None: it was not made.
     """
 
     weights: Path
@@ -120,6 +183,23 @@ class Served:
     preprocessing: Preprocessing
     network: Normalized
     device: torch.device
+    calibration: Calibration | None = None
+
+    def classifier(self, views: Views) -> ViewedClassifier:
+        """Return the network with its views, of no pictures yet; those of larger ones have the scale of training."""
+        preprocessing = self.preprocessing
+        return ViewedClassifier(
+            self.network.model,
+            PictureFiles([], preprocessing),
+            views.at_scale_of(preprocessing.image_shape, preprocessing.shown),
+            preprocessing.image_shape,
+            self.device,
+        )
+
+    def temperature(self, views: Views) -> float:
+        """Return the temperature that calibrates probabilities of these views; 1 where none is known."""
+        known = self.calibration
+        return known.temperature if known is not None and known.views == views else 1.0
 
 
 def load_served(weights: str | Path, *, model: Any = None, data: Any = None, device: str = "auto") -> Served:
@@ -153,8 +233,10 @@ def load_served(weights: str | Path, *, model: Any = None, data: Any = None, dev
         trained = load_trained(path, data=data, model=model, device=device)
         network, classes = trained.model, trained.dataset.classes
         preprocessing = Preprocessing.of(trained.dataset)
-    together = Normalized(network, preprocessing).eval().requires_grad_(False).to(place)
-    return Served(file, name_of(chosen), classes, preprocessing, together, place)
+    calibration = read_calibration(file)
+    plain = calibration.temperature if calibration is not None and calibration.views.plain else 1.0
+    together = Normalized(network, preprocessing, plain).eval().requires_grad_(False).to(place)
+    return Served(file, name_of(chosen), classes, preprocessing, together, place, calibration)
 
 
 def _preprocessing(path: Path, told: dict[str, str]) -> Preprocessing:

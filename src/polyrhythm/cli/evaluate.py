@@ -43,6 +43,12 @@ def evaluate(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Choose the members on every second image; test on the others.")
     ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Find on every second image the temperature at which predict's shares hold."
+        ),
+    ] = False,
     robustness: Annotated[
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
     ] = False,
@@ -59,7 +65,8 @@ def evaluate(
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
     how: dict[str, Any] = {"batch_size": batch_size, "dense": dense, "ten_crop": ten_crop, "flip": flip}
-    how |= {"scales": _numbers("--scales", scales), "best": best, "greedy": greedy}
+    how |= {"scales": whole_numbers("--scales", scales), "best": best, "greedy": greedy}
+    how["calibrate"] = calibrate
     changes = {"images": images, "kinds": _names(kinds), "plot": plot}
     if robustness:
         _refuse(how, "is not for --robustness, which shows pictures as in training: leave one of them out")
@@ -79,7 +86,8 @@ def _refuse(options: dict[str, Any], why: str) -> None:
         raise RequestError(f"--{name.replace('_', '-')} {why}")
 
 
-def _numbers(option: str, text: str | None) -> list[int]:
+def whole_numbers(option: str, text: str | None) -> list[int]:
+    """Return the numbers of a list such as 224,256; raise `RequestError` where it is none."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -124,6 +132,29 @@ def _say(found: dict[str, Any]) -> None:
     pairs = [[pair["class"], pair["taken_for"], f"{pair['images']:,}"] for pair in found["confused"]]
     if pairs:
         print_table("", ["most confused", "taken for", "images"], pairs)
+    if "calibration" in found:
+        _say_calibration(found["calibration"])
+
+
+def _say_calibration(found: dict[str, Any]) -> None:
+    (loss, warm_loss), (error, warm_error) = found["loss"], found["error"]
+    print(
+        f"\ntemperature {found['temperature']:.3f}, found on every second image; on the other {found['images']:,}: "
+        f"loss {loss:.4f} to {warm_loss:.4f}, calibration error {percent(error)} to {percent(warm_error)}"
+    )
+    rows = [
+        [
+            percent(each["threshold"]),
+            percent(each["answered"]),
+            "" if each["right"] is None else percent(each["right"]),
+        ]
+        for each in found["answered"]
+    ]
+    print_table("", ["likeliest class has at least", "share of images", "right of these"], rows)
+    if found["file"]:
+        print(f"kept in {found['file']}, where predict finds it")
+    else:
+        print("of several networks it is not kept: give it to predict as --temperature")
 
 
 def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:

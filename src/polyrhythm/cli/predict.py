@@ -1,35 +1,122 @@
-"""`polyrhythm predict`."""
+"""`polyrhythm predict`, also with `--serve`."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
+from polyrhythm.cli.evaluate import whole_numbers
 from polyrhythm.cli.output import JSON_HELP, percent, print_json, print_table
+from polyrhythm.errors import RequestError
+
+_PORT = 8000
 
 
 def predict(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.")],
     weights: Annotated[
         list[str],
         typer.Option(help="A run folder or a file of weights; several stand side by side, and vote."),
     ],
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.")
+    ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many classes of each picture.")] = 5,
     data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    dense: Annotated[
+        bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
+    ] = False,
+    ten_crop: Annotated[
+        bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")
+    ] = False,
+    flip: Annotated[bool, typer.Option("--flip", help="Mirror images too.")] = False,
+    scales: Annotated[
+        str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(metavar="T", help="Of the probabilities (default: as evaluate --calibrate found it)."),
+    ] = None,
+    none_below: Annotated[
+        float, typer.Option(metavar="P", help="Probability below which a picture shows none of the classes.")
+    ] = 0.0,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out pictures that cannot be read.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A table or JSON to write, by its ending: .csv or .json."),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Show a page, on this machine alone, on which one drops pictures.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=65535, help="Of that page (default: 8000; 0: a free one)."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Name what pictures show: the likeliest classes, with their probabilities."""
+    given: dict[str, Any] = {"data": data, "model": model, "dense": dense, "ten_crop": ten_crop, "flip": flip}
+    given["scales"] = whole_numbers("--scales", scales)
+    options: Any = {name: value for name, value in given.items() if value}
+    if serve:
+        beside = {"IMAGE": images, "--out": out, "--json": json, "--skip-unreadable": skip_unreadable}
+        for name, value in beside.items():
+            if value:
+                raise RequestError(f"{name} is not for --serve, to which pictures are given: leave it out")
+        _serve(weights, device, temperature, none_below, options, top, _PORT if port is None else port)
+        return
+    if port is not None:
+        raise RequestError("--port is of the page: give --serve too")
     from polyrhythm.api.predict import predict as predict_images
 
-    found = predict_images(images, weights, top=top, data=data, model=model, device=device)
+    found = predict_images(
+        images or [],
+        weights,
+        top=top,
+        device=device,
+        temperature=temperature,
+        none_below=none_below,
+        skip_unreadable=skip_unreadable,
+        out=out,
+        progress=_say_progress if sys.stderr.isatty() else lambda done, all_: None,
+        **options,
+    )
     if json:
         print_json(found)
         return
+    for each in found["unreadable"]:
+        print(f"left out: {each['image']} cannot be read ({each['reason']})", file=sys.stderr)
+    if out is not None:
+        print(f"{len(found['images']):,} pictures: {out}")
+        return
     for entry in found["images"]:
         _say(entry, found["weights"])
+
+
+def _serve(
+    weights: list[str],
+    device: str,
+    temperature: float | None,
+    none_below: float,
+    options: Any,
+    top: int,
+    port: int,
+) -> None:
+    from polyrhythm.api.predict import Networks
+    from polyrhythm.api.predict_page import serve
+
+    networks = Networks.load(weights, device, temperature, none_below, options)
+    serve(networks, top, port, lambda address: print(f"{address} (Ctrl-C ends it)", flush=True))
+
+
+def _say_progress(done: int, every: int) -> None:
+    end = "\n" if done == every else ""
+    print(f"\r{done:,} of {every:,} pictures", end=end, file=sys.stderr, flush=True)
 
 
 def _say(entry: dict[str, Any], weights: list[str]) -> None:
@@ -39,4 +126,4 @@ def _say(entry: dict[str, Any], weights: list[str]) -> None:
         [str(place), *(f"{each['class']}  {percent(each['probability'])}" for each in row)]
         for place, row in enumerate(zip(*lists, strict=True), start=1)
     ]
-    print_table(entry["image"], ["", *heads], rows)
+    print_table(entry["image"] + (": none of these" if entry["none_of_these"] else ""), ["", *heads], rows)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +62,17 @@ class Views:
         """Whether the only view is the picture itself."""
         return not (self.dense or self.ten_crop or self.flip or self.scales)
 
+    def at_scale_of(self, image_shape: tuple[int, int, int], shown: float) -> Views:
+        """Return the same; where a scale is needed and none was given, the one that the network was trained at.
+
+        Args:
+            image_shape: (C, H, W) of training pictures.
+            shown: their side, as a share of a picture's shorter side.
+        """
+        if self.scales or not (self.dense or self.ten_crop):
+            return self
+        return replace(self, scales=(round(min(image_shape[1:]) / shown),))
+
 
 class ViewedClassifier:
     """A network with its views of a split's pictures.
@@ -73,6 +85,8 @@ class ViewedClassifier:
         device: where the model is.
 
     Attributes:
+        split: as given.
+        views: as given.
         method: how dense scores are computed: `convolutional`, `sliding windows (reason)`, or empty.
 
     Raises:
@@ -87,7 +101,7 @@ class ViewedClassifier:
         image_shape: tuple[int, int, int],
         device: torch.device | str = "cpu",
     ) -> None:
-        self._split = split
+        self.split = split
         self.views = views
         self._shape = image_shape
         self._device = device
@@ -101,6 +115,12 @@ class ViewedClassifier:
                 f"give {side} or more"
             )
         self._scorer: Scorer = self._dense(model) if views.dense else model
+
+    def over(self, split: Split) -> ViewedClassifier:
+        """Return the same network with the same views of another split's pictures."""
+        other = copy(self)
+        other.split = split
+        return other
 
     def _dense(self, model: nn.Module) -> Scorer:
         dense: DenseNetwork | SlidingWindows
@@ -118,8 +138,8 @@ class ViewedClassifier:
 
     def _at(self, scale: int | None, indices: Tensor) -> Tensor:
         if scale is None:
-            return self._mirrored(self._split.images(indices))
-        pictures = whole_pictures(self._split, indices, scale)
+            return self._mirrored(self.split.images(indices))
+        pictures = whole_pictures(self.split, indices, scale)
         crop = (lambda images: images) if self.views.dense else self._crops
         found: list[Tensor] = [torch.empty(0)] * len(pictures)
         for members in _by_shape(pictures).values():  # one shape a batch: photographs differ in length

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +14,13 @@ import torch
 from PIL import Image
 
 import polyrhythm
+from polyrhythm.api.served import load_served
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import save_weights
 
 FACTS = {"classes": "cat\ndog\nfish", "image_shape": "3,16,16", "black": "-1,-1,-1", "white": "1,1,1"}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SPEC = "lenet5(widths=[4, 4], hidden=8)"
 
 
@@ -132,3 +138,113 @@ def test_an_exported_file_gives_what_predict_gives(tmp_path: Path, picture: Path
     assert float(probabilities.max()) == pytest.approx(entry["classes"][0]["probability"], abs=1e-5)
     with pytest.raises(RequestError, match="is there already"):
         polyrhythm.export(path, tmp_path / "model.pt2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Eight pictures of two shapes in three classes, of which the weights of `_saved` know the names."""
+    generator = np.random.default_rng(1)
+    for split in ("train", "test"):
+        for number in range(12):
+            place = tmp_path / "photos" / split / ("cat", "dog", "fish")[number % 3]
+            place.mkdir(parents=True, exist_ok=True)
+            size = (40, 60, 3) if number % 2 else (36, 36, 3)
+            pixels = generator.integers(0, 256, size, dtype=np.uint8)
+            Image.fromarray(pixels).save(place / f"{number}.png")
+    return tmp_path / "photos"
+
+
+IMAGENET = {
+    "black": ",".join(str(-mean / std) for mean, std in zip(MEAN, STD, strict=True)),
+    "white": ",".join(str((1 - mean) / std) for mean, std in zip(MEAN, STD, strict=True)),
+}
+VIEWS: list[dict[str, Any]] = [
+    {},
+    {"flip": True},
+    {"dense": True},
+    {"ten_crop": True},
+    {"dense": True, "flip": True, "scales": [18, 20]},
+]
+
+
+@pytest.mark.parametrize("views", VIEWS, ids=str)
+def test_what_evaluate_did_predict_does(views: dict[str, Any], tmp_path: Path, folder: Path) -> None:
+    files = [_saved(tmp_path / f"{seed}.safetensors", seed, **IMAGENET) for seed in (0, 1)]
+    tested = polyrhythm.evaluate(files, data=str(folder), image_size=16, **views)
+    named = polyrhythm.predict(folder / "test", files, top=3, **views)
+    right, loss = 0, 0.0
+    for entry in named["images"]:
+        label = Path(entry["image"]).parent.name
+        right += entry["classes"][0]["class"] == label
+        loss -= math.log(next(each["probability"] for each in entry["classes"] if each["class"] == label))
+    assert len(named["images"]) == tested["images"] == 12
+    assert right / 12 == pytest.approx(tested["test_top1"])
+    assert loss / 12 == pytest.approx(tested["test_loss"], rel=1e-5)
+    assert named.get("dense") == tested.get("dense")
+
+
+def test_calibrated_probabilities_and_none_of_these(tmp_path: Path, folder: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors", **IMAGENET)
+    found = polyrhythm.evaluate(path, data=str(folder), image_size=16, calibrate=True)["calibration"]
+    raw = polyrhythm.predict(folder / "test", path, temperature=1.0, top=3)
+    warm = polyrhythm.predict(folder / "test", path, top=3, none_below=0.4)
+    assert warm["temperatures"] == [found["temperature"]]
+    assert found["temperature"] != 1
+    for one, other in zip(raw["images"], warm["images"], strict=True):
+        powers = [each["probability"] ** (1 / found["temperature"]) for each in one["classes"]]
+        shares = [each["probability"] for each in other["classes"]]
+        assert shares == pytest.approx([power / sum(powers) for power in powers], abs=1e-5)
+        assert other["none_of_these"] == (shares[0] < 0.4)
+        assert not one["none_of_these"]
+    # Other views have other probabilities, for which nothing is known.
+    assert polyrhythm.predict(folder / "test", path, flip=True)["temperatures"] == [1.0]
+    exported = polyrhythm.export(path, tmp_path / "model.pt2")
+    picture = next((folder / "test" / "cat").iterdir())
+    pixels = torch.from_numpy(load_served(path).preprocessing.read(picture).numpy())[None]
+    probabilities = torch.export.load(exported["file"]).module()(pixels)
+    (entry,) = polyrhythm.predict(picture, path)["images"]
+    assert float(probabilities.max()) == pytest.approx(entry["classes"][0]["probability"], abs=1e-5)
+
+
+def test_a_table_and_json_as_files(tmp_path: Path, folder: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors")
+    (folder / "test" / "broken.jpg").write_bytes(b"no picture")
+    with pytest.raises(RequestError, match=r"broken\.jpg cannot be read \(not an image\)"):
+        polyrhythm.predict(folder / "test", path)
+    told: list[tuple[int, int]] = []
+    found = polyrhythm.predict(
+        folder / "test",
+        path,
+        out=tmp_path / "found.csv",
+        top=2,
+        skip_unreadable=True,
+        progress=lambda done, every: told.append((done, every)),
+    )
+    assert told == [(12, 12)]
+    assert [entry["reason"] for entry in found["unreadable"]] == ["not an image"]
+    with (tmp_path / "found.csv").open(newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    assert list(rows[0]) == ["image", "none_of_these", "class", "probability", "class_2", "probability_2"]
+    assert [row["image"] for row in rows] == [entry["image"] for entry in found["images"]]
+    assert [row["class_2"] for row in rows] == [entry["classes"][1]["class"] for entry in found["images"]]
+    again = polyrhythm.predict(folder / "test", path, skip_unreadable=True, out=tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text()) == again
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"out": "found.txt"}, r"name it \.csv or \.json"),
+        ({"out": "nowhere/found.csv"}, "there is no folder nowhere"),
+        ({"temperature": 0.0}, "temperature 0 is none: give 0.05 to 20"),
+        ({"none_below": 1.5}, "none_below 1.5 is no probability"),
+        ({"scales": [8]}, "scale 8 is below the 16 pixels"),
+        ({"dense": True, "ten_crop": True}, "give one of them"),
+        ({"flop": True}, "unknown option 'flop'"),
+    ],
+)
+def test_options_that_cannot_be(
+    options: dict[str, Any], complaint: str, tmp_path: Path, picture: Path
+) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        polyrhythm.predict(picture, _saved(tmp_path / "w.safetensors"), **options)

@@ -14,7 +14,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --paper: #fcfcfa; --panel: #ffffff; --ink: #1d2026; --soft: #666d79;
   --rule: #e4e4df; --accent: #2f6fc4; --good: #23804f; --alarm: #a3400f; --alarm-paper: #fdf1e7; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15171b; --panel: #1b1e24; --ink: #e4e6ea;
@@ -149,7 +149,7 @@ def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <main>
