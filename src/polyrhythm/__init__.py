@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyrhythm.api.analyze import analyze
     from polyrhythm.api.augment import augment
     from polyrhythm.api.average import average
     from polyrhythm.api.compare import compare
@@ -34,6 +35,7 @@ __all__ = [
     "RequestError",
     "Run",
     "RunError",
+    "analyze",
     "augment",
     "average",
     "compare",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "analyze": "polyrhythm.api.analyze",
     "augment": "polyrhythm.api.augment",
     "average": "polyrhythm.api.average",
     "compare": "polyrhythm.api.compare",

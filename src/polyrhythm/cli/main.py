@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from polyrhythm.cli.analyze import analyze
 from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
 from polyrhythm.cli.compare import compare
@@ -97,7 +98,7 @@ VERBS = {
     "Use what was trained": (evaluate, predict, export, average),
     "Choose": (compare, report),
     "Try without the machines": (simulate, replay, profile),
-    "Look up": (strategies, augment, doctor),
+    "Look up": (strategies, analyze, augment, doctor),
 }
 """The verbs by panel, as `--help` shows them."""
 for panel, verbs in VERBS.items():

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-UNBROKEN = ("name", "paper", "strategy")
+UNBROKEN = ("name", "paper", "strategy", "layer")
 """Columns of names, which are unreadable when wrapped."""
 JSON_HELP = "Print exactly one JSON object on standard output."
 

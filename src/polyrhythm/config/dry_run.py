@@ -13,7 +13,6 @@ from torch import nn
 from polyrhythm.config.assemble import balance_from, draws, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
@@ -117,7 +116,12 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     dry_run = DryRun(
         strategy=strategy,
         workers=config.workers,
-        sizes=_sizes_of(_shapes_of(config.model, dataset), dataset, strategy, config.workers),
+        sizes=sizes_for(
+            shapes_of(config.model, len(dataset.classes), dataset.image_shape),
+            dataset.image_shape,
+            strategy,
+            config.workers,
+        ),
         steps=steps or epochs * steps_per_epoch(images, config.workers, config.batch_size),
         batch_size=config.batch_size,
         epoch_images=images if steps is None else 0,
@@ -131,11 +135,23 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     return dry_run, images
 
 
-def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy, workers: int) -> ModelSizes:
-    """Return the sizes of the parts of a model that travel; raise if the servers cannot divide it among them."""
+def sizes_for(
+    model: nn.Module, image_shape: tuple[int, int, int], strategy: Strategy, workers: int
+) -> ModelSizes:
+    """Return the sizes of the parts of a model that travel under a strategy.
+
+    Args:
+        model: on the meta device; its parameters become views of one vector.
+        image_shape: (C, H, W) of a picture.
+        strategy: may size buckets, cut the network, and divide it among servers.
+        workers: how many train.
+
+    Raises:
+        RequestError: the strategy cannot cut or divide it.
+    """
     like = next(model.parameters())
     asked = strategy.bucket_bytes_for(None, like) if isinstance(strategy, SizesBuckets) else None
-    sizes = sizes_of(model, dataset.image_shape, asked)
+    sizes = sizes_of(model, image_shape, asked)
     traits = strategy.traits(workers)
     if traits.cuts_network:
         sizes = replace(sizes, head=cut(model, None).sizes)
@@ -144,13 +160,22 @@ def _sizes_of(model: nn.Module, dataset: Dataset, strategy: Strategy, workers: i
     return sizes
 
 
-def _shapes_of(model: Any, dataset: Dataset) -> nn.Module:
-    """Return a model on the meta device, with shapes but no numbers."""
+def shapes_of(model: Any, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """Return a classifier on the meta device, with shapes but no numbers.
+
+    Args:
+        model: a spec, its text, or a module, which is copied.
+        classes: how many it tells apart.
+        image_shape: (C, H, W) of a picture.
+
+    Raises:
+        RequestError: there is no such model, or it cannot take pictures of that size.
+    """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model).to("meta")
 
     def make() -> nn.Module:
-        return create_model(str(model), classes=len(dataset.classes), image_shape=dataset.image_shape)
+        return create_model(str(model), classes=classes, image_shape=image_shape)
 
     try:
         with torch.device("meta"):

@@ -1,0 +1,200 @@
+"""What a network costs before anything is run, for the verb `analyze`.
+
+Layers and memory are counted on shapes (`planning/analysis.py`), bytes a step by a dry run of every strategy, and what
+cutting the fully connected layers over workers would save by the formulas of `cost/hybrid.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.dry_run import shapes_of, sizes_for
+from polyrhythm.config.model import name_of
+from polyrhythm.cost import hybrid
+from polyrhythm.cost.convolution import methods
+from polyrhythm.data.open import open_data
+from polyrhythm.errors import RequestError
+from polyrhythm.events import RunEnded
+from polyrhythm.partition.cut import cut
+from polyrhythm.planning.analysis import AnalysedLayer, Analysis, analyse
+from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.simulation.run import dry_events
+from polyrhythm.specs import choices
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.strategy import Traits
+
+OPTIMIZER_STATES = {"sgd": 0, "sgd with momentum": 1, "adam": 2}
+"""Vectors as long as the parameters that an optimizer keeps."""
+_ROUNDS, _FEWEST_STEPS, _MOST_STEPS = 2, 8, 2048
+
+
+def analyze(
+    *,
+    model: Any = "lenet5",
+    data: Any = "fashion-mnist",
+    batch_size: int = 64,
+    workers: int = 4,
+    classes: int | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+) -> dict[str, Any]:
+    """Count what a network costs: per layer and whole, and with every strategy. Nothing is computed or written.
+
+    Args:
+        model: a spec, or a module, which is not changed.
+        data: gives the number of classes and the size of pictures; not opened if `classes` and `image_size` are given.
+        batch_size: of a worker.
+        workers: for bytes a step and model parallelism.
+        classes: instead of the data's.
+        image_size: pixels a side, instead of the data's.
+        channels: of a picture, instead of the data's; 3 without data.
+
+    Returns:
+        A JSON-able dict: totals (`multiply_adds` of the forward pass of one image, work and depth of a step),
+        `memory`, `layers`, `strategies` and `model_parallelism`.
+
+    Raises:
+        RequestError: something of it is wrong, or the network cannot be run on shapes alone.
+    """
+    for name, value in (("batch_size", batch_size), ("workers", workers)):
+        if value < 1:
+            raise RequestError(f"{name.replace('_', '-')} must be at least 1 (given {value})")
+    for name, number in (("classes", classes), ("image_size", image_size), ("channels", channels)):
+        if number is not None and number < 1:
+            raise RequestError(f"{name.replace('_', '-')} must be at least 1 (given {number})")
+    task, count, shape = _task(data, classes, image_size, channels)
+    shapes = shapes_of(model, count, shape)
+    found = analyse(copy.deepcopy(shapes), shape, batch_size)
+    return {
+        "model": name_of(model),
+        "data": task,
+        "classes": count,
+        "image_shape": list(shape),
+        "batch_size": batch_size,
+        "workers": workers,
+        "parameters": found.parameters,
+        "multiply_adds": found.multiply_adds // batch_size,
+        "step_multiply_adds": found.multiply_adds + found.backward_multiply_adds,
+        "work": found.work,
+        "depth": found.depth,
+        "step_work": found.step_work,
+        "step_depth": found.step_depth,
+        "average_parallelism": found.average_parallelism,
+        "memory": _memory(found),
+        "layers": [_layer(layer, batch_size) for layer in found.layers],
+        "strategies": _strategies(shapes, shape, workers, batch_size),
+        "model_parallelism": _model_parallelism(shapes, workers, batch_size),
+    }
+
+
+def _task(
+    data: Any, classes: int | None, image_size: int | None, channels: int | None
+) -> tuple[str | None, int, tuple[int, int, int]]:
+    if classes is not None and image_size is not None:
+        return None, classes, (channels or 3, image_size, image_size)
+    dataset = open_data(data, image_size=image_size)
+    depth, *sides = dataset.image_shape
+    return dataset.name, classes or len(dataset.classes), (channels or depth, sides[0], sides[1])
+
+
+def _memory(found: Analysis) -> dict[str, Any]:
+    return {
+        "parameters": found.parameter_bytes,
+        "gradients": found.parameter_bytes,
+        "buffers": found.buffer_bytes,
+        "activations": found.activation_bytes,
+        "training": {name: found.training_bytes(states) for name, states in OPTIMIZER_STATES.items()},
+    }
+
+
+def _layer(layer: AnalysedLayer, batch: int) -> dict[str, Any]:
+    told = {key: value for key, value in vars(layer).items() if key not in ("convolutions", "output")}
+    told["multiply_adds"] = layer.multiply_adds // batch
+    told["output"] = list(layer.output)
+    if layer.convolutions:
+        told["methods"] = [asdict(method) for method in methods(layer.convolutions[0])]
+    return told
+
+
+def _strategies(
+    shapes: nn.Module, image_shape: tuple[int, int, int], workers: int, batch_size: int
+) -> list[dict[str, Any]]:
+    """Return the bytes sent for a step of one worker with each strategy, from a dry run, or why it cannot be run."""
+    told = []
+    for family in FAMILIES:
+        for name in choices(family):
+            found: dict[str, Any] = {"name": name, "family": family.rpartition(".")[2]}
+            try:
+                found |= _bytes(name, copy.deepcopy(shapes), image_shape, workers, batch_size)
+            except RequestError as error:
+                found["refused"] = str(error)
+            told.append(found)
+    return told
+
+
+def _bytes(
+    name: str, shapes: nn.Module, image_shape: tuple[int, int, int], workers: int, batch_size: int
+) -> dict[str, Any]:
+    strategy = strategy_from(name)
+    strategy.check(workers)
+    traits = strategy.traits(workers)
+    if traits.sends_by_value:
+        return {"by_value": True}
+    steps = min(_MOST_STEPS, max(_FEWEST_STEPS, _ROUNDS * traits.exchange_every))
+    run = DryRun(
+        strategy=strategy,
+        workers=workers,
+        sizes=sizes_for(shapes, image_shape, strategy, workers),
+        steps=steps,
+        batch_size=batch_size,
+    )
+    ended = dry_events(run)[-1]
+    assert isinstance(ended, RunEnded)
+    return {
+        "servers": traits.servers,
+        "bytes_sent_per_step": ended.result["bytes_sent_per_step"],
+        "remark": _remark(traits),
+    }
+
+
+def _remark(traits: Traits) -> str:
+    if traits.one_host:
+        return "through memory that all workers share"
+    return "" if traits.exchange_every else "exchanged once, in the end"
+
+
+def _model_parallelism(shapes: nn.Module, workers: int, batch_size: int) -> dict[str, Any] | None:
+    """Compare what a worker receives a step for the layers at the end: their gradients, or their activations.
+
+    None where nothing can be cut, or one worker is alone.
+    """
+    if workers < 2:
+        return None
+    try:
+        features, *widths = cut(copy.deepcopy(shapes), None).sizes
+    except RequestError:
+        return None
+    size = next(shapes.parameters()).element_size()
+    weights = sum(rows * columns for rows, columns in zip([features, *widths], widths, strict=False))
+    data_parallel = 2 * weights * (workers - 1) / workers * size
+    cut_at = {batch: _cut_bytes(workers, batch, features, widths, size) for batch in (1, batch_size)}
+    return {
+        "layers": [features, *widths],
+        "weights": weights,
+        "data_parallel_bytes": data_parallel,
+        "cut_bytes": cut_at[batch_size],
+        "pays": cut_at[batch_size] < data_parallel,
+        "pays_below_batch_size": int(data_parallel / cut_at[1]),
+    }
+
+
+def _cut_bytes(workers: int, batch: int, features: int, widths: list[int], size: int) -> int:
+    received = 2 * hybrid.examples(workers, batch, features) + hybrid.between_layers(
+        workers, batch, widths, 0
+    )
+    return received * size
