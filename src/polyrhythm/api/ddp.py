@@ -155,7 +155,7 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
     model = DistributedDataParallel(bare)
     precision = Precision.choose(learning.precision, job.device)
     share = Share(rank, workers, learning.batch_size, learning.seed)
-    loader = Loader(dataset.train, share, learning.transform, job.ahead)
+    loader = Loader(dataset.train, share, learning.transform, job.ahead, learning.mixer)
     distributed.barrier()
     began_s, tested_s, images_of_all, step, last_loss = time.monotonic(), 0.0, 0, 0, math.nan
     found: Evaluation | None = None

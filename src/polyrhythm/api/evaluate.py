@@ -13,6 +13,7 @@ from torch import Tensor
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import EvaluateOptions, refuse_unknown
 from polyrhythm.config.trained import Trained, best_of, load_trained
+from polyrhythm.data.resized import HasWhole
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.calibration import (
     Calibration,
@@ -55,10 +56,11 @@ def evaluate(
 
     Returns:
         `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
-        (fractions), `test_top1_interval` (95 %), `per_class` and `confused`; `views` and
-        `dense` unless the only view is the picture itself; `members` and `selected` of an ensemble; `calibration`:
-        `temperature`, `images`, `loss` and `error` (expected calibration error) without it and with it, `answered` by
-        threshold, and the `file` beside the weights, where `predict` finds it, of one network.
+        (fractions), `test_top1_interval` (95 %), `per_class` and `confused`; `views` and `dense` unless the only view
+        is the picture itself; `region`, where these views see what training did not; `members` and `selected` of an
+        ensemble; `calibration`: `temperature`, `images`, `loss` and `error` (expected calibration error) without it
+        and with it, `answered` by threshold, and the `file` beside the weights, where `predict` finds it, of one
+        network.
 
     Raises:
         RequestError: the request is invalid.
@@ -209,7 +211,11 @@ def _short(found: Evaluation) -> dict[str, float]:
 def _seen(views: Views, classifiers: list[ViewedClassifier]) -> dict[str, Any]:
     if views.plain:
         return {}
-    seen = {"views": asdict(views) | {"scales": list(views.scales)}}
+    seen: dict[str, Any] = {"views": asdict(views) | {"scales": list(views.scales)}}
+    if (views.dense or views.ten_crop or views.scales) and any(
+        isinstance(each.split, HasWhole) for each in classifiers
+    ):
+        seen["region"] = "whole pictures, where training saw the square in their middle"
     return seen | ({"dense": [each.method for each in classifiers]} if views.dense else {})
 
 

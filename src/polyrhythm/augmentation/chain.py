@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 
 from polyrhythm.augmentation.draws import Draws
+from polyrhythm.augmentation.mixing import Mixing
 from polyrhythm.augmentation.tones import UNIT, Tones
+from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Fill, Movement, Warp, warp
 from polyrhythm.specs import build
 
@@ -32,11 +34,13 @@ class Transform(Protocol):
 class Chain:
     """Augmentations that are applied in order; `tones` are black and white in float images.
 
-    Movements that follow each other with the same fill are composed, and the images are sampled once.
+    Movements that follow each other with the same fill are composed, and the images are sampled once. Those that
+    follow a window sample the larger images around it. Mixings need other images and are left to whoever has them.
     """
 
     transforms: tuple[Transform, ...]
     tones: Tones = UNIT
+    mixings: tuple[Mixing, ...] = ()
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         """Apply all augmentations.
@@ -57,13 +61,19 @@ class Chain:
         return torch.cat([self._changed(images[part], draws.of(part)) for part in parts])
 
     def _changed(self, images: Tensor, draws: Draws) -> Tensor:
+        larger = None
         for group in _groups(self.transforms):
             if isinstance(group[0], Movement):
                 steps = [(kind, kind.drawn(draws)) for kind in cast("list[Movement]", group)]
-                images = warp(images, steps, next(iter(_fills(group)), "zero"))
+                images = warp(images, steps, next(iter(_fills(group)), "zero"), larger)
+                larger = None
+            elif isinstance(group[0], Window):
+                places = group[0].drawn(images, draws)
+                larger = (images, places)
+                images = group[0].cut(images, places)
             else:
                 (transform,) = group
-                images = transform(images, draws, self.tones)
+                images, larger = transform(images, draws, self.tones), None
         return images
 
     def on(self, tones: Tones) -> Chain:
@@ -72,7 +82,7 @@ class Chain:
 
     def __str__(self) -> str:
         """Return the specs that `build_chain` turns into this chain."""
-        return "; ".join(map(str, self.transforms))
+        return "; ".join(map(str, (*self.transforms, *self.mixings)))
 
 
 def build_chain(specs: str) -> Chain | None:
@@ -83,8 +93,11 @@ def build_chain(specs: str) -> Chain | None:
     """
     if specs.strip() in ("", "none"):
         return None
-    transforms = (build("augmentation", spec, TRANSFORMS) for spec in specs.split(";"))
-    return Chain(tuple(cast("Transform", transform) for transform in transforms))
+    made = [build("augmentation", spec, TRANSFORMS) for spec in specs.split(";")]
+    return Chain(
+        tuple(cast("Transform", each) for each in made if not isinstance(each, Mixing)),
+        mixings=tuple(each for each in made if isinstance(each, Mixing)),
+    )
 
 
 def _groups(transforms: Sequence[Transform]) -> list[list[Transform]]:

@@ -6,6 +6,11 @@ A point is a complex number, x + iy in pixels from the centre. Consecutive warps
 image is sampled once, which is faster than sampling after each and blurs only once; linear maps are multiplied as
 matrices before any points exist. Mirroring takes part, and alone it moves whole pixels. A sample that does not move is
 not sampled at all, so strength 0 leaves its bits unchanged.
+
+Where the image is a window of a larger one, the larger one is sampled, so that what lies around the window fills its
+corners:
+
+    out[b, :, p] = larger[b, :, map_1(map_2(… p)) + centre of the window]        unless fill=frame
 """
 
 from __future__ import annotations
@@ -23,8 +28,10 @@ from polyrhythm.augmentation.draws import Draws
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.specs import Config
 
-Fill = Literal["zero", "reflect", "border"]
-_PADDING = {"zero": "zeros", "reflect": "reflection", "border": "border"}
+Fill = Literal["zero", "reflect", "border", "frame"]
+_PADDING = {"zero": "zeros", "reflect": "reflection", "border": "border", "frame": "zeros"}
+Larger = tuple[Tensor, Tensor]
+"""Images that windows were cut out of, (B, C, H, W), and the windows' first rows and columns, (B, 2) int64."""
 
 
 class Movement(Config):
@@ -62,8 +69,9 @@ class Warp(Movement):
 
     Attributes:
         probability: that a sample is moved.
-        fill: pixels from outside: `zero` (the mean colour, as images are normalised), `reflect` (the image mirrored) or
-            `border` (its outermost pixels).
+        fill: pixels from outside: `zero` (the mean colour, as images are normalised), `reflect` (the image mirrored),
+            `border` (its outermost pixels), or `frame` (the mean colour also where a larger picture has pixels around a
+            window).
     """
 
     probability: float = Field(default=1.0, ge=0, le=1)
@@ -85,28 +93,32 @@ Steps = Sequence[tuple[Movement, Tensor]]
 """Movements in order, each with its parameters (B, k)."""
 
 
-def warp(images: Tensor, steps: Steps, fill: Fill = "zero") -> Tensor:
+def warp(images: Tensor, steps: Steps, fill: Fill = "zero", larger: Larger | None = None) -> Tensor:
     """Apply several movements with one bilinear sampling, or with none to samples that are only mirrored.
 
     Args:
         images: (B, C, H, W), uint8 or float; not changed.
         steps: the movements in order, each with its parameters (B, k).
         fill: pixels from outside.
+        larger: what the images are windows of; None: they are whole.
 
     Returns:
         (B, C, H, W) with the dtype and device of `images`; bytes are rounded.
     """
     moved, flips = _moved_and_mirrored(len(images), steps)
+    if fill == "frame":
+        larger = None
     if bool(moved.all()):
-        return _sampled(images, steps, fill)
+        return _sampled(images, steps, fill, larger)
     for axis, dimension in enumerate((-1, -2)):
         images = mirror(images, flips[:, axis] & ~moved, dimension)
     where = moved.nonzero().squeeze(1)
     if len(where) == 0:
         return images
     chosen = [(kind, parameters[where]) for kind, parameters in steps]
+    around = None if larger is None else (larger[0][where.to(images.device)], larger[1][where])
     where = where.to(images.device)
-    return images.index_copy(0, where, _sampled(images.index_select(0, where), chosen, fill))
+    return images.index_copy(0, where, _sampled(images.index_select(0, where), chosen, fill, around))
 
 
 def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
@@ -140,13 +152,21 @@ def _moved_and_mirrored(samples: int, steps: Steps) -> tuple[Tensor, Tensor]:
     return moved, flips
 
 
-def _sampled(images: Tensor, steps: Steps, fill: Fill) -> Tensor:
+def _sampled(images: Tensor, steps: Steps, fill: Fill, larger: Larger | None) -> Tensor:
     real = torch.float64 if images.dtype == torch.float64 else torch.float32
     there = [(kind, parameters.to(images.device, real)) for kind, parameters in steps]
-    points = _source_points(images, there, real)
+    grid = torch.view_as_real(_source_points(images, there, real))
+    source = images
+    if larger is not None:
+        source, places = larger
+        ends = [[length - 1 for length in reversed(each.shape[2:])] for each in (images, source)]
+        inner, outer = (torch.tensor(each, dtype=real, device=images.device).clamp_min(1) for each in ends)
+        first = places.flip(1).to(images.device, real)
+        # from -1 to 1 across the window, to pixels of the larger image, to -1 to 1 across that
+        grid = (grid + 1) * (inner / outer) + (2 * first / outer - 1)[:, None, None]
     sampled = grid_sample(
-        images.to(real),
-        torch.view_as_real(points),
+        source.to(real),
+        grid,
         mode="bilinear",
         padding_mode=_PADDING[fill],
         align_corners=True,

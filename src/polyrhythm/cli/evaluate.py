@@ -112,6 +112,8 @@ def _say(found: dict[str, Any]) -> None:
     print(f"{found['model']} on {found['images']:,} test images of {found['data']}")
     for method in sorted(set(found.get("dense", ()))):
         print(f"dense by {method}")
+    if "region" in found:
+        print(f"seen are {found['region']}")
     low, high = found["test_top1_interval"]
     print(
         f"top-1 {percent(found['test_top1'])} (95 %: {100 * low:.1f} to {100 * high:.1f})"

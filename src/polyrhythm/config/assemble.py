@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.augmentation.chain import Chain, build_chain
+from polyrhythm.augmentation.mixing import Mixer
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
@@ -250,6 +251,8 @@ class _Rules:
 
     def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule) -> Learning:
         """Return how a replica learns from the data."""
+        chain = chain_from(config, self.transform, dataset)
+        mixings = () if chain is None else chain.mixings
         return Learning(
             optimizer=self.optimizer,
             schedule=self.schedule,
@@ -262,7 +265,8 @@ class _Rules:
             weight_average=config.weight_average,
             rate_decay=config.rate_decay,
             execution=Execution(compiled=config.compile, channels_last=config.channels_last),
-            transform=chain_from(config, self.transform, dataset),
+            transform=chain,
+            mixer=Mixer(mixings, len(dataset.classes)) if mixings else None,
             size_schedule=sizes,
         )
 
@@ -420,7 +424,8 @@ def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chai
     """Return the augmentations of a data set; a random window comes first where pictures are larger than that."""
     if config.scale is not None:
         window = Window(size=dataset.image_shape[1])
-        chain = Chain((window, *(chain.transforms if chain else ())))
+        after = Chain(()) if chain is None else chain
+        chain = replace(after, transforms=(window, *after.transforms))
     return None if chain is None else chain.on(Tones(dataset.black, dataset.white))
 
 

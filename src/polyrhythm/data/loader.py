@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -39,6 +39,20 @@ BLOCKS_BYTES = 1 << 26
 
 Transform = Callable[[Tensor, Tensor], Tensor]
 """Maps images (B, C, H, W) and the samples' keys (B,) int64 to images."""
+
+
+class Mixer(Protocol):
+    """Mixes pictures with others of the same data."""
+
+    def partners(self, keys: Tensor, count: int) -> Tensor:
+        """Return which picture, of `count`, each is mixed with, (B,) int64."""
+        ...
+
+    def __call__(
+        self, images: Tensor, others: Tensor, labels: Tensor, other_labels: Tensor, keys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mixtures, and what they show, (B, classes) float32."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Batch:
     """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 in a ragged last step.
 
     Attributes:
+        labels: (B,) int64, or (B, classes) float32 of mixed pictures.
         reached: of a batch that was drawn: images of the run that all workers have done before it.
     """
 
@@ -124,18 +139,25 @@ class Loader:
         share: which of them are this worker's.
         transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
         ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
+        mixer: mixes pictures, after they were transformed, with others of the split, which are transformed as well.
 
     Attributes:
         side: pixels a side that pictures are scaled to after all else; None: not scaled.
     """
 
     def __init__(
-        self, split: Split, share: Share, transform: Transform | None = None, ahead: int = 0
+        self,
+        split: Split,
+        share: Share,
+        transform: Transform | None = None,
+        ahead: int = 0,
+        mixer: Mixer | None = None,
     ) -> None:
         self.split = split
         self.share = share
         self.transform = transform
         self.ahead = ahead
+        self.mixer = mixer
         # Asked once: to look whether something is of a protocol takes longer than to cut a small batch.
         self._streamed = split if isinstance(split, Streamed) else None
         self._uncut = split if isinstance(split, Uncut) and transform is not None else None
@@ -159,7 +181,7 @@ class Loader:
             return _prepared_ahead(make, steps, self.ahead)
         share = self.share
         even = share.together % share.workers == 0 and share.stand_in is None and not share.sizes
-        if self._kept is not None and self.transform is None and even:
+        if self._kept is not None and self.transform is None and self.mixer is None and even:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
 
@@ -206,15 +228,26 @@ class Loader:
     def _made(self, epoch: int, step: int, indices: Tensor, reached: float = 0.0) -> Batch:
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
-        elif self._uncut is not None:
-            images = self._uncut.uncut(indices)
         else:
-            images = self.split.images(indices)
-        if self.transform is not None:
-            images = self.transform(images, sample_keys("transform", self.share.seed, epoch, indices))
+            images = self._read(indices)
+        images = self._transformed(images, epoch, indices)
+        labels = self.split.labels.index_select(0, indices)
+        if self.mixer is not None:
+            keys = sample_keys("mixing", self.share.seed, epoch, indices)
+            partners = self.mixer.partners(keys, len(self.split))
+            others = self._transformed(self._read(partners), epoch, partners)
+            images, labels = self.mixer(images, others, labels, self.split.labels[partners], keys)
         if self.side is not None:
             images = scaled(images, self.side)
-        return Batch(epoch, step, images, self.split.labels.index_select(0, indices), reached)
+        return Batch(epoch, step, images, labels, reached)
+
+    def _read(self, indices: Tensor) -> Tensor:
+        return self.split.images(indices) if self._uncut is None else self._uncut.uncut(indices)
+
+    def _transformed(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        if self.transform is None:
+            return images
+        return self.transform(images, sample_keys("transform", self.share.seed, epoch, indices))
 
     def _in_blocks(
         self, split: TensorSplit, order: Tensor, epoch: int, steps: range

@@ -35,6 +35,7 @@ from polyrhythm.data.balances.off import Off
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealer import Dealer, Deck, Grant
 from polyrhythm.data.dealing import Begun, Stretch, batch_images, images_left, steps_per_epoch
+from polyrhythm.data.loader import Mixer
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.strategies.fault_policy import FaultPolicy
@@ -161,6 +162,7 @@ class Learning:
         precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
         weight_average: decay of the moving average of weights that is evaluated and saved; 0 for none.
         transform: augments training images.
+        mixer: mixes them with each other afterwards.
         rate_decay: each stage's learning rate over that of the stage after it; see `training.stages`.
         execution: how the network is run.
         size_schedule: of the size of training pictures.
@@ -176,6 +178,7 @@ class Learning:
     precision: str = "float32"
     weight_average: float = 0.0
     transform: Transform | None = None
+    mixer: Mixer | None = None
     rate_decay: float = 1.0
     execution: Execution = field(default_factory=Execution)
     size_schedule: SizeSchedule = field(default_factory=ConstantSize)

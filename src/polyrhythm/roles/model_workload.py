@@ -75,7 +75,9 @@ class ModelWorkload:
         self._place, self._present = self.worker, job.workers
         self._stand_in: StandIn | None = None
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
-        self._loader = Loader(placed(job.dataset.train, job.device), share, learning.transform, job.ahead)
+        self._loader = Loader(
+            placed(job.dataset.train, job.device), share, learning.transform, job.ahead, learning.mixer
+        )
         self.batch_size = self._full = learning.batch_size
         self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0

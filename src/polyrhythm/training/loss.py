@@ -41,14 +41,20 @@ class Targets:
             )
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the cross-entropy (B,) of logits (B, K) and labels (B,) int64, in nats, unweighted."""
+        """Return the cross-entropy (B,) of logits (B, K) and labels, in nats, unweighted.
+
+        Labels are (B,) int64, or (B, K) float, a distribution over the classes; so they are in all of a loss.
+        """
         return functional.cross_entropy(
             logits, labels, reduction="none", label_smoothing=self.label_smoothing
         )
 
     def weights(self, labels: Tensor) -> Tensor | None:
         """Return the weight of each sample (B,); None: all alike."""
-        return None if self.class_weights is None else self.class_weights.to(labels.device)[labels]
+        if self.class_weights is None:
+            return None
+        weights = self.class_weights.to(labels.device)
+        return labels @ weights.to(labels.dtype) if labels.is_floating_point() else weights[labels]
 
 
 class Loss(Config, ABC):
@@ -59,7 +65,7 @@ class Loss(Config, ABC):
 
         Args:
             logits: (B, K), or (B, R, K) of a network with R branches.
-            labels: (B,) int64.
+            labels: (B,) int64, or (B, K) float of mixed pictures.
             targets: what the labels stand for.
         """
         each = self.of_branches if logits.ndim == _BRANCHED else self.of

@@ -110,9 +110,11 @@ class Objective:
 
         Args:
             logits: (B, K), or (B, R, K) of a network with branches.
-            labels: (B,) int64.
+            labels: (B,) int64, or (B, K) float of mixed pictures.
             images: (B, C, H, W), for the teachers.
         """
+        if labels.is_floating_point():
+            labels = labels.to(torch.promote_types(labels.dtype, logits.dtype))
         hard = self.loss(logits, labels, self.targets)
         if self.teachers is None:
             return hard

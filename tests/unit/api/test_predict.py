@@ -248,3 +248,10 @@ def test_options_that_cannot_be(
 ) -> None:
     with pytest.raises(RequestError, match=complaint):
         polyrhythm.predict(picture, _saved(tmp_path / "w.safetensors"), **options)
+
+
+def test_views_of_more_than_training_saw_say_so(tmp_path: Path, folder: Path) -> None:
+    path = _saved(tmp_path / "w.safetensors", **IMAGENET)
+    dense = polyrhythm.evaluate(path, data=str(folder), image_size=16, dense=True)
+    assert dense["region"] == "whole pictures, where training saw the square in their middle"
+    assert "region" not in polyrhythm.evaluate(path, data=str(folder), image_size=16, flip=True)

@@ -40,13 +40,25 @@ class Window(Config):
         return (side - self.size) ** 2
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
+        return self.cut(images, self.drawn(images, draws))
+
+    def drawn(self, images: Tensor, draws: Draws) -> Tensor:
+        """Draw the first row and column of each window in images (B, C, H, W): (B, 2) int64.
+
+        Raises:
+            RequestError: it is larger than the images.
+        """
         height, width = images.shape[2:]
         if self.size > min(height, width):
             raise RequestError(
                 f"a window of {self.size} pixels does not fit into pictures of {height} by {width}: give a smaller one"
             )
         top, left = draws.integers(0, height - self.size), draws.integers(0, width - self.size)
+        return torch.stack((top, left), 1)
+
+    def cut(self, images: Tensor, places: Tensor) -> Tensor:
+        """Return the windows (B, C, size, size) of images at drawn places."""
         # All windows at once, as a view; picking one an image is the only copy.
         windows = images.unfold(2, self.size, 1).unfold(3, self.size, 1)
-        numbers = torch.arange(len(images), device=images.device)
-        return windows[numbers, :, top.to(images.device), left.to(images.device)]
+        top, left = places.to(images.device).unbind(1)
+        return windows[torch.arange(len(images), device=images.device), :, top, left]
