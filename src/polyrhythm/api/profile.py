@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,18 +12,21 @@ from polyrhythm.communication.message import Kind, Message, pack_json, unpack_js
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import from_environment
 from polyrhythm.config.assemble import assemble
+from polyrhythm.config.dry_run import shapes_of
+from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure
-from polyrhythm.config.run_config import RunOptions
+from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.torchrun.gathering import gather
 from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started_by_torchrun
+from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
-from polyrhythm.planning.profile import Host, Profile, measure_host
+from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
 from polyrhythm.planning.step import StepProfile, profile_step
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.simulation.cluster import cluster_text
+from polyrhythm.simulation.cluster import StepWork, cluster_text
 from polyrhythm.user_files import check_output
 
 PROFILE_FILE = "profile.yaml"
@@ -73,10 +77,38 @@ def profile(
             found = Profile(
                 (measure_host(),), (1.0,), threads, inside, None, profile_step(job, steps), _name(job)
             )
+        if found is not None:
+            found = dataclasses.replace(found, step_of=_step_of(config, job, steps, found.step))
     if found is None:
         return None
     out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
     return {"file": str(out), **found.to_json()}
+
+
+_SMALLER = 4
+"""By how much the second batch is smaller than the first."""
+
+
+def _step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork | None:
+    """Say what was measured, with a step of a smaller batch; None for a network whose arithmetic cannot be counted."""
+    dataset = job.dataset
+    try:
+        shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
+        multiply_adds = step_multiply_adds(shapes, dataset.image_shape, config.batch_size)
+    except RequestError:
+        return None
+    smaller = max(2, config.batch_size // _SMALLER)
+    share = 0.0
+    if smaller < config.batch_size:
+        less = assemble(config.model_copy(update={"batch_size": smaller}), CheckpointConfig(checkpoints=0))
+        other = profile_step(less, steps)
+        share = overhead_share(config.batch_size, step.median_s, smaller, other.median_s)
+    return StepWork(
+        model=name_of(config.model),
+        batch_size=config.batch_size,
+        multiply_adds=multiply_adds,
+        overhead_share=share,
+    )
 
 
 def _check(steps: int, out: Path) -> None:

@@ -8,6 +8,7 @@ while its invariants are checked.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,15 +23,17 @@ from polyrhythm.api.observed_run import (
     observed_run_in,
 )
 from polyrhythm.config.assemble import assemble
-from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options
+from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.data.balances.off import Off
+from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import CheckpointConfig, Job
@@ -46,6 +49,7 @@ from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
 
+_log = logging.getLogger(__name__)
 CLUSTER_FILE = "cluster.yaml"
 TRACE_FILE = "trace.json"
 GRADIENTS = ("real", "none")
@@ -101,6 +105,8 @@ def simulate(
         raise RequestError("--check goes with --gradients none: it counts gradients of whole numbers")
     config = configure(read_recipe(Path(recipe)) if recipe is not None else {}, options)
     where = described_cluster(cluster, step_time, faults)
+    if step_time is None:
+        where = paced_for(where, config)
     if gradients == "none":
         return _dry_run(where, config, steps, check, out, observers)
     return _train(where, config, out, observers)
@@ -120,6 +126,52 @@ def described_cluster(
         return found
     made = step_time if isinstance(step_time, StepTime) else build("step time", step_time, STEP_TIMES)
     return found.model_copy(update={"step_time": made})
+
+
+def paced_for(where: Cluster, config: RunConfig) -> Cluster:
+    """Return a cluster whose steps take as long as a run's network and batch need, as far as the cluster says.
+
+    A warning is logged where its step time is that of another network, or batch, than the run's.
+
+    Raises:
+        RequestError: the run's data or model cannot be had.
+    """
+    of = where.step_of
+    if of is None:
+        return where
+    model = name_of(config.model).split("(")[0]
+    other = [of.model] if of.model and of.model.split("(")[0] != model else []
+    if of.factor(1.0) is None:
+        if of.batch_size is not None and of.batch_size != config.batch_size:
+            other.append(f"a batch of {of.batch_size}")
+        if other:
+            _log.warning(
+                "cluster %s: its step time is that of %s, and is taken for %s at a batch of %d as it is: measure that "
+                "with `polyrhythm profile`, or give --step-time",
+                where.name,
+                " at ".join(other),
+                model,
+                config.batch_size,
+            )
+        return where
+    dataset = open_data(
+        config.data,
+        image_size=config.image_size,
+        scale=config.scale,
+        skip_unreadable=config.skip_unreadable,
+    )
+    shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
+    factor = of.factor(step_multiply_adds(shapes, dataset.image_shape, config.batch_size))
+    assert factor is not None
+    if other:
+        _log.warning(
+            "cluster %s: step times of %s follow from those of %s by their arithmetic alone: `polyrhythm profile` "
+            "measures them",
+            where.name,
+            model,
+            other[0],
+        )
+    return where.model_copy(update={"step_factor": factor})
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
@@ -272,12 +324,14 @@ class ClusterFigures:
         length_s = max(self._worked_s.values(), default=0.0)
         whole_s = length_s * len(self._worked_s)
         nothing_left_s = whole_s - sum(self._worked_s.values())
+        hourly = self._layout.price_per_hour
         return {
             "waiting_share": (self._waited_s + nothing_left_s) / whole_s if whole_s > 0 else 0.0,
             "nothing_left_share": nothing_left_s / whole_s if whole_s > 0 else 0.0,
             "cluster": self._layout.cluster.name,
             "hosts": len(self._layout.hosts_used),
-            "price": result["seconds"] / 3600 * self._layout.price_per_hour,
+            "price": None if hourly is None else result["seconds"] / 3600 * hourly,
+            "currency": self._layout.cluster.currency or None,
             **self._known,
         }
 

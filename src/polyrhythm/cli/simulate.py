@@ -105,7 +105,8 @@ _WORTH_SAYING = 0.01
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     from polyrhythm.reporting.quantities import counted, duration
 
-    price = f", price {figures['price']:.4f} (in the currency of its prices)" if figures["price"] else ""
+    price = figures["price"]
+    said = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
     learns = figures["gradients"] == "real"
     if learns:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
@@ -116,7 +117,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")
     say_what_held_back(figures)
     say_timings(figures)
-    print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}{price}")
+    print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}, price {said}")
     if learns:
         print(f"model       {folder}/model.safetensors")
     say_where_the_report_is(folder)

@@ -171,6 +171,21 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
     )
 
 
+def step_multiply_adds(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> float:
+    """Return the multiply-adds of a training step, forward and backward, which grow with the batch.
+
+    Args:
+        model: on the meta device; its gradients are set.
+        image_shape: (C, H, W) of a picture.
+        batch: pictures in the step.
+
+    Raises:
+        RequestError: the network cannot run on shapes alone.
+    """
+    pair = analyse(model, image_shape, 2)  # one picture alone is too few for batch normalisation
+    return (pair.multiply_adds + pair.backward_multiply_adds) / 2 * batch
+
+
 class _Layers:
     """The modules of a network, and which of them is running."""
 

@@ -17,13 +17,15 @@ import torch
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.step import StepProfile
-from polyrhythm.simulation.cluster import Cluster, HostKind, Link
+from polyrhythm.simulation.cluster import Cluster, HostKind, Link, StepWork
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
 _COPIED_BYTES = 64 << 20
 """Larger than any cache, and small enough for the smallest machines."""
 
 _REPEATS = 7
+_MOST_OVERHEAD = 0.95
+"""Two medians that hardly differ say that nearly all is overhead, not that larger batches are free."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Profile:
         between: the slowest link from the first host to another; None if there is only one.
         step: of one worker on the first host.
         model: model and data of the measured step, as text.
+        step_of: what that step was, so that its time can follow other networks and batches; None: it cannot.
     """
 
     hosts: tuple[Host, ...]
@@ -94,6 +97,7 @@ class Profile:
     between: MeasuredLink | None
     step: StepProfile
     model: str
+    step_of: StepWork | None = None
 
     def cluster(self, name: str) -> Cluster:
         """Return the cluster to simulate.
@@ -120,6 +124,7 @@ class Profile:
             nic=_link(nic),
             inside=_link(self.inside),
             step_time=LogNormal(median=self.step.median_s, sigma=self.step.sigma),
+            step_of=self.step_of,
         )
 
     def links_said(self) -> str:
@@ -140,7 +145,23 @@ class Profile:
             "inside": self.inside.to_json(),
             "between": None if self.between is None else self.between.to_json(),
             **self.step.to_json(),
+            "step_of": None if self.step_of is None else self.step_of.model_dump(exclude_none=True),
         }
+
+
+def overhead_share(batch: int, step_s: float, smaller: int, smaller_s: float) -> float:
+    """Return the share of a step that does not grow with its batch, from two batches: a in `a + c b`.
+
+    Args:
+        batch: of the step that took `step_s`.
+        step_s: seconds.
+        smaller: another batch.
+        smaller_s: seconds of its step.
+    """
+    if smaller >= batch:
+        return 0.0
+    each_s = (step_s - smaller_s) / (batch - smaller)
+    return min(max(0.0, 1 - each_s * batch / step_s), _MOST_OVERHEAD)
 
 
 def _link(measured: MeasuredLink) -> Link:

@@ -43,6 +43,7 @@ _LABELS = {
     "cluster": "Cluster",
     "hosts": "Hosts used",
     "price": "Price",
+    "currency": "Currency",
     "parameters_sha256": "SHA-256 of the parameters",
 }
 _WRITTEN: dict[str, Callable[[Any], str]] = {
@@ -54,6 +55,7 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "train_loss": lambda value: f"{value:.4f}",
     "test_loss": lambda value: f"{value:.4f}",
     "bytes_sent_per_step": whole,
+    "price": lambda value: "not known" if value is None else f"{value:.4g}",
     "messages_refused": lambda value: ", ".join(f"{count} {reason}" for reason, count in value.items()),
     "staleness": lambda value: f"mean {value['mean']:.2f}, largest {value['max']}",
 }
@@ -92,7 +94,7 @@ def facts(figures: RunFigures) -> dict[str, Any]:
     if figures.staleness.counts:
         found["staleness"] = {"mean": figures.staleness.mean, "max": figures.staleness.max}
     result = figures.ended.result if figures.ended else {}
-    return found | {key: value for key, value in result.items() if value is not None}
+    return found | {key: value for key, value in result.items() if value is not None or key == "price"}
 
 
 def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:

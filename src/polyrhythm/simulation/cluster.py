@@ -43,7 +43,7 @@ class HostKind(Described):
         accelerators: of each.
         workers: places for workers on each; default: one per accelerator, else one.
         speed: by which the time of a step is divided.
-        price_per_hour: of each, in any currency.
+        price_per_hour: of each, in the cluster's currency; None: not known.
         nic: its link to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
         server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
@@ -56,7 +56,7 @@ class HostKind(Described):
     accelerators: int = Field(default=0, ge=0)
     workers: Count | None = None
     speed: Positive = 1.0
-    price_per_hour: NonNegative = 0.0
+    price_per_hour: NonNegative | None = None
     nic: Link | None = None
     inside: Link | None = None
     server_takes: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -90,18 +90,66 @@ class Racks(Described):
 
 
 class PassingSlowness(Described):
-    """Steps of a rank that begin within a time are slower."""
+    """Steps of a rank, or of all ranks of a host, that begin within a time are slower."""
 
-    rank: int = Field(ge=0)
+    rank: Annotated[int, Field(ge=0)] | None = None
+    host: Annotated[int, Field(ge=0)] | None = None
     from_s: NonNegative
     to_s: NonNegative
     factor: Positive
 
     @model_validator(mode="after")
     def _check(self) -> PassingSlowness:
+        if (self.rank is None) == (self.host is None):
+            raise RequestError("passing_slowness: give either the rank or the host that is slow")
         if self.to_s <= self.from_s:
             raise RequestError(f"to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
         return self
+
+
+class StepWork(Described):
+    """What a cluster's step time is the time of, so that it can follow other networks and batches.
+
+    Qi, Sparks, Talwalkar, "Paleo: A Performance Model for Deep Neural Networks", ICLR 2017: a step takes its arithmetic
+    over a share of the peak.
+
+        measured       step time × (o + (1 - o) × work / multiply_adds)
+        from a peak    step time × work / (peak_multiply_adds_per_s × share_of_peak), step time being about 1
+
+    Attributes:
+        model: that was measured, for people.
+        batch_size: of a worker, likewise.
+        multiply_adds: of the whole step that was measured, forward and backward.
+        overhead_share: o, the share of that step that does not grow with its arithmetic.
+        peak_multiply_adds_per_s: of a host of speed 1.
+        share_of_peak: that training reaches.
+    """
+
+    model: str = ""
+    batch_size: Count | None = None
+    multiply_adds: Positive | None = None
+    overhead_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    peak_multiply_adds_per_s: Positive | None = None
+    share_of_peak: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> StepWork:
+        if (self.peak_multiply_adds_per_s is None) != (self.share_of_peak is None):
+            raise RequestError("give both peak_multiply_adds_per_s and share_of_peak")
+        if self.multiply_adds is not None and self.share_of_peak is not None:
+            raise RequestError("give either multiply_adds, of a measured step, or a share of a peak")
+        if self.overhead_share and self.multiply_adds is None:
+            raise RequestError("overhead_share is of a measured step: give its multiply_adds, too")
+        return self
+
+    def factor(self, multiply_adds: float) -> float | None:
+        """Return by how much a step of so much arithmetic is longer; None if that is not known."""
+        if self.multiply_adds is not None:
+            rest = 1 - self.overhead_share
+            return self.overhead_share + rest * multiply_adds / self.multiply_adds
+        if self.peak_multiply_adds_per_s is not None and self.share_of_peak is not None:
+            return multiply_adds / (self.peak_multiply_adds_per_s * self.share_of_peak)
+        return None
 
 
 class Cluster(Described):
@@ -116,9 +164,12 @@ class Cluster(Described):
         racks: of the hosts, if there are any.
         server_bandwidth_bytes_per_s: what one server receives from other hosts, and sends to them, at most; default:
             what its host's NIC carries. A server that copies and packs what it sends may be far from that.
-        step_time: compute seconds of a step on a host of speed 1, whatever the batch.
+        step_time: compute seconds of a step on a host of speed 1, of whatever `step_of` says.
+        step_of: what that step was; None: it is taken for that of any network and batch.
+        step_factor: by which `step_time` is multiplied for the network and batch at hand.
         slow: by rank, the factor by which all its steps are longer.
-        passing_slowness: of some ranks, for some time.
+        passing_slowness: of some ranks, or of all ranks of some hosts, for some time.
+        currency: of its prices.
         faults: what goes wrong.
     """
 
@@ -130,8 +181,11 @@ class Cluster(Described):
     racks: Racks | None = None
     server_bandwidth_bytes_per_s: Positive | None = None
     step_time: Annotated[StepTime, chosen("step time", STEP_TIMES)]
+    step_of: StepWork | None = None
+    step_factor: Positive = 1.0
     slow: dict[Annotated[int, Field(ge=0)], Positive] = {}
     passing_slowness: tuple[PassingSlowness, ...] = ()
+    currency: str = ""
     faults: Faults = ()
 
     @cached_property

@@ -36,16 +36,18 @@ class Layout:
         return sorted(set(self.host_of))
 
     @property
-    def price_per_hour(self) -> float:
-        """Of all hosts used."""
-        return sum(self.cluster.machines[host].price_per_hour for host in self.hosts_used)
+    def price_per_hour(self) -> float | None:
+        """Of all hosts used; None where the price of one is not known."""
+        prices = [self.cluster.machines[host].price_per_hour for host in self.hosts_used]
+        known = [price for price in prices if price is not None]
+        return sum(known) if len(known) == len(prices) else None
 
     def step_factor(self, worker: int) -> float:
-        """Return by how much a step of a worker is longer than on a host of speed 1 that is the workers' alone."""
+        """Return by how much a step is longer than the cluster's, on a host of speed 1 that is the workers' alone."""
         host = self.host_of[worker]
         machine = self.cluster.machines[host]
         servers = sum(self.host_of[rank] == host for rank in self.roles.servers)
-        return machine.slowed_by(servers) / machine.speed
+        return machine.slowed_by(servers) / machine.speed * self.cluster.step_factor
 
 
 def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) -> Layout:

@@ -110,7 +110,14 @@ def check_slowness(layout: Layout) -> None:
     """
     cluster, workers = layout.cluster, layout.roles.workers
     named = [("slow", rank) for rank in cluster.slow]
-    named += [("passing_slowness", entry.rank) for entry in cluster.passing_slowness]
+    passing = cluster.passing_slowness
+    named += [("passing_slowness", entry.rank) for entry in passing if entry.rank is not None]
+    for entry in passing:
+        if entry.host is not None and entry.host >= len(cluster.machines):
+            raise RequestError(
+                f"cluster {cluster.name}: passing_slowness names host {entry.host}, which does not exist: hosts are "
+                f"0 to {len(cluster.machines) - 1}"
+            )
     for key, rank in named:
         if rank not in workers:
             what = "is a server" if rank in layout.roles.servers else "does not exist"
@@ -131,7 +138,8 @@ def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[
     cluster = layout.cluster
     generator = generator_for_rank(seed, rank)
     factor = layout.step_factor(rank) * cluster.slow.get(rank, 1.0)
-    passing = [entry for entry in cluster.passing_slowness if entry.rank == rank]
+    host = layout.host_of[rank]
+    passing = [entry for entry in cluster.passing_slowness if entry.rank == rank or entry.host == host]
     if factor == 1.0 and not passing:
         return partial(cluster.step_time.draw, generator)
 

@@ -8,7 +8,7 @@ from math import exp
 import pytest
 
 from polyrhythm.planning.link import MeasuredLink
-from polyrhythm.planning.profile import Host, Profile, measure_host
+from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
 from polyrhythm.planning.step import StepProfile
 from polyrhythm.simulation.cluster import cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal
@@ -52,3 +52,11 @@ def test_a_host_is_as_the_system_says() -> None:
     with open("/proc/meminfo", encoding="ascii") as facts:
         total_kib = int(facts.readline().split()[1])
     assert host.memory_bytes == pytest.approx(total_kib * 1024, rel=0.01)
+
+
+def test_overhead_is_what_does_not_grow_with_the_batch() -> None:
+    """Steps of 0.2 + 0.0125 b seconds."""
+    assert overhead_share(64, 1.0, 16, 0.4) == pytest.approx(0.2)
+    assert overhead_share(64, 1.0, 16, 0.2) == 0.0  # more than proportional, as noise may have it
+    assert overhead_share(64, 1.0, 16, 1.1) == 0.95
+    assert overhead_share(1, 1.0, 2, 1.0) == 0.0

@@ -3,9 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.cluster import cluster_text, open_cluster, parse_cluster, ready_clusters
+from polyrhythm.simulation.cluster import StepWork, cluster_text, open_cluster, parse_cluster, ready_clusters
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.simulated_run import check_slowness, step_times
+from polyrhythm.strategies.placements.shared import Shared
+from unit.simulation.clusters import cluster
 
 GOOD = """
 name: two
@@ -106,3 +112,43 @@ def test_an_unknown_cluster_is_told_the_near_ones(tmp_path: Path) -> None:
         open_cluster("ofice")
     with pytest.raises(RequestError, match=r"cannot read the cluster file .*none\.yaml: No such file"):
         open_cluster(tmp_path / "none.yaml")
+
+
+def test_a_measured_step_follows_the_arithmetic_of_others() -> None:
+    """A quarter of 1 s is overhead; three times the arithmetic makes the rest three times as long."""
+    measured = StepWork(model="lenet5", batch_size=64, multiply_adds=1e9, overhead_share=0.25)
+    assert measured.factor(1e9) == 1.0
+    assert measured.factor(3e9) == pytest.approx(0.25 + 0.75 * 3)
+    peak = StepWork(peak_multiply_adds_per_s=4e12, share_of_peak=0.5)
+    assert peak.factor(3e12) == pytest.approx(1.5)
+    assert StepWork(model="resnet50", batch_size=128).factor(1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{share_of_peak: 0.5}", "give both peak_multiply_adds_per_s and share_of_peak"),
+        (
+            "{multiply_adds: 1.0e+9, share_of_peak: 0.5, peak_multiply_adds_per_s: 1.0e+12}",
+            "either multiply_adds, of a measured step, or a share of a peak",
+        ),
+        ("{overhead_share: 0.5}", "overhead_share is of a measured step: give its multiply_adds"),
+        ("{multiply_ads: 3}", "multiply_adds"),
+    ],
+)
+def test_work_of_a_step_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_cluster(f"{GOOD}\nstep_of: {text}", "here")
+
+
+def test_all_ranks_of_a_host_are_slow_together() -> None:
+    slow = [{"host": 1, "from_s": 0.0, "to_s": 5.0, "factor": 3.0}]
+    layout = lay_out(cluster({"workers": 2, "count": 2}, passing_slowness=slow), 4, 0, Shared())
+    check_slowness(layout)
+    times = [step_times(layout, VirtualTime(), 0, rank)() for rank in range(4)]
+    assert times == [1.0, 1.0, 3.0, 3.0]
+    gone = lay_out(cluster({}, passing_slowness=[{**slow[0]}]), 1, 0, Shared())
+    with pytest.raises(RequestError, match="names host 1, which does not exist: hosts are 0 to 0"):
+        check_slowness(gone)
+    with pytest.raises(ValidationError, match="either the rank or the host"):
+        cluster({}, passing_slowness=[{**slow[0], "rank": 0}])
