@@ -1,51 +1,69 @@
-"""A contact sheet of augmented pictures, for the verb `augment`.
+"""A contact sheet of changed pictures, for the verb `augment`.
 
-original | changed | changed | …        a row per picture
+original | changed | changed | …        a row per picture: what augmentation makes of it, epoch by epoch
+cat      | rotation -8.1 | …            its label, and what was drawn
+
+original | severity 1 | … | 5           a row per picture and corruption
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
-from polyrhythm.augmentation.chain import build_chain
+from polyrhythm.augmentation.chain import Chain, build_chain
+from polyrhythm.augmentation.draws import RecordedDraws
+from polyrhythm.augmentation.mixing import Mixer
 from polyrhythm.augmentation.tones import Tones
+from polyrhythm.config.assemble import chain_from
+from polyrhythm.config.recipe import configure, read_recipe
+from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
-from polyrhythm.data.resized import scaled
+from polyrhythm.data.resized import Uncut, scaled
 from polyrhythm.data.seeding import generator_for, sample_keys
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from polyrhythm.user_files import check_output
 
 _MOST = 100
 """Largest number of pictures, and of variants of each, on one sheet."""
+_RECIPES = (".yaml", ".yml")
+_OF_DATA = ("data", "image_size", "scale", "pixels")
 
 
 def augment(
-    chain: str,
+    chain: str | None,
     preview: str | Path,
     *,
-    data: Any = "fashion-mnist",
+    data: Any = None,
     pictures: int = 6,
     variants: int = 8,
-    seed: int = 0,
+    seed: int | None = None,
+    corruptions: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Write a contact sheet: training pictures, each beside its variants in `variants` epochs.
 
     Args:
-        chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`.
+        chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`; or a recipe, or the `config.yaml`
+            of a run, whose data, picture sizes, augmentations and seed are used; None with `corruptions`.
         preview: the picture file to write; its suffix is its format.
-        data: a name, a folder or objects, as in `train`.
+        data: a name, a folder or objects, as in `train`; None: the recipe's, else `fashion-mnist`.
         pictures: number of pictures, drawn from the readable training data.
         variants: of each.
-        seed: chooses the pictures and their changes.
+        seed: chooses the pictures and their changes; None: the recipe's, else 0.
+        corruptions: names of corruptions to show at every severity instead; empty: all of them.
 
     Returns:
-        `file`, `augment`, `pictures` and `variants`.
+        `file`, `augment`, `pictures`, `variants`, `corruptions`, and `captions`: texts by row, the label first.
 
     Raises:
         RequestError: the request is invalid; nothing has been written.
@@ -57,23 +75,118 @@ def augment(
     for what, number in (("pictures", pictures), ("variants", variants)):
         if not 1 <= number <= _MOST:
             raise RequestError(f"{what} must be from 1 to {_MOST}, as one sheet can show (given {number})")
-    made = build_chain(chain)
-    if made is None:
+    for name in corruptions or ():
+        if name not in CORRUPTIONS:
+            raise unknown("corruption", name, list(CORRUPTIONS))
+    recipe = {}
+    if chain is not None and chain.lower().endswith(_RECIPES):
+        recipe = read_recipe(Path(chain))
+        chain = str(recipe.get("augment", "none"))
+    config = configure({name: recipe[name] for name in (*_OF_DATA, "seed") if name in recipe})
+    seed = config.seed if seed is None else seed
+    made = build_chain(chain or "none")
+    if made is None and corruptions is None and config.scale is None:
         raise RequestError("nothing to preview: name an augmentation, such as rotation; flip")
-    dataset = open_data(data, skip_unreadable=True)
+    dataset = open_data(
+        config.data if data is None else data,
+        image_size=config.image_size,
+        scale=config.scale,
+        pixels=config.pixels,
+        skip_unreadable=True,
+    )
     if dataset.image_shape[0] not in (1, 3):
         raise RequestError(f"pictures of {dataset.image_shape[0]} channels cannot be shown: 1 or 3 can")
-    tones = Tones(dataset.black, dataset.white)
-    generator = generator_for("contact sheet", seed)
-    indices = torch.randperm(len(dataset.train), generator=generator)[:pictures].sort().values
-    images = dataset.train.images(indices)
-    changed = [
-        made.on(tones)(images, sample_keys("transform", seed, epoch, indices)) for epoch in range(variants)
-    ]
-    shown = scaled(images, changed[0].shape[-1])  # a window leaves less of them
-    sheet = contact_sheet(torch.stack([shown, *changed], 1), tones)
+    indices = torch.randperm(len(dataset.train), generator=generator_for("contact sheet", seed))
+    indices = indices[:pictures].sort().values
+    if corruptions is not None:
+        names = list(corruptions) or list(CORRUPTIONS)
+        shown, captions = _corrupted(dataset, indices, names)
+        made, variants = None, SEVERITIES
+    else:
+        names, made = [], chain_from(config, made, dataset)
+        assert made is not None
+        shown, captions = _augmented(dataset, made, indices, variants, seed)
+    sheet = contact_sheet(shown, Tones(dataset.black, dataset.white), captions)
     Image.fromarray(sheet.numpy()).save(path)
-    return {"file": str(path), "augment": str(made), "pictures": len(indices), "variants": variants}
+    return {
+        "file": str(path),
+        "augment": "none" if made is None else str(made),
+        "pictures": len(indices),
+        "variants": variants,
+        "corruptions": names,
+        "captions": captions,
+    }
+
+
+def _augmented(
+    dataset: Dataset, chain: Chain, indices: Tensor, variants: int, seed: int
+) -> tuple[Tensor, list[list[str]]]:
+    """Return pictures and their variants, (rows, columns, C, H, W), with a caption each."""
+    split, labels = dataset.train, dataset.train.labels
+    chain = chain.on(Tones(dataset.black, dataset.white))
+    mixer = Mixer(chain.mixings, len(dataset.classes)) if chain.mixings else None
+
+    def read(which: Tensor) -> Tensor:
+        return split.uncut(which) if isinstance(split, Uncut) else split.images(which)
+
+    images = read(indices)
+    captions = [[dataset.classes[label]] for label in labels[indices].tolist()]
+    columns = []
+    for epoch in range(variants):
+        keys = sample_keys("transform", seed, epoch, indices)
+        changed = chain(images, keys)
+        drawn = _drawn(chain, images, keys)
+        if mixer is not None:
+            mixing = sample_keys("mixing", seed, epoch, indices)
+            partners = mixer.partners(mixing, len(split))
+            others = chain(read(partners), sample_keys("transform", seed, epoch, partners))
+            changed, targets = mixer(changed, others, labels[indices], labels[partners], mixing)
+            drawn = [_joined(text, _shares(row, dataset)) for text, row in zip(drawn, targets, strict=True)]
+        columns.append(changed)
+        for row, text in zip(captions, drawn, strict=True):
+            row.append(text)
+    first = scaled(images, columns[0].shape[-1])  # a window leaves less of them
+    return torch.stack([first, *columns], 1), captions
+
+
+def _drawn(chain: Chain, images: Tensor, keys: Tensor) -> list[str]:
+    """Return what each picture of (B, C, H, W) draws from every augmentation of a chain."""
+    draws = RecordedDraws(keys)
+    found = [""] * len(images)
+    for transform in chain.transforms:
+        before = [len(texts) for texts in draws.texts]
+        images = replace(chain, transforms=(transform,)).changed(images, draws)
+        name = str(transform).partition("(")[0]
+        for number, (texts, start) in enumerate(zip(draws.texts, before, strict=True)):
+            own = texts[start:]
+            if own[:1] == ["no"]:  # what it would have drawn besides is of no effect
+                own = own[:1]
+            elif own[:1] == ["yes"] and len(own) > 1:
+                own = own[1:]
+            found[number] = _joined(found[number], f"{name} {' '.join(own)}".strip())
+    return found
+
+
+def _joined(first: str, second: str) -> str:
+    return f"{first}, {second}" if first else second
+
+
+def _shares(targets: Tensor, dataset: Dataset) -> str:
+    shown = [(share, index) for index, share in enumerate(targets.tolist()) if share > 0]
+    return " + ".join(f"{share:.2f} {dataset.classes[index]}" for share, index in sorted(shown, reverse=True))
+
+
+def _corrupted(dataset: Dataset, indices: Tensor, names: list[str]) -> tuple[Tensor, list[list[str]]]:
+    """Return pictures and what corruptions make of them, a row a picture and corruption, with a caption each."""
+    tones, images = Tones(dataset.black, dataset.white), dataset.train.images(indices)
+    labels = dataset.train.labels[indices].tolist()
+    rows, captions = [], []
+    severities = range(1, SEVERITIES + 1)
+    for name in names:
+        columns = [images, *(corrupt(name, images, severity, indices, tones) for severity in severities)]
+        rows.append(torch.stack(columns, 1))
+        captions += [[dataset.classes[label], *(f"{name} {each}" for each in severities)] for label in labels]
+    return torch.cat(rows), captions
 
 
 TILE = 96
@@ -81,14 +194,19 @@ TILE = 96
 
 _GAP = 4
 _PAPER = 255
+_INK = 40
+_LETTER_SIDE = 11
+_LINE = 13
+_MOST_LINES = 8
 
 
-def contact_sheet(pictures: Tensor, tones: Tones) -> Tensor:
+def contact_sheet(pictures: Tensor, tones: Tones, captions: Sequence[Sequence[str]] = ()) -> Tensor:
     """Arrange pictures on a sheet.
 
     Args:
         pictures: (rows, columns, C, H, W) float, C being 1 or 3.
         tones: values of black and white in them.
+        captions: a text below each; none: there is no room for any.
 
     Returns:
         (H', W', 3) uint8.
@@ -98,15 +216,44 @@ def contact_sheet(pictures: Tensor, tones: Tones) -> Tensor:
     factor = -(-TILE // min(tiles.shape[-2:]))
     if factor > 1:
         tiles = interpolate(tiles, scale_factor=factor, mode="nearest")
-    tiles = pad(tiles, (_GAP,) * 4, value=_PAPER)
-    channels, height, width = tiles.shape[1:]
-    sheet = tiles.view(rows, columns, channels, height, width).permute(2, 0, 3, 1, 4)
-    return (
-        sheet.reshape(channels, rows * height, columns * width)
-        .expand(3, -1, -1)
-        .permute(1, 2, 0)
-        .contiguous()
-    )
+    tiles = tiles.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    height, width = tiles.shape[1:3]
+    letters = max(1, int(width / (0.52 * _LETTER_SIDE)))
+    broken = [[wrap(text, letters)[:_MOST_LINES] or [""] for text in row] for row in captions]
+    below = [_LINE * max(map(len, row)) for row in broken] or [0] * rows
+    row_heights = [height + 2 * _GAP + room for room in below]
+    sheet = np.full((sum(row_heights), columns * (width + 2 * _GAP), 3), _PAPER, dtype=np.uint8)
+    top = 0
+    for row in range(rows):
+        for column in range(columns):
+            left = column * (width + 2 * _GAP) + _GAP
+            sheet[top + _GAP : top + _GAP + height, left : left + width] = tiles[
+                row * columns + column
+            ].numpy()
+        top += row_heights[row]
+    if broken:
+        _write(sheet, broken, row_heights, (height, width))
+    return torch.from_numpy(sheet)
+
+
+def _write(
+    sheet: np.ndarray[Any, np.dtype[np.uint8]],
+    texts: list[list[list[str]]],
+    row_heights: list[int],
+    tile: tuple[int, int],
+) -> None:
+    """Write lines of text below the tiles, in place."""
+    height, width = tile
+    image = Image.fromarray(sheet)
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(_LETTER_SIDE)
+    top = 0
+    for row, room in zip(texts, row_heights, strict=True):
+        for column, lines in enumerate(row):
+            place = (column * (width + 2 * _GAP) + _GAP, top + height + _GAP)
+            for number, line in enumerate(lines):
+                pen.text((place[0], place[1] + number * _LINE), line, fill=(_INK,) * 3, font=font)
+        top += room
+    sheet[:] = np.asarray(image)
 
 
 def _bytes(pictures: Tensor, tones: Tones) -> Tensor:

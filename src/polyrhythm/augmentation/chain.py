@@ -52,7 +52,10 @@ class Chain:
         Returns:
             (B, C, H, W) with the dtype of `images`; a window changes H and W.
         """
-        draws = Draws(keys)
+        return self.changed(images, Draws(keys))
+
+    def changed(self, images: Tensor, draws: Draws) -> Tensor:
+        """Apply all augmentations with these draws, (B,) numbers at a time; see `__call__`."""
         # A GPU changes the whole batch at once; on a CPU the work is bound by the caches, so it goes in parts.
         together = max(1, _TOGETHER_PIXELS // max(1, images.shape[2] * images.shape[3]))
         if images.device.type != "cpu" or len(images) <= together:

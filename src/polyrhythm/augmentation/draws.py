@@ -70,3 +70,37 @@ def _mixed(numbers: Tensor) -> Tensor:
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
     """Shift right as unsigned integers: torch's shift copies the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class RecordedDraws(Draws):
+    """The same draws, with what was drawn of each sample as texts: `no` or `yes`, or a number in the unit of its range.
+
+    Args:
+        keys: as for `Draws`.
+
+    Attributes:
+        texts: (B,) lists of texts, in the order of the draws.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        super().__init__(keys)
+        self.texts: list[list[str]] = [[] for _ in keys]
+
+    def uniform(self, low: float = 0.0, high: float = 1.0) -> Tensor:
+        drawn = super().uniform(low, high)
+        self._note([f"{value:.2g}" for value in drawn.tolist()])
+        return drawn
+
+    def integers(self, low: int, high: int) -> Tensor:
+        drawn = (low + (super().uniform() * (high - low + 1)).floor()).to(torch.int64)
+        self._note([str(value) for value in drawn.tolist()])
+        return drawn
+
+    def chance(self, probability: float) -> Tensor:
+        drawn = super().uniform() < probability
+        self._note(["yes" if value else "no" for value in drawn.tolist()])
+        return drawn
+
+    def _note(self, texts: list[str]) -> None:
+        for own, text in zip(self.texts, texts, strict=True):
+            own.append(text)

@@ -7,27 +7,50 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.errors import RequestError
 
 
 def augment(
     chain: Annotated[
-        str, typer.Argument(metavar="AUGMENTATIONS", help='As in train: "rotation(strength=10); flip".')
-    ],
+        str | None,
+        typer.Argument(
+            metavar="AUGMENTATIONS", help='As in train, "rotation(strength=10); flip", or a recipe (.yaml).'
+        ),
+    ] = None,
     preview: Annotated[str, typer.Option(help="The picture file to write.")] = "augmented.png",
     data: Annotated[
-        str, typer.Option(help="A name (fashion-mnist, digits) or a folder of images.")
-    ] = "fashion-mnist",
+        str | None,
+        typer.Option(help="A name or a folder of images (default: the recipe's, else fashion-mnist)."),
+    ] = None,
     pictures: Annotated[int, typer.Option(metavar="N", min=1, help="How many pictures.")] = 6,
     variants: Annotated[int, typer.Option(metavar="N", min=1, help="How many variants of each.")] = 8,
     seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Chooses the pictures and their changes.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Chooses the pictures and their changes (default: the recipe's)."
+        ),
+    ] = None,
+    corruptions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fog,…", help="Corruptions to show at every severity instead; all for all of them."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Show what augmentation makes of pictures: a contact sheet, each beside its variants."""
+    """Show what augmentation makes of pictures: a contact sheet, each beside its variants, with what was drawn."""
     from polyrhythm.api.augment import augment as sheet
 
-    found = sheet(chain, preview, data=data, pictures=pictures, variants=variants, seed=seed)
+    if (chain is None) == (corruptions is None) and not (chain or "").endswith((".yaml", ".yml")):
+        raise RequestError(
+            "name augmentations, such as rotation; flip, or a recipe, or --corruptions: one of them"
+        )
+    names = None
+    if corruptions is not None:
+        names = [] if corruptions == "all" else [name.strip() for name in corruptions.split(",")]
+    found = sheet(
+        chain, preview, data=data, pictures=pictures, variants=variants, seed=seed, corruptions=names
+    )
     if json:
         print_json(found)
     else:

@@ -16,6 +16,13 @@ def export(
     out: Annotated[
         str, typer.Option(help="The file: .pt (TorchScript), .pt2 (ExportedProgram) or .onnx.")
     ] = "model.pt2",
+    dense: Annotated[
+        bool,
+        typer.Option("--dense", help="Apply the network at every place, of pictures of any larger size."),
+    ] = False,
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="Take pictures of other sizes as they are (global pooling).")
+    ] = False,
     data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
     model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
@@ -23,10 +30,11 @@ def export(
     """Write a trained network for other programs: bytes of pictures in, class probabilities out."""
     from polyrhythm.api.export import export as export_weights
 
-    found = export_weights(weights, out, data=data, model=model)
+    found = export_weights(weights, out, dense=dense, any_size=any_size, data=data, model=model)
     if json:
         print_json(found)
         return
     channels, height, width = found["image_shape"]
     print(f"{found['file']}: {found['model']} as {found['format']}, {len(found['classes'])} classes")
-    print(f"takes bytes (B, {channels}, {height}, {width}); checked to {found['largest_difference']:.1g}")
+    size = f"H, W), from {height} by {width} pixels on" if found["any_size"] else f"{height}, {width})"
+    print(f"takes bytes (B, {channels}, {size}; checked to {found['largest_difference']:.1g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,11 @@ class ExportFormat(Protocol):
 
     suffix: str
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Write a network that takes batches of any size like `pictures`, with the text `facts` as an extra file."""
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+        """Write a network that takes any number of pictures like `pictures`, with the text `facts` as an extra file.
+
+        With `any_size`, pictures of another height and width as well.
+        """
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
         """Return the output of the network in a file for pictures."""
@@ -50,7 +54,12 @@ class Exported:
 
 
 def export(
-    network: nn.Module, image_shape: tuple[int, int, int], path: Path, facts: dict[str, object]
+    network: nn.Module,
+    image_shape: tuple[int, int, int],
+    path: Path,
+    facts: dict[str, object],
+    *,
+    any_size: bool = False,
 ) -> Exported:
     """Write a network to a file, open it again, and compare outputs; a wrong file is removed.
 
@@ -59,6 +68,7 @@ def export(
         image_shape: (C, H, W).
         path: its suffix is the format.
         facts: stored in the file, as JSON.
+        any_size: whether the network takes larger H and W as well, and the file shall.
 
     Raises:
         RequestError: no such format, or a required package is missing.
@@ -71,12 +81,20 @@ def export(
         raise RequestError(f"{path} names no format by its ending: give it one of {formats}")
     chosen: Config = kind()
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(256, (3, *image_shape), dtype=torch.uint8, generator=generator)
+    channels, height, width = image_shape
+    # What was traced at one size must hold at another.
+    sizes = [(height, width), (height + 9, width + 17)] if any_size else [(height, width)]
+    batches = [
+        torch.randint(256, (3, channels, *size), dtype=torch.uint8, generator=generator) for size in sizes
+    ]
     writer = cast("ExportFormat", chosen)
     try:
         with torch.no_grad():
-            writer.write(network, pictures[:2], path, json.dumps(facts))
-            difference = float((network(pictures) - writer.run(path, pictures)).abs().max())
+            writer.write(network, batches[-1][:2], path, json.dumps(facts), any_size)
+            differences = [
+                float((network(pictures) - writer.run(path, pictures)).abs().max()) for pictures in batches
+            ]
+            difference = max(differences, key=lambda each: float("inf") if math.isnan(each) else each)
     except RequestError:
         raise
     except OSError as error:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from polyrhythm.augmentation.draws import Draws
 from polyrhythm.cli.main import _status
+from polyrhythm.data.open import open_data
+from polyrhythm.data.seeding import generator_for, sample_keys
 
 WRONG = {
     "augmentation": (["rotate"], "unknown augmentation 'rotate': did you mean rotation"),
@@ -32,14 +39,29 @@ def test_it_writes_a_contact_sheet(tmp_path: Path, capfd: pytest.CaptureFixture[
     path = tmp_path / "sheet.png"
     options = ["--data", "digits", "--pictures", "3", "--variants", "2", "--preview", str(path), "--json"]
     assert _status(["augment", "rotation; flip(probability=1)", *options]) == 0
-    assert json.loads(capfd.readouterr().out) == {
+    found = json.loads(capfd.readouterr().out)
+    captions = found.pop("captions")
+    assert found == {
         "file": str(path),
         "augment": "rotation; flip(probability=1.0)",
         "pictures": 3,
         "variants": 2,
+        "corruptions": [],
     }
+    # What was drawn is what the augmentations were given, and stands below each picture with its label.
+    dataset = open_data("digits")
+    chosen = torch.randperm(len(dataset.train), generator=generator_for("contact sheet", 0))[:3].sort().values
+    assert [row[0] for row in captions] == [dataset.classes[label] for label in dataset.train.labels[chosen]]
+    for epoch in range(2):
+        draws = Draws(sample_keys("transform", 0, epoch, chosen))
+        draws.chance(1.0)
+        angles = draws.uniform(-15, 15).tolist()
+        assert [row[1 + epoch] for row in captions] == [f"rotation {each:.2g}, flip yes" for each in angles]
     with Image.open(path) as sheet:
-        assert sheet.size == (3 * (96 + 8), 3 * (96 + 8))
+        assert sheet.width == 3 * (96 + 8)
+        assert sheet.height > 3 * (96 + 8)
+        below = np.asarray(sheet)[100:, :96]
+        assert below[: 13 * 2].min() < 100  # something is written
 
 
 def test_what_is_left_of_a_picture_stands_beside_the_picture_at_its_size(tmp_path: Path) -> None:
@@ -47,7 +69,7 @@ def test_what_is_left_of_a_picture_stands_beside_the_picture_at_its_size(tmp_pat
     options = ["--data", "digits", "--pictures", "2", "--variants", "1", "--preview", str(path)]
     assert _status(["augment", "window(size=6)", *options]) == 0
     with Image.open(path) as sheet:
-        assert sheet.size == (2 * (96 + 8), 2 * (96 + 8))
+        assert sheet.width == 2 * (96 + 8)
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
@@ -59,3 +81,48 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "sheet.png"
     assert _status(["augment", "flip", "--data", str(tmp_path / "photos"), "--preview", str(path)]) == 0
     assert path.exists()
+
+
+def _run(capfd: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert _status(["augment", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return found
+
+
+def test_a_recipe_says_data_sizes_augmentations_and_seed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recipe, path = tmp_path / "own.yaml", str(tmp_path / "sheet.png")
+    recipe.write_text("data: digits\nimage_size: 6\nscale: 12\nseed: 5\nepochs: 3\naugment: flip; rotation\n")
+    found = _run(capfd, str(recipe), "--preview", path, "--pictures", "2", "--variants", "3")
+    assert found["augment"] == "window(size=6); flip; rotation"
+    again = _run(capfd, str(recipe), "--preview", path, "--pictures", "2", "--variants", "3", "--seed", "6")
+    assert again["captions"] != found["captions"]
+    assert all(caption.startswith("window ") for row in found["captions"] for caption in row[1:])
+
+
+def test_mixed_pictures_have_the_labels_of_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("--data", "digits", "--preview", str(tmp_path / "sheet.png"), "--pictures", "4")
+    found = _run(capfd, "flip; mixup(alpha=4)", *options)
+    assert found["augment"] == "flip; mixup(alpha=4.0)"
+    for label, *variants in found["captions"]:
+        for caption in variants:
+            shares = re.findall(r"(\d\.\d\d) (\d)", caption)
+            assert sum(float(share) for share, _ in shares) == pytest.approx(1, abs=0.011)
+            assert label in {name for _, name in shares}
+
+
+def test_corruptions_at_every_severity(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sheet.png"
+    options = ("--data", "digits", "--preview", str(path), "--pictures", "2")
+    found = _run(capfd, "--corruptions", "contrast,shot_noise", *options)
+    assert found["corruptions"] == ["contrast", "shot_noise"]
+    assert found["captions"][2][1:] == [f"shot_noise {each}" for each in range(1, 6)]
+    with Image.open(path) as sheet:
+        assert sheet.width == 6 * (96 + 8)
+
+
+def test_either_augmentations_or_corruptions(refused: Callable[..., str]) -> None:
+    assert "one of them" in refused("augment")
+    assert "one of them" in refused("augment", "flip", "--corruptions", "all")
+    assert "unknown corruption 'frog'" in refused("augment", "--corruptions", "frog")

@@ -94,6 +94,8 @@ def test_unknown_endings_and_missing_packages_are_refused(
     ):
         export(network, SHAPE, tmp_path / "model.h5", {})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match="takes onnx and onnxscript: install what is missing, or"):
+    with pytest.raises(
+        RequestError, match=r"takes onnx and onnxscript: pip install 'polyrhythm\[onnx\]', or"
+    ):
         export(network, SHAPE, tmp_path / "model.onnx", {})
     assert not list(tmp_path.iterdir())

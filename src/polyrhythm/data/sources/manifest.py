@@ -91,7 +91,7 @@ def _parquet(path: Path) -> Iterable[Mapping[str, Any]]:
         from pyarrow import parquet
     except ImportError:
         raise RequestError(
-            f"reading {path} takes the package pyarrow: install it, or give a CSV file"
+            f"reading {path} takes the package pyarrow: pip install 'polyrhythm[parquet]', or give a CSV file"
         ) from None
     check_is_file(path, "the manifest")
     try:

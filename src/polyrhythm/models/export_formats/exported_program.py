@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from polyrhythm.errors import RequestError
 from polyrhythm.models.exporting import FACTS_FILE
 from polyrhythm.specs import Config
 
@@ -17,12 +18,19 @@ if TYPE_CHECKING:
 
 
 class ExportedProgram(Config):
-    """The network's graph, for batches of any size."""
+    """The network's graph, for any number of pictures."""
 
     suffix: ClassVar[str] = ".pt2"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
-        """Write the file; see `ExportFormat.write`."""
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
+        """Write the file; see `ExportFormat.write`.
+
+        Raises:
+            RequestError: pictures of any size are asked for: a graph of this format holds either for maps of one place
+                or for larger ones.
+        """
+        if any_size:
+            raise RequestError("exported_program takes pictures of one size: name an .onnx or a .pt file")
         program = torch.export.export(network, (pictures,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         # By way of memory: on a full disk torch's own writer ends the process.
         written = io.BytesIO()

@@ -1,4 +1,4 @@
-"""ONNX, which most other programs read; writing it needs the packages onnx and onnxscript."""
+"""ONNX, which most other programs read; writing it needs the packages onnx and onnxscript (the extra `onnx`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NEEDED = ("onnx", "onnxscript")
 
 
 class ONNX(Config):
-    """The network's graph, for batches of any size."""
+    """The network's graph, for any number of pictures."""
 
     suffix: ClassVar[str] = ".onnx"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`.
 
         Raises:
@@ -34,7 +34,8 @@ class ONNX(Config):
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise RequestError(
-                f"writing ONNX takes {' and '.join(missing)}: install what is missing, or name a .pt or .pt2 file"
+                f"writing ONNX takes {' and '.join(missing)}: pip install 'polyrhythm[onnx]', or name a .pt or "
+                ".pt2 file"
             )
         with warnings.catch_warnings(action="ignore"):  # the exporter's, about itself
             program = torch.onnx.export(
@@ -42,7 +43,7 @@ class ONNX(Config):
                 (pictures,),
                 input_names=["pictures"],
                 output_names=["probabilities"],
-                dynamic_shapes=({0: torch.export.Dim.DYNAMIC},),
+                dynamic_shapes=(dict.fromkeys((0, 2, 3) if any_size else (0,), torch.export.Dim.DYNAMIC),),
                 dynamo=True,
                 external_data=False,
                 verbose=False,
@@ -52,8 +53,14 @@ class ONNX(Config):
         program.save(str(path))
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Run the file with onnx's reference evaluator; see `ExportFormat.run`."""
-        from onnx.reference import ReferenceEvaluator
+        """Run the file with onnxruntime, or where there is none with onnx's reference; see `ExportFormat.run`."""
+        given = {"pictures": pictures.numpy()}
+        if importlib.util.find_spec("onnxruntime") is not None:
+            from onnxruntime import InferenceSession
 
-        (found,) = ReferenceEvaluator(str(path)).run(None, {"pictures": pictures.numpy()})
+            (found,) = InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, given)
+        else:
+            from onnx.reference import ReferenceEvaluator
+
+            (found,) = ReferenceEvaluator(str(path)).run(None, given)
         return torch.from_numpy(found)

@@ -22,7 +22,7 @@ class TorchScript(Config):
 
     suffix: ClassVar[str] = ".pt"
 
-    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str) -> None:
+    def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`."""
         # that it is an old format, and that tracing may go wrong: what comes out is compared
         with warnings.catch_warnings(action="ignore"):

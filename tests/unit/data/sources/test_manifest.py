@@ -176,7 +176,9 @@ def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RequestError, match="not a table of text in UTF-8"):
         open_data(str(tmp_path / "table.csv"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(RequestError, match="takes the package pyarrow: install it, or give a CSV file"):
+    with pytest.raises(
+        RequestError, match=r"takes the package pyarrow: pip install 'polyrhythm\[parquet\]', or give a CSV"
+    ):
         open_data(str(tmp_path / "table.parquet"))
 
 
