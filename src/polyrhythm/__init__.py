@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.export import export
     from polyrhythm.api.join import Group, join
     from polyrhythm.api.observed_run import Run
+    from polyrhythm.api.plan import plan
     from polyrhythm.api.predict import predict
     from polyrhythm.api.profile import profile
     from polyrhythm.api.replay import replay
@@ -42,6 +43,7 @@ __all__ = [
     "evaluate",
     "export",
     "join",
+    "plan",
     "predict",
     "profile",
     "replay",
@@ -58,6 +60,7 @@ _HOMES = {
     "compare": "polyrhythm.api.compare",
     "evaluate": "polyrhythm.api.evaluate",
     "export": "polyrhythm.api.export",
+    "plan": "polyrhythm.api.plan",
     "predict": "polyrhythm.api.predict",
     "Group": "polyrhythm.api.join",
     "join": "polyrhythm.api.join",

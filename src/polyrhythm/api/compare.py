@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from hashlib import sha256
@@ -100,6 +100,8 @@ class Plan:
         options: that all runs have.
         simulation: arguments of `simulate` (cluster, gradients, …); empty for real runs.
         until: the target, as the user wrote it; None: the best that all reach.
+        cases: strategy, workers and other options of every row, instead of all combinations.
+        asked: the command that made this plan, if it was not `compare`.
     """
 
     strategies: Sequence[str]
@@ -109,14 +111,13 @@ class Plan:
     options: Mapping[str, Any]
     simulation: Mapping[str, Any]
     until: str | None
+    cases: Sequence[Mapping[str, Any]] = ()
+    asked: str = ""
 
     def runs(self) -> list[PlannedRun]:
         """Return all runs, seeds innermost."""
         planned = []
-        for strategy, workers, *values in itertools.product(
-            self.strategies, self.workers, *self.grid.values()
-        ):
-            varied = dict(zip(self.grid, values, strict=True))
+        for strategy, workers, varied in self._rows():
             options = {**self.options, "strategy": strategy, "workers": workers}
             options |= {"until": self.until} if self.until else {}
             for key, value in varied.items():
@@ -127,8 +128,21 @@ class Plan:
                 planned.append(PlannedRun(name=_slug(label), label=label, options={**options, "seed": seed}))
         return planned
 
+    def _rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        if self.cases:
+            for case in self.cases:
+                other = {key: value for key, value in case.items() if key not in ("strategy", "workers")}
+                yield case["strategy"], case["workers"], other
+            return
+        for strategy, workers, *values in itertools.product(
+            self.strategies, self.workers, *self.grid.values()
+        ):
+            yield strategy, workers, dict(zip(self.grid, values, strict=True))
+
     def command(self) -> str:
         """Return the command that makes the same comparison."""
+        if self.asked:
+            return self.asked
         words = ["polyrhythm", "compare", "--strategies", "; ".join(self.strategies)]
         words += ["--workers", ",".join(map(str, self.workers)), "--seeds", str(len(self.seeds))]
         if self.grid:

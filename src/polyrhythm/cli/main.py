@@ -27,6 +27,7 @@ from polyrhythm.cli.doctor import doctor
 from polyrhythm.cli.evaluate import evaluate
 from polyrhythm.cli.export import export
 from polyrhythm.cli.join import join
+from polyrhythm.cli.plan import plan
 from polyrhythm.cli.predict import predict
 from polyrhythm.cli.profile import profile
 from polyrhythm.cli.replay import replay
@@ -96,7 +97,7 @@ app = typer.Typer(
 VERBS = {
     "Train": (train, run, join),
     "Use what was trained": (evaluate, predict, export, average),
-    "Choose": (compare, report),
+    "Choose": (plan, compare, report),
     "Try without the machines": (simulate, replay, profile),
     "Look up": (strategies, analyze, augment, doctor),
 }

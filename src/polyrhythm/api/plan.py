@@ -1,0 +1,586 @@
+"""Which strategy, with how many workers and servers, for time or money: the verb `plan`.
+
+    1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster
+    2  throughput        of each by a rehearsal: a dry run in virtual time, a fraction of a second
+    3  images to target  of the most promising by short trainings in virtual time, with real gradients, over some seeds;
+                         where they end before the target, by the curve of their tests
+    4  ranking           by time, and by money where prices are known
+
+    time to target = images to target / throughput, and that of the trial itself where it got there
+
+How many images a strategy needs hardly depends on who serves its shards, so of candidates that differ in their servers
+alone only the one with the highest throughput is tried.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.api.compare import Compared, carry_out, split_outside
+from polyrhythm.api.compare import Plan as Trials
+from polyrhythm.api.simulate import laid_out, paced_for
+from polyrhythm.config.assemble import default_optimizer, strategy_from
+from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.recipe import configure
+from polyrhythm.config.run_config import refuse_real_only
+from polyrhythm.data.open import open_data
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
+from polyrhythm.events import Event
+from polyrhythm.planning.learning_curve import FEWEST_TESTS, images_to
+from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_to
+from polyrhythm.reporting.comparison import images_to as images_of
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.quantities import counted, duration, significant, whole
+from polyrhythm.simulation.cluster import Cluster, open_cluster
+from polyrhythm.simulation.run import simulate_dry_on
+from polyrhythm.specs import Spec, parse
+
+STRATEGIES = (
+    "synchronous",
+    "parameter_server",
+    "dc_asgd",
+    "ssp",
+    "backup_workers",
+    "mixed",
+    "local_sgd(steps=4)",
+    "local_sgd(steps=16)",
+    "easgd",
+    "ad_psgd",
+)
+"""Of every family those that most often win."""
+PLAN_JSON = "plan.json"
+_STEPS, _ROUNDS, _MOST_STEPS = 40, 4, 400
+_MOST_SERVERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A way to run the job.
+
+    Attributes:
+        strategy: its spec, servers and placement included.
+        family: the spec without them: candidates of one family, workers and options learn alike.
+        workers: how many train.
+        options: batch size and optimizer, where they are varied.
+        images_per_s: by rehearsal.
+        held_back: what held the rehearsal back, in words.
+        hosts: that it takes.
+        price_per_hour: of those; None if it is not known.
+    """
+
+    strategy: str
+    family: str
+    workers: int
+    options: Mapping[str, Any]
+    images_per_s: float = math.nan
+    held_back: str = ""
+    hosts: int = 0
+    price_per_hour: float | None = None
+
+    @property
+    def learns_as(self) -> tuple[Any, ...]:
+        """What its images to a target depend on."""
+        return self.family, self.workers, *map(str, self.options.items())
+
+    @property
+    def name(self) -> str:
+        """The candidate in words."""
+        other = "".join(f", {key} {value}" for key, value in self.options.items())
+        return f"{self.strategy}, {counted(self.workers, 'worker')}{other}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A candidate with what it is predicted to take to the target.
+
+    Attributes:
+        candidate: the way to run the job.
+        images: to the target: the middle, and the ends of what seeds or the curve allow.
+        seconds: likewise.
+        price: at the middle; None if no price is known.
+        reached: in how many trials the target was reached; elsewhere the curve of their tests says.
+        trials: how many there were.
+        command: that runs it.
+    """
+
+    candidate: Candidate
+    images: tuple[float, float, float]
+    seconds: tuple[float, float, float]
+    price: float | None
+    reached: int
+    trials: int
+    command: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON-able dict."""
+        candidate = self.candidate
+        return {
+            "strategy": candidate.strategy,
+            "workers": candidate.workers,
+            "options": dict(candidate.options),
+            "hosts": candidate.hosts,
+            "images_per_s": candidate.images_per_s,
+            "held_back": candidate.held_back,
+            "images": list(map(_finite, self.images)),
+            "seconds": list(map(_finite, self.seconds)),
+            "price": self.price,
+            "reached": self.reached,
+            "trials": self.trials,
+            "command": self.command,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a job is best run as.
+
+    Attributes:
+        folder: of the trials, with their report.
+        cluster: its name.
+        currency: of prices; empty if it is not known.
+        target: that is to be reached.
+        choices: that reach it within budget and deadline, the best first.
+        others: that do not, or take longer than allowed.
+        rehearsed: every candidate, the highest throughput first.
+        pareto: of `choices`, those than which none is both faster and cheaper.
+        refused: candidates that cannot be run, with the reason.
+        for_money: whether the cheapest is first; else the fastest.
+        allowed: the budget or deadline in words; empty without.
+    """
+
+    folder: Path
+    cluster: str
+    currency: str
+    target: Target
+    choices: Sequence[Choice]
+    others: Sequence[Choice]
+    rehearsed: Sequence[Candidate]
+    pareto: Sequence[Choice]
+    refused: Mapping[str, str]
+    for_money: bool
+    allowed: str
+
+    def explained(self, choice: Choice) -> str:
+        """Return a sentence on why a choice stands where it does."""
+        candidate = choice.candidate
+        text = f"{candidate.name}: {whole(candidate.images_per_s)} images/s on {counted(candidate.hosts, 'host')}"
+        if candidate.held_back:
+            text += f", bound by {candidate.held_back}"
+        text += f"; needs {_between(choice.images, whole)} images"
+        fewest = min(each.images[0] for each in (*self.choices, *self.others))
+        if math.isfinite(choice.images[0]) and choice.images[0] > 1.05 * fewest > 0:
+            text += f", {choice.images[0] / fewest:.1f} times the fewest of all"
+        if choice.reached < choice.trials:
+            text += f" by the curve of {counted(choice.trials - choice.reached, 'trial')} that ended before"
+        return text + "."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON-able dict."""
+        return {
+            "cluster": self.cluster,
+            "currency": self.currency or None,
+            "target": {"metric": self.target.metric, "value": self.target.value},
+            "for": "money" if self.for_money else "time",
+            "allowed": self.allowed or None,
+            "choices": [{**each.to_json(), "why": self.explained(each)} for each in self.choices],
+            "others": [each.to_json() for each in self.others],
+            "pareto": [each.candidate.name for each in self.pareto],
+            "rehearsed": [{"name": each.name, "images_per_s": each.images_per_s} for each in self.rehearsed],
+            "refused": dict(self.refused),
+            "report": str(self.folder / "report.html"),
+        }
+
+
+def plan(
+    *,
+    cluster: str | Path,
+    target: str,
+    strategies: str | Sequence[str] = STRATEGIES,
+    workers: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] = (),
+    rates: Sequence[float] = (),
+    budget: float | None = None,
+    currency: str = "",
+    deadline_s: float | None = None,
+    optimise: str | None = None,
+    trials: int = 12,
+    seeds: int = 2,
+    trial_epochs: int | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    **options: Any,
+) -> Plan:
+    """Find out how a job is best run on a cluster; real training is simulated, nothing is run for real.
+
+    Args:
+        cluster: a ready cluster or a cluster file.
+        target: `top1=0.9`, `top5=0.99` or `loss=0.3`.
+        strategies: specs; number and place of servers are found where a spec leaves them open.
+        workers: numbers of workers; None: 1, 2, 4, … and as many as there are places.
+        batch_sizes: of a worker; none: that of `options`.
+        rates: of the optimizer; none: each strategy's default.
+        budget: in the currency of the cluster's prices.
+        currency: of the budget; empty: the cluster's.
+        deadline_s: seconds.
+        optimise: `time` or `money`; None: money where only a deadline is given, else time.
+        trials: candidates that are trained in simulation, each strategy's fastest at least.
+        seeds: of every trial.
+        trial_epochs: after which trials end before the target; None: the epochs of the job.
+        out: the folder of the trials, new or empty; None: a new one under `runs/`.
+        jobs: trials at a time; None: one a core.
+        tell: receives a line about what is done.
+        **options: of `simulate`: `data`, `model`, `epochs`, and any other.
+
+    Raises:
+        RequestError: the request is wrong, nothing reaches the target, or nothing does within budget and deadline.
+    """
+    goal = Target.parse(target)
+    where = open_cluster(cluster)
+    _check(where, budget, deadline_s, optimise, trials, trial_epochs, options)
+    if currency and currency != where.currency:
+        raise RequestError(
+            f"cluster {where.name} has prices in {where.currency or 'no currency that it names'}, not {currency}"
+        )
+    names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
+    refused: dict[str, str] = {}
+    found = _rehearsed(
+        where, list(_candidates(names, _numbers(where, workers), batch_sizes, rates)), options, refused
+    )
+    if not found:
+        raise RequestError(next(iter(refused.values()), "name at least one strategy"))
+    tell(f"rehearsed {counted(len(found), 'candidate')}; {len(refused)} cannot be run here")
+    tried = _most_promising(found, trials)
+    common = dict(options)
+    if trial_epochs is not None:
+        # A schedule that ends with the trial would have its tests flatten before their time.
+        common |= {"epochs": trial_epochs, "schedule": options.get("schedule", "constant")}
+    asked = _command("plan", {"cluster": cluster, "target": target, **options})
+    trainings = Trials(
+        strategies=[],
+        workers=[],
+        seeds=list(range(seeds)),
+        grid={},
+        options=common,
+        simulation={"cluster": str(cluster)},
+        until=target,
+        cases=[{"strategy": each.strategy, "workers": each.workers, **each.options} for each in tried],
+        asked=asked,
+    )
+    done = carry_out(trainings, out=out, jobs=jobs, tell=tell)
+    return _ranked(done, tried, found, refused, where, goal, budget, deadline_s, optimise, common)
+
+
+def _check(
+    where: Cluster,
+    budget: float | None,
+    deadline_s: float | None,
+    optimise: str | None,
+    trials: int,
+    trial_epochs: int | None,
+    options: Mapping[str, Any],
+) -> None:
+    refuse_real_only(options)
+    for key in ("strategy", "workers", "until", "seed"):
+        if key in options:
+            raise RequestError(f"plan finds the strategy and its workers itself: leave --{key} out")
+    if optimise not in (None, "time", "money"):
+        raise RequestError(f"optimise is time or money (given {optimise!r})")
+    for name, value in (("budget", budget), ("deadline", deadline_s)):
+        if value is not None and not value > 0:
+            raise RequestError(f"{name} must be above 0 (given {value:g})")
+    if trials < 1 or (trial_epochs is not None and trial_epochs < 1):
+        raise RequestError("trials and trial-epochs must be at least 1")
+    priced = any(kind.price_per_hour is not None for kind in where.hosts)
+    if not priced and (budget is not None or optimise == "money"):
+        raise RequestError(
+            f"cluster {where.name} has no prices, so nothing is known of money: give its hosts a price_per_hour"
+        )
+
+
+def _numbers(where: Cluster, workers: Sequence[int] | None) -> list[int]:
+    places = sum(machine.places for machine in where.machines)
+    if workers is None:
+        doubled = [1 << power for power in range(places.bit_length())]
+        return sorted({*doubled, places})
+    if not workers or min(workers) < 1:
+        raise RequestError(f"workers must be numbers from 1, as in 1,2,4 (given {list(workers)})")
+    return list(workers)
+
+
+def _candidates(
+    names: Sequence[str], workers: Sequence[int], batch_sizes: Sequence[int], rates: Sequence[float]
+) -> Iterator[Candidate]:
+    for name, count, batch, rate in product(names, workers, batch_sizes or (None,), rates or (None,)):
+        options: dict[str, Any] = {} if batch is None else {"batch_size": batch}
+        if rate is not None:
+            optimizer = default_optimizer(strategy_from(name), count)
+            options["optimizer"] = str(optimizer.model_copy(update={"lr": rate}))
+        for spec in _with_servers(name, count):
+            yield Candidate(strategy=spec, family=str(parse(name)), workers=count, options=options)
+
+
+def _with_servers(name: str, workers: int) -> list[str]:
+    """Return the spec with every number and place of servers that it leaves open."""
+    made, given = strategy_from(name), parse(name)
+    fields = type(made).model_fields
+    varied: dict[str, list[Any]] = {}
+    if "servers" in fields and "servers" not in given.arguments and made.traits(workers).servers:
+        varied["servers"] = [
+            1 << power for power in range(_MOST_SERVERS.bit_length()) if 1 << power <= workers
+        ]
+    if "placement" in fields and "placement" not in given.arguments and made.traits(workers).servers:
+        varied["placement"] = [None, "dedicated"]
+    found = []
+    for values in product(*varied.values()):
+        chosen = {key: value for key, value in zip(varied, values, strict=True) if value is not None}
+        found.append(str(Spec(given.name, {**given.arguments, **chosen})))
+    return found
+
+
+def _rehearsed(
+    where: Cluster, candidates: Sequence[Candidate], options: Mapping[str, Any], refused: dict[str, str]
+) -> list[Candidate]:
+    """Return the candidates that can be run, with their throughput, the highest first."""
+    told = {key: value for key, value in options.items() if key not in ("epochs",)}
+    if isinstance(told.get("data", "fashion-mnist"), str):
+        told["data"] = open_data(
+            told.get("data", "fashion-mnist"),
+            image_size=told.get("image_size"),
+            scale=told.get("scale"),
+            skip_unreadable=bool(told.get("skip_unreadable", False)),
+        )
+        told = {key: value for key, value in told.items() if key not in ("image_size", "scale")}
+    paces: dict[Any, Cluster] = {}
+    found = []
+    for each in candidates:
+        try:
+            config = configure(
+                {}, {**told, **each.options, "strategy": each.strategy, "workers": each.workers}
+            )
+            if config.batch_size not in paces:
+                paces[config.batch_size] = paced_for(where, config)
+            traits = strategy_from(each.strategy).traits(each.workers)
+            steps = min(_MOST_STEPS, max(_STEPS, _ROUNDS * traits.exchange_every))
+            dry_run, _ = assemble_dry_run(config, steps)
+            layout = laid_out(paces[config.batch_size].model_copy(update={"faults": ()}), dry_run)
+        except RequestError as error:
+            refused.setdefault(each.name, str(error))
+            continue
+        figures = RunFigures()
+        emit: Callable[[Event], None] = figures.add
+        simulate_dry_on(layout, dry_run, emit)
+        bound = held_back(figures)
+        found.append(
+            replace(
+                each,
+                images_per_s=figures.images_per_s,
+                held_back=bound.text.partition(":")[0] if bound else "",
+                hosts=len(layout.hosts_used),
+                price_per_hour=layout.price_per_hour,
+            )
+        )
+    return sorted(found, key=lambda each: -each.images_per_s)
+
+
+def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the candidates to try: of those that learn alike the fastest; every strategy's fastest come first."""
+    fastest: dict[tuple[Any, ...], Candidate] = {}
+    for each in found:  # the highest throughput first
+        fastest.setdefault(each.learns_as, each)
+    of_family: dict[str, Candidate] = {}
+    for each in fastest.values():
+        of_family.setdefault(each.family, each)
+    firsts = list(of_family.values())
+    rest = [each for each in fastest.values() if each not in firsts]
+    return [*firsts, *rest][: max(count, len(firsts))]
+
+
+def _ranked(
+    done: Compared,
+    tried: Sequence[Candidate],
+    found: Sequence[Candidate],
+    refused: dict[str, str],
+    where: Cluster,
+    goal: Target,
+    budget: float | None,
+    deadline_s: float | None,
+    optimise: str | None,
+    options: Mapping[str, Any],
+) -> Plan:
+    assert done.folder is not None
+    rows = {(row.strategy, row.workers, *_shown(row)): row for row in done.comparison.rows}
+    every = []
+    for each in tried:
+        row = _row_of(each, rows)
+        if row is None:
+            refused.setdefault(each.name, "its trials did not start")
+            continue
+        every.append(_choice(each, row, goal, options))
+    reaching = [each for each in every if math.isfinite(each.seconds[0])]
+    if not reaching:
+        raise RequestError(_nothing(goal, done))
+    for_money = optimise == "money" or (optimise is None and deadline_s is not None and budget is None)
+    if all(each.price is None for each in reaching):
+        for_money = False
+
+    def cost(choice: Choice) -> tuple[float, float]:
+        price = math.inf if choice.price is None else choice.price
+        return (price, choice.seconds[0]) if for_money else (choice.seconds[0], price)
+
+    def allowed(choice: Choice) -> bool:
+        within = deadline_s is None or choice.seconds[0] <= deadline_s
+        return within and (budget is None or (choice.price is not None and choice.price <= budget))
+
+    choices = sorted(filter(allowed, reaching), key=cost)
+    limits = [f"{budget:g} {where.currency}".strip()] if budget is not None else []
+    limits += [duration(deadline_s)] if deadline_s is not None else []
+    if not choices:
+        raise RequestError(_too_little(goal, " and ".join(limits), reaching, where.currency))
+    made = Plan(
+        folder=done.folder,
+        cluster=where.name,
+        currency=where.currency,
+        target=goal,
+        choices=choices,
+        others=[each for each in every if each not in choices],
+        rehearsed=found,
+        pareto=_pareto(choices),
+        refused=refused,
+        for_money=for_money,
+        allowed=" and ".join(limits),
+    )
+    (done.folder / PLAN_JSON).write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="utf-8")
+    return made
+
+
+def _shown(row: Row) -> tuple[str, ...]:
+    config = row.runs[0].config
+    return str(config.get("batch_size")), str(config.get("optimizer"))
+
+
+def _row_of(candidate: Candidate, rows: Mapping[tuple[Any, ...], Row]) -> Row | None:
+    for (strategy, workers, batch, optimizer), row in rows.items():
+        same = strategy == candidate.strategy and workers == candidate.workers
+        options = candidate.options
+        same = same and str(options.get("batch_size", batch)) == batch
+        if same and str(options.get("optimizer", optimizer)) == optimizer:
+            return row
+    return None
+
+
+def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, Any]) -> Choice:
+    each = [_images(run, goal) for run in row.runs]
+    reached = [run for run in row.runs if run.test_at(goal) is not None]
+    # One trial's own range if it is alone; else from the least to the most that seeds say.
+    images = (
+        statistics.fmean(middle for middle, _, _ in each),
+        min(low for _, low, _ in each),
+        max(high for _, _, high in each),
+    )
+    rate = row.mean(throughput)
+    if not math.isfinite(rate) or rate <= 0:
+        rate = candidate.images_per_s
+    middle, low, high = (number / rate for number in images)
+    if len(reached) == len(row.runs):
+        times = [time_to(goal)(run) for run in row.runs]
+        middle, low, high = statistics.fmean(times), min(times), max(times)
+    hourly = candidate.price_per_hour
+    price = None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly
+    told = {
+        **options,
+        "strategy": candidate.strategy,
+        "workers": candidate.workers,
+        **candidate.options,
+        "until": f"{goal.metric}={goal.value:g}",
+    }
+    if len(reached) < len(row.runs) and math.isfinite(images[2]):
+        seen = max(test.images for run in row.runs for test in run.tests)
+        done = max(int(run.known["epochs"]) for run in row.runs)
+        told["epochs"] = math.ceil(images[2] / seen * done)
+    return Choice(
+        candidate=candidate,
+        images=images,
+        seconds=(middle, low, high),
+        price=price,
+        reached=len(reached),
+        trials=len(row.runs),
+        command=_command("train", told),
+    )
+
+
+def _images(run: ComparedRun, goal: Target) -> tuple[float, float, float]:
+    """Return the images of a run to the target, and their interval; infinite if it never gets there."""
+    if run.test_at(goal) is not None:
+        seen = images_of(goal)(run)
+        return seen, seen, seen
+    if len(run.tests) < FEWEST_TESTS:
+        return math.inf, math.inf, math.inf
+    at = [float(test.images) for test in run.tests]
+    if goal.metric == "loss":
+        return images_to(at, [test.event.test_loss for test in run.tests], goal.value)
+    tops = [test.event.test_top1 if goal.metric == "top1" else test.event.test_top5 for test in run.tests]
+    return images_to(at, [max(1 - top, 1e-6) for top in tops], 1 - goal.value)
+
+
+def _pareto(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices than which none is both faster and cheaper; none where prices are not known."""
+    priced = sorted(
+        ((each.seconds[0], each.price, each) for each in choices if each.price is not None),
+        key=lambda entry: entry[:2],
+    )
+    found: list[Choice] = []
+    cheapest = math.inf
+    for _, price, each in priced:
+        if price < cheapest:
+            found.append(each)
+            cheapest = price
+    return found
+
+
+def _nothing(goal: Target, done: Compared) -> str:
+    best = done.comparison.most_accurate()
+    top = f": the best was {100 * best.mean(lambda run: run.best()):.1f} % by {best.name}" if best else ""
+    return f"nothing reaches {goal}{top}; ask for less, or for more --epochs ({done.folder}/report.html)"
+
+
+def _too_little(goal: Target, limit: str, reaching: Sequence[Choice], currency: str) -> str:
+    quickest = min(reaching, key=lambda each: each.seconds[0])
+    text = f"nothing reaches {goal} within {limit}: the fastest, {quickest.candidate.name}, takes "
+    text += duration(quickest.seconds[0])
+    priced = [each for each in reaching if each.price is not None]
+    if priced:
+        cheapest = min(priced, key=lambda each: each.price or 0.0)
+        text += f"; the cheapest, {cheapest.candidate.name}, {significant(cheapest.price or 0.0)} {currency}".rstrip()
+    return text
+
+
+def _between(values: tuple[float, float, float], write: Callable[[float], str]) -> str:
+    middle, low, high = values
+    if low == high or write(low) == write(high):
+        return write(middle)
+    return f"{write(middle)} ({write(low)} to {write(high) if math.isfinite(high) else 'no end'})"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _command(verb: str, options: Mapping[str, Any]) -> str:
+    words = ["polyrhythm", verb]
+    for key, value in options.items():
+        if value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif value not in (None, False):
+            words += [f"--{key.replace('_', '-')}", str(value)]
+    return shlex.join(words)

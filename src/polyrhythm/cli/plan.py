@@ -1,0 +1,156 @@
+"""`polyrhythm plan`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.config.run_config import REAL_ONLY
+from polyrhythm.errors import RequestError
+
+if TYPE_CHECKING:
+    from polyrhythm.api.plan import Choice, Plan
+
+_SHOWN, _EXPLAINED = 12, 3
+
+
+@partial(with_run_options, left_out=("strategy", "workers", "seed", "until"), unmentioned=REAL_ONLY)
+def plan(
+    cluster: Annotated[str, typer.Option(help="A cluster file or a ready cluster; `profile` writes yours.")],
+    target: Annotated[str, typer.Option(help="What is to be reached: top1=0.9, top5=0.99 or loss=0.3.")],
+    strategies: Annotated[
+        str | None, typer.Option(help="What to choose among, with ; between (default: ten of all families).")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Numbers of workers, as 1,2,4 (default: up to the cluster's places).")
+    ] = None,
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Batch sizes of a worker to choose among, as 32,64.")
+    ] = None,
+    rates: Annotated[str | None, typer.Option(help="Learning rates to choose among, as 0.05,0.1.")] = None,
+    budget: Annotated[str | None, typer.Option(help="At most so much money, as 20 or 20USD.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="At most so long, as 90s, 30m or 2h.")] = None,
+    optimise: Annotated[
+        str | None, typer.Option(help="time or money (default: money with a deadline alone, else time).")
+    ] = None,
+    trials: Annotated[int, typer.Option(metavar="N", help="Candidates that are trained in simulation.")] = 12,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of every trial.")] = 2,
+    trial_epochs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="End trials early, and predict the rest from their tests."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Trials at a time (default: one a core).")
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder of the trials (default: a new one in runs/).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    **options: Any,
+) -> None:
+    """Find out how a job is best run on a cluster: strategy, workers, servers, for time or money."""
+    from polyrhythm.api.plan import STRATEGIES
+    from polyrhythm.api.plan import plan as planned
+
+    money, currency = _money(budget)
+    found = planned(
+        cluster=cluster,
+        target=target,
+        strategies=STRATEGIES if strategies is None else strategies,
+        workers=None if workers is None else _list(workers, int, "workers"),
+        batch_sizes=() if batch_sizes is None else _list(batch_sizes, int, "batch-sizes"),
+        rates=() if rates is None else _list(rates, float, "rates"),
+        budget=money,
+        currency=currency,
+        deadline_s=_seconds(deadline),
+        optimise=optimise,
+        trials=trials,
+        seeds=seeds,
+        trial_epochs=trial_epochs,
+        out=out,
+        jobs=jobs,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        **options,
+    )
+    if json:
+        print_json(found.to_json())
+    else:
+        _say(found)
+
+
+def _say(found: Plan) -> None:
+    from polyrhythm.reporting.quantities import UNKNOWN, duration, significant, whole
+
+    def row(rank: str, choice: Choice) -> list[str]:
+        candidate = choice.candidate
+        return [
+            rank,
+            candidate.strategy,
+            str(candidate.workers),
+            ", ".join(f"{key}={value}" for key, value in candidate.options.items()),
+            whole(candidate.images_per_s),
+            duration(choice.seconds[0]),
+            f"{duration(choice.seconds[1])} to {duration(choice.seconds[2])}",
+            UNKNOWN if choice.price is None else significant(choice.price),
+            "yes" if choice in found.pareto else "",
+        ]
+
+    shown = found.choices[:_SHOWN]
+    money = f"price {found.currency}".strip()
+    heads = ["", "strategy", "workers", "options", "images/s", "time", "from, to", money, "Pareto"]
+    rows = [row(str(place), each) for place, each in enumerate(shown, 1)]
+    kept = [place for place, _ in enumerate(heads) if any(line[place] not in ("", UNKNOWN) for line in rows)]
+    within = f" within {found.allowed}" if found.allowed else ""
+    print_table(
+        f"to {found.target} on {found.cluster}{within}, best for {'money' if found.for_money else 'time'} first",
+        [heads[place] for place in kept],
+        [[line[place] for place in kept] for line in rows],
+    )
+    print()
+    for each in found.choices[:_EXPLAINED]:
+        print(found.explained(each))
+    late = [each for each in found.others if each not in found.choices]
+    if late:
+        print(f"not in time, or never: {'; '.join(each.candidate.name for each in late)}")
+    if not any(each.price is not None for each in found.choices):
+        print("price       not known: the cluster's hosts have no price_per_hour")
+    print(f"report      {found.folder}/report.html")
+    print(f"run it      {found.choices[0].command}")
+
+
+def _list(text: str, kind: Any, name: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"{name} must be numbers with commas between (given {text!r})") from None
+
+
+def _money(text: str | None) -> tuple[float | None, str]:
+    """Read `20`, `20USD` or `20 USD`."""
+    if text is None:
+        return None, ""
+    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z]*)\s*", text)
+    try:
+        return float(found[1] if found else "?"), found[2] if found else ""
+    except ValueError:
+        raise RequestError(f"cannot read the budget {text!r}: write 20 or 20USD") from None
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read `90`, `90s`, `30m`, `2h` or `1d`."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([smhd]?)\s*", text)
+    try:
+        return float(found[1]) * _UNITS[found[2]] if found else float("?")
+    except ValueError:
+        raise RequestError(f"cannot read the deadline {text!r}: write 90s, 30m or 2h") from None

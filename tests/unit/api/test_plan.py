@@ -1,0 +1,116 @@
+"""`plan`: which candidates there are, which are tried, how they are ranked, and that wrong requests are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.api import plan as planning
+from polyrhythm.api.plan import Candidate, Choice, plan
+from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
+
+JOB: dict[str, Any] = {"cluster": "ut_austin", "data": "digits", "model": "mlp"}
+
+
+def candidate(family: str, workers: int = 2, speed: float = 1.0, **changed: Any) -> Candidate:
+    return Candidate(
+        strategy=changed.pop("strategy", family),
+        family=family,
+        workers=workers,
+        options={},
+        images_per_s=speed,
+        **changed,
+    )
+
+
+def choice(name: str, seconds: float, price: float | None) -> Choice:
+    return Choice(
+        candidate=candidate(name),
+        images=(1.0, 1.0, 1.0),
+        seconds=(seconds,) * 3,
+        price=price,
+        reached=1,
+        trials=1,
+        command="",
+    )
+
+
+def test_servers_and_their_place_are_answers_unless_they_are_given() -> None:
+    found = planning._with_servers("parameter_server", 4)
+    assert len(found) == 6
+    assert "parameter_server(servers=2, placement=dedicated)" in found
+    assert planning._with_servers("parameter_server(servers=3, placement=shared)", 4) == [
+        "parameter_server(servers=3, placement=shared)"
+    ]
+    assert planning._with_servers("synchronous", 4) == ["synchronous"]
+
+
+def test_every_strategy_is_tried_and_of_its_servers_only_the_fastest() -> None:
+    found = [
+        candidate("a", speed=9, strategy="a(servers=2)"),
+        candidate("a", speed=8, strategy="a(servers=1)"),
+        candidate("a", workers=1, speed=7),
+        candidate("b", speed=6),
+        candidate("c", speed=5),
+    ]
+    assert [each.images_per_s for each in planning._most_promising(found, 1)] == [9, 6, 5]
+    assert [each.images_per_s for each in planning._most_promising(found, 4)] == [9, 6, 5, 7]
+
+
+def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
+    choices = [choice("a", 1, 9), choice("b", 2, 5), choice("c", 3, 6), choice("d", 4, 5), choice("e", 5, 1)]
+    assert [each.candidate.family for each in planning._pareto(choices)] == ["a", "b", "e"]
+    assert planning._pareto([choice("a", 1, None)]) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"target": "top1=2"}, "cannot read the target"),
+        ({"cluster": "office", "budget": 3.0}, "cluster office has no prices"),
+        ({"budget": 3.0, "currency": "EUR"}, "has prices in USD, not EUR"),
+        ({"budget": -1.0}, "budget must be above 0"),
+        ({"optimise": "beauty"}, "optimise is time or money"),
+        ({"strategy": "synchronous"}, "leave --strategy out"),
+        ({"trials": 0}, "must be at least 1"),
+        ({"workers": [99], "strategies": "synchronous"}, "99 workers do not fit"),
+        ({"strategies": "synchronos"}, "did you mean synchronous"),
+    ],
+)
+def test_requests_that_cannot_be_are_refused_before_anything_is_written(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        plan(**{**JOB, "target": "top1=0.5", "out": tmp_path / "plan", **changed})
+    assert not (tmp_path / "plan").exists()
+
+
+def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
+    """One trial reaches the target; its time is that of its test, and its price that of its host for that time."""
+    asked = {**JOB, "strategies": "synchronous", "workers": [1], "seeds": 1, "jobs": 1}
+    found = plan(**asked, target="top1=0.5", epochs=3, out=tmp_path / "plan")
+    (best,) = found.choices
+    (folder,) = (path for path in (tmp_path / "plan").iterdir() if path.is_dir())
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    first = next(event for event in events if event.get("test_top1", 0) >= 0.5)
+    assert best.seconds[0] == first["time_s"]
+    assert best.price == pytest.approx(0.19 * first["time_s"] / 3600)
+    assert best.reached == best.trials == 1
+    assert found.pareto == [best]
+    assert "--strategy synchronous --workers 1 --until top1=0.5" in best.command
+    assert "images/s on 1 host" in found.explained(best)
+    assert json.loads((tmp_path / "plan" / "plan.json").read_text())["choices"][0]["workers"] == 1
+
+
+def test_too_small_a_budget_says_what_the_cheapest_takes() -> None:
+    text = planning._too_little(
+        Target("top1", 0.5), "1 USD", [choice("a", 90, 5.0), choice("b", 100, 2.0)], "USD"
+    )
+    assert text == (
+        "nothing reaches top-1 50.0 % within 1 USD: the fastest, a, 2 workers, takes 0:01:30; the cheapest, b, "
+        "2 workers, 2 USD"
+    )
