@@ -41,6 +41,8 @@ VARIATIONS = [
     "parameter_server(servers=2, consistency=bounded_staleness(s=1), merge=delay_compensated)",
     "synchronous(collective=ring)",
     "synchronous(transfer=bfloat16)",
+    "synchronous(compress=top_k(density=0.2, dense_below=0))",
+    "synchronous(compress=one_bit(dense_below=0))",
     "easgd(mode=synchronous, tau=1, servers=2)",
     "sgp(overlap=True)",
     "bmuf(steps=2, nesterov=True)",

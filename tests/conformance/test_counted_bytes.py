@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from conformance.jobs import PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
+from polyrhythm.compression.layout import Layout
 from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.training.flat_parameters import TAIL, FlatParameters
+from polyrhythm.training.flat_parameters import TAIL, FlatParameters, shards
 
 HEADER = 64
 
@@ -24,7 +25,21 @@ def all_reduce(members, payload, buckets):
     return 2 * (members - 1) * payload + 2 * members * (members - 1) * HEADER * buckets
 
 
+def compressed(strategy, workers, size):
+    """Each worker's payload to all others; of dense ones a slice to each, and the sum of its own slice to all."""
+    made, dtype = strategy.compress, torch.float32 if size == 4 else torch.float64
+    layout = Layout.of([(5, 16), (5,), (3, 5), (3,)], made)
+    if made.sparse or workers == 2:
+        return workers * (workers - 1) * (layout.nbytes(made, dtype) + HEADER)
+    slices = [
+        layout.part(made, part.start, part.stop).nbytes(made, dtype) for part in shards(PARAMETERS, workers)
+    ]
+    return 2 * (workers - 1) * (sum(slices) + workers * HEADER)
+
+
 def synchronous(strategy, workers, size, buckets):
+    if strategy.compress is not None:
+        return compressed(strategy, workers, size)
     if strategy.transfer != "full":  # what is no gradient is apart, as whole numbers of eight bytes
         return all_reduce(workers, PARAMETERS * 2, buckets) + all_reduce(workers, TAIL * 8, 1)
     return all_reduce(workers, (PARAMETERS + TAIL) * size, buckets)

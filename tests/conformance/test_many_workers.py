@@ -1,5 +1,7 @@
 """What every strategy owes with several workers: agreement, repeatability, learning, and the dtype that it got."""
 
+import re
+
 import pytest
 import torch
 
@@ -138,7 +140,7 @@ def test_a_loss_that_is_not_finite_is_named(spec):
     text = str(caught.value)
     assert "\n" not in text
     assert "the loss is nan at step" in text or "the loss is inf at step" in text
-    assert "learning rate 1e+38" in text or "learning rate 9" in text
+    assert re.search(r"learning rate [0-9.]+e\+3[78]:", text)  # where it has got to along its schedule
     assert "worker" in text
     assert "rank" in text
     assert "lower the learning rate" in text

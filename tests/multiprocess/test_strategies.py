@@ -32,6 +32,8 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("mixed(replicas=3, consistency=synchronous)", 3),
     ("synchronous(collective=ring)", 3),
     ("synchronous(transfer=bfloat16)", 3),
+    ("synchronous(compress=one_bit(dense_below=0))", 3),
+    ("synchronous(compress=power_sgd(rank=1, dense_below=0))", 3),
     ("synchronous(collective=two_level(group=2, between=recursive_doubling))", 4),
     ("parameter_server(servers=2, consistency=synchronous)", 3),
     ("mixed(replicas=2, consistency=synchronous)", 3),

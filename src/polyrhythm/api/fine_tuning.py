@@ -389,7 +389,7 @@ class FineTuning:
         best: bool,
     ) -> Run | None:
         config = self._config
-        usual = default_optimizer(strategy_from(config.strategy), config.workers)
+        usual = default_optimizer(strategy_from(config.strategy, config.compress), config.workers)
         optimizer = usual.model_copy(update={"lr": stage.rate * usual.lr})
         size = min(config.batch_size, max(4, len(dataset.train) // (_STEPS_AN_EPOCH * config.workers)))
         options = {name: getattr(config, name) for name in type(config).model_fields} | {

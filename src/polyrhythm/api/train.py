@@ -183,7 +183,8 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
         if out is not None and is_silent():
             return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
         return choose_folder(
-            out, f"{strategy_from(config.strategy).name}-{name_of(config.model).split('(')[0]}"
+            out,
+            f"{strategy_from(config.strategy, config.compress).name}-{name_of(config.model).split('(')[0]}",
         )
     if out is not None:
         raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
@@ -230,7 +231,7 @@ def _observed_with_trace(job: Job, config: RunConfig, observers: Sequence[Observ
 
 
 def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig:
-    workers = torchrun.workers_of(strategy_from(config.strategy)) + config.vacant
+    workers = torchrun.workers_of(strategy_from(config.strategy, config.compress)) + config.vacant
     if options.get("workers") not in (None, workers):
         raise RequestError(
             f"torchrun's processes leave {workers} workers, not {options['workers']}: omit --workers"

@@ -42,8 +42,9 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use
-from polyrhythm.specs import Config, build
+from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.strategy import Remarks, Strategy
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution, Precision, check_learns_alone
@@ -67,15 +68,35 @@ _AHEAD = 4
 _log = logging.getLogger(__name__)
 
 
-def strategy_from(spec: Any) -> Strategy:
+def strategy_from(spec: Any, compress: Any = None) -> Strategy:
     """Build a strategy from its spec.
 
+    Args:
+        spec: of the strategy.
+        compress: spec of what compresses what it sends; None: nothing, or what `spec` names.
+
     Raises:
-        RequestError: unknown name or key, or a value out of range.
+        RequestError: unknown name or key, a value out of range, or a strategy that cannot be compressed.
     """
     made = _made("strategy", spec, *FAMILIES)
     assert isinstance(made, Strategy)
-    return made
+    if compress is None or compress == "none":
+        return made
+    return compressed(made, compress)
+
+
+def compressed(strategy: Strategy, compress: Any) -> Strategy:
+    """Return a strategy with a compressor of what it sends.
+
+    Raises:
+        RequestError: it cannot have one, or has one already.
+    """
+    if not isinstance(strategy, Compressible):
+        raise RequestError(f"compress: {strategy.name} cannot be compressed: {strategy.why_not_compressed}")
+    given = {key: getattr(strategy, key) for key in strategy.model_fields_set}
+    if given.get("compress") is not None:
+        raise RequestError(f"compress is given twice, for {strategy} as well: leave one of them out")
+    return validated(f"strategy {strategy.name}", type(strategy), given | {"compress": compress})
 
 
 def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
@@ -127,7 +148,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     Raises:
         RequestError: the request is invalid.
     """
-    strategy = strategy_from(config.strategy)
+    strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
     _check_together(config, strategy)
     device = device_from(config.device)
@@ -481,6 +502,7 @@ def try_out(
     if traits.shards:
         check_shards(made, model, traits.shards)
     flat = FlatParameters(model)
+    strategy.check_model(flat)
     strategy.check(workers, OptimizerPlan.of(made, flat))
     if traits.cuts_network:
         with torch.random.fork_rng(devices=[]):

@@ -97,7 +97,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     Raises:
         RequestError: the request is invalid.
     """
-    strategy = strategy_from(config.strategy)
+    strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
     dataset = open_data(
         config.data,

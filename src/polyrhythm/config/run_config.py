@@ -55,6 +55,11 @@ class RunConfig(BaseModel):
     strategy: Any = _job(
         default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
     )
+    compress: Any = _job(
+        default=None,
+        description="What shrinks what ranks send, where the strategy allows it: top_k(density=0.01), power_sgd, qsgd "
+        "(default: nothing).",
+    )
     workers: int = _job(default=2, ge=1, le=_MOST_WORKERS, description="How many workers train.")
     epochs: int | None = _job(
         default=None,
@@ -323,6 +328,7 @@ class RunOptions(TypedDict, total=False):
     data: Any
     model: Any
     strategy: Any
+    compress: Any
     workers: int
     epochs: int | None
     until: str | None

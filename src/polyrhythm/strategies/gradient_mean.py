@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 
@@ -45,7 +46,11 @@ class GradientMean:
     Attributes:
         word: a small number that travels in place of the request to stop; None: that request.
         words: the sum of all members'.
+        remembers: whether this member keeps something from step to step that others do not have.
+        learning_rate: with which the mean will be used, where that matters.
     """
+
+    remembers: ClassVar[bool] = False
 
     def __init__(
         self, group: Communicator, flat: FlatParameters, collective: Collective | None = None
@@ -62,6 +67,7 @@ class GradientMean:
         self._weight = 0.0
         self.word: float | None = None
         self.words = 0.0
+        self.learning_rate = 0.0
         self._step = Step(0)
         self._under_way: list[Handle] = []
 
@@ -130,6 +136,16 @@ class GradientMean:
             with suppress(PeerLost):
                 handle.wait()
         self._under_way = []
+
+    def commit(self) -> None:
+        """Take note that the last exchange was whole, although it broke for this member."""
+
+    def state(self) -> State:
+        """Return what it keeps from step to step."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
 
     def finish(self, step: Step) -> tuple[float, bool]:
         """Wait for all buckets, starting those that nobody has.

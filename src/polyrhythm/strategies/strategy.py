@@ -183,10 +183,14 @@ class Strategy(Config):
     Attributes:
         paper: that it comes from; for the generated tables.
         facts: for the generated tables.
+        why_not_compressed: why it has no `compress` key, and what has, for an error's text.
     """
 
     paper: ClassVar[Paper] = UNPUBLISHED
     facts: ClassVar[Facts] = UNKNOWN
+    why_not_compressed: ClassVar[str] = (
+        "nothing here decodes what its ranks send; use synchronous, parameter_server, local_sgd or d_psgd"
+    )
 
     def traits(self, workers: int) -> Traits:
         """Return what holds for runs with so many workers."""
@@ -210,6 +214,13 @@ class Strategy(Config):
         """
         if workers < 1:
             raise RequestError(f"workers must be at least 1 (given {workers})")
+
+    def check_model(self, flat: FlatParameters) -> None:
+        """Refuse a model that cannot work with these options.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Return how a checkpoint of `before` workers is converted for `after` workers.

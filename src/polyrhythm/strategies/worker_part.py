@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -87,7 +87,7 @@ class WorkerPart:
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
     """
 
-    replicated: ClassVar[bool] = False
+    replicated: bool = False
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()

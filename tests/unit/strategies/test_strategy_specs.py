@@ -100,7 +100,7 @@ def test_specs_come_back_as_they_were_written(text):
         ),
         (
             "synchronous(servers=1)",
-            r"unknown key of strategy synchronous 'servers': there are bucket_bytes, collective, transfer",
+            r"unknown key of strategy synchronous 'servers': there are bucket_bytes, collective, compress, transfer",
         ),
         ("synchronous(collective=rign)", r"unknown collective 'rign': did you mean ring\?"),
         (

@@ -131,7 +131,7 @@ _HALF_MADE = "half_made"
 class LazyWorker(Regroups, OverlapsBackward, LazyUse):
     """Sends buckets in the background, and updates each just before its parameters are used again."""
 
-    replicated: ClassVar[bool] = True
+    replicated = True
 
     def __init__(self, setting: WorkerSetting, collective: Collective, piece_bytes: int) -> None:
         super().__init__()

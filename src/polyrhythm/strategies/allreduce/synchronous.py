@@ -7,7 +7,8 @@ exchange.
     w' = w - lr * sum_i b_i g_i / sum_i b_i        b_i samples in worker i's batch, g_i their mean gradient
 
 Every worker runs the same optimiser on the same sums, and so holds the same bits. With `transfer`, gradients
-travel as float16 or bfloat16 (see `gradient_mean`).
+travel as float16 or bfloat16 (see `gradient_mean`); with `compress`, as few bytes as a compressor makes of them (see
+`compressed_mean`).
 
 Between hosts the update follows the sums bucket by bucket, and is made as a whole or not at all:
 
@@ -32,19 +33,19 @@ from torch import Tensor
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.errors import OutOfStep, RunError
+from polyrhythm.errors import OutOfStep, RequestError, RunError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
+from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import Resharding, State, below
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
     GroupOutput,
     Paper,
     SizesBuckets,
-    Strategy,
     Traits,
 )
 from polyrhythm.strategies.worker_part import (
@@ -61,13 +62,14 @@ from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParame
 from polyrhythm.training.optimizer_plan import OptimizerPlan, OwnOptimizer, SlicedOptimizer
 
 
-class Synchronous(Strategy, SizesBuckets, AveragesGradients):
+class Synchronous(Compressible, SizesBuckets, AveragesGradients):
     """All workers average their gradients at every step.
 
     Attributes:
         collective: how gradients are added up; `ring`, `recursive_doubling`, `auto`, … or the `library`'s own.
         bucket_bytes: least bytes of a bucket, which travels as one; `tuned`: as the links are measured to want it.
         transfer: as what gradients travel: `full`, as what they are, or with half the bytes as `float16` or `bfloat16`.
+        compress: what shrinks gradients before they travel; None: nothing.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -88,8 +90,19 @@ class Synchronous(Strategy, SizesBuckets, AveragesGradients):
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES
     transfer: Transfer = "full"
 
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        super().check(workers, plan)
+        if self.compress is not None and self.transfer != "full":
+            raise RequestError(
+                f"transfer={self.transfer} and compress={self.compress.name} say as what gradients travel: give one"
+            )
+
     def traits(self, workers: int) -> Traits:
-        return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
+        compress = self.compress
+        if compress is None:
+            return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
+        alone = not (compress.own_momentum or compress.votes)
+        return Traits(exact_sums=False, sends_by_value=True, plain_alone=alone)
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return regrouping, unless a successor would have to measure what the others have measured before."""
@@ -99,13 +112,25 @@ class Synchronous(Strategy, SizesBuckets, AveragesGradients):
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
 
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
-        return gradient_mean(group, flat, self.collective, self.transfer)
+        if self.compress is None:
+            return gradient_mean(group, flat, self.collective, self.transfer)
+        from polyrhythm.strategies.compressed_mean import CompressedMean  # no other run pays for it
+
+        return CompressedMean(group, flat, self.compress, self.collective)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        return SynchronousWorker(setting, self.collective, self.transfer)
+        return SynchronousWorker(setting, self.gradient_mean(setting.workers, setting.flat))
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        if self.compress is None:
+            return super().resharding(before, after)
+        from polyrhythm.strategies.compressed_mean import of_compressed  # no other run pays for it
+
+        return of_compressed(before, after)
 
 
 _MEAN = "mean_gradient"
+_KEPT = "mean."
 _MOST_AVERAGES = 1 << 20
 """More than there are of gradients before an update."""
 
@@ -113,13 +138,14 @@ _MOST_AVERAGES = 1 << 20
 class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
     """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
-    replicated: ClassVar[bool] = True
+    replicated = True
 
-    def __init__(self, setting: WorkerSetting, collective: Collective, transfer: Transfer) -> None:
+    def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
         self._workers = setting.workers
         self._flat = setting.flat
-        self._mean = gradient_mean(setting.workers, setting.flat, collective, transfer)
+        self._mean = mean
+        self.replicated = not mean.remembers
         self._plan = setting.plan
         self._optimizer: FlatOptimizer | OwnOptimizer | BucketwiseUpdate = setting.plan.whole(
             setting.flat.vector
@@ -147,6 +173,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         if isinstance(self._optimizer, BucketwiseUpdate):
             weight, stop = self._optimizer.step(self._mean, step, learning_rate)
         else:
+            self._mean.learning_rate = learning_rate
             weight, stop = self._mean.finish(step)
             if weight > 0:  # else everyone sat the step out, as float16 makes them do
                 self._optimizer.step(self._flat.gradients, learning_rate)
@@ -212,6 +239,19 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
             self._flat.gradients.copy_(self._handed)
             self._handed = None
 
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Take over the newest worker's state, but for what its compression has kept back, which is its own."""
+        if not self._mean.remembers:
+            return super().take_over(newest, done, step)
+        if done >= 0:  # the step broke here only: the newest worker has had this one's part of it
+            self._mean.commit()
+        tensors = {name: value for name, value in newest[0].items() if not name.startswith(_KEPT)}
+        own, told_of = self._mean.state()
+        common = below(_KEPT, newest[0])
+        own = {name: value for name, value in common.items() if "factor." in name} | own
+        tensors |= {_KEPT + name: value for name, value in own.items()}
+        return super().take_over((tensors, newest[1] | {"mean": told_of}), done, step)
+
     def _prepare(self) -> None:
         """Prepare the mean, and have the optimiser work as it comes: whether in parts is known only then."""
         self._mean.prepare()
@@ -231,6 +271,10 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
             RunError: the mean before the one that broke was not kept.
         """
         tensors, facts = self._optimizer.state()
+        if self._mean.remembers:
+            kept, told_of = self._mean.state()
+            tensors = tensors | {_KEPT + name: value for name, value in kept.items()}
+            facts = facts | {"mean": told_of}
         if not self._averages:
             return tensors, facts
         mean = self._latest if self._breaks else self._flat.gradients
@@ -244,6 +288,10 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
 
     def load_state(self, state: State) -> None:
         tensors, facts = dict(state[0]), dict(state[1])
+        if self._mean.remembers:
+            kept = below(_KEPT, tensors)
+            self._mean.load_state((kept, facts.pop("mean")))
+            tensors = {name: value for name, value in tensors.items() if not name.startswith(_KEPT)}
         self._handed, told = tensors.pop(_MEAN, None), facts.pop(_MEAN, None)
         self._averages = 0
         if told is not None:

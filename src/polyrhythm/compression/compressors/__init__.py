@@ -1,0 +1,1 @@
+"""Compressors: one file an algorithm. The folder is the list."""

@@ -1,0 +1,71 @@
+"""DoReFa's gradients: uniform levels of the largest magnitude, with a dither.
+
+Zhou, Wu, Ni, Zhou, Wen, Zou, "DoReFa-Net: training low bitwidth convolutional neural networks with low bitwidth
+gradients", arXiv 1606.06160, 2016.
+
+    x_j = p_j / (2 max|p|) + 1/2              in [0, 1]
+    d_j = 2 max|p| (round((2^k - 1) x_j + u_j) / (2^k - 1) - 1/2)        u_j uniform in (-1/2, 1/2); k is `bits`
+
+Right in the mean: a dither as wide as a level makes rounding stochastic. With an even number of levels none of them is
+0, so of a vector of zeros nothing but its scale matters.
+
+Payload: one float32, max|p|, then k bits a number.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.compression.compressor import (
+    SCALAR_BYTES,
+    Compressor,
+    Place,
+    bytes_of,
+    check_length,
+    values_of,
+)
+from polyrhythm.compression.packing import pack, packed_bytes, unpack
+
+
+class DoReFa(Compressor):
+    """A few bits a number, right in the mean.
+
+    Attributes:
+        bits: of a number.
+        seed: of the draws.
+        feedback: errors are larger than what is encoded, where one number is much larger than the others.
+    """
+
+    biased: ClassVar[bool] = False
+
+    bits: int = Field(default=4, ge=1, le=8)
+    seed: int = 0
+    feedback: bool = False
+
+    @property
+    def loud(self) -> bool:
+        return True
+
+    def nbytes(self, place: Place) -> int:
+        return SCALAR_BYTES + packed_bytes(place.numbers, self.bits)
+
+    def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
+        vector, last = vector.float(), 2**self.bits - 1
+        largest = vector.abs().max() if vector.numel() else torch.zeros(())
+        share = last / (2 * float(largest)) if float(largest) > 0 else 0.0
+        draws = torch.rand(vector.numel(), generator=place.draws(self.seed))
+        # floor(x + draw) is round(x + dither), with the dither draw - 1/2.
+        codes = (vector * share + last / 2).add_(draws).floor_().clamp_(0, last)
+        return torch.cat([bytes_of(largest), pack(codes.to(torch.uint8), self.bits)])
+
+    def decode(self, payload: Tensor, place: Place) -> Tensor:
+        check_length(self.name, payload, self.nbytes(place))
+        largest = values_of(payload[:SCALAR_BYTES], torch.float32)
+        codes = unpack(payload[SCALAR_BYTES:], place.numbers, self.bits).float()
+        last = 2**self.bits - 1
+        values: Tensor = (codes - last / 2) * (2 * largest / last)
+        return values.to(place.dtype)

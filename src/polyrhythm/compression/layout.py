@@ -1,0 +1,337 @@
+"""How a flat vector falls into sections that are compressed one by one, and the layout of all of them as one payload.
+
+    header      codec u32 │ version u8 │ dtype u8 │ sections u16 │ step u64          16 bytes, little endian
+    lengths     u32 a section: bytes of what it was encoded to
+    sections    one after the other, each followed by zeros up to a multiple of 4 bytes
+
+Vectors (biases, batch norm) and small tensors lie together in the last section, and travel as they are. Which numbers
+belong to which section is known to both sides beforehand (`Layout`), so it does not travel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import MalformedMessage
+from polyrhythm.compression.compressor import Compressor, Memory, Place, bytes_of, values_of
+from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_parameters import FlatParameters
+
+_HEADER = struct.Struct("<IBBHQ")
+_VERSION = 1
+_LENGTH_BYTES, _ALIGNED_BYTES = 4, 4
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is compressed together.
+
+    Attributes:
+        ranges: of the vector, `(start, stop)` each, in their order.
+        rows: of the matrix that it is; 1 where it is none.
+        dense: whether it travels as it is.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    rows: int = 1
+    dense: bool = False
+
+    @property
+    def numbers(self) -> int:
+        """In all ranges."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sections of a vector.
+
+    Attributes:
+        size: numbers of the vector.
+        sections: every number is in one.
+    """
+
+    size: int
+    sections: tuple[Section, ...]
+
+    @classmethod
+    def of(
+        cls, shapes: Sequence[tuple[int, ...]], compressor: Compressor, *, stands_for: float = 1.0
+    ) -> Layout:
+        """Return the layout of tensors that lie one after the other.
+
+        Args:
+            shapes: of the tensors.
+            compressor: says what travels as it is, and whether layers are compressed by themselves.
+            stands_for: how many numbers each of these stands for, in a dry run, where shapes are unknown.
+
+        Raises:
+            RequestError: nothing would be compressed.
+        """
+        compressed: list[Section] = []
+        dense: list[tuple[int, int]] = []
+        start = 0
+        for shape in shapes:
+            stop = start + _product(shape)
+            rows = shape[0] if len(shape) > 1 else 1
+            small = stands_for == 1 and (len(shape) < 2 or stop - start < compressor.dense_below)
+            if small or not compressor.fits(rows, (stop - start) // max(1, rows)):
+                dense.append((start, stop))
+            else:
+                compressed.append(Section(((start, stop),), rows))
+            start = stop
+        if not compressed:
+            raise RequestError(
+                f"{compressor} compresses no tensor of this model: all travel as they are; choose another "
+                "compressor, or leave compress out"
+            )
+        if compressor.per == "whole" and compressed:
+            compressed = [Section(tuple(section.ranges[0] for section in compressed))]
+        if dense:
+            compressed.append(Section(tuple(dense), dense=True))
+        return cls(start, tuple(compressed))
+
+    @classmethod
+    def of_model(cls, flat: FlatParameters, compressor: Compressor) -> Layout:
+        """Return the layout of a model's vector; raise `RequestError` if nothing in it would be compressed."""
+        shapes = [tuple(view.parameter.shape) for view in flat.views]
+        return cls.of(shapes, compressor, stands_for=flat.stands_for)
+
+    def part(self, compressor: Compressor, start: int, stop: int) -> Layout:
+        """Return the layout of a slice of the vector; a matrix that it cuts is none any more."""
+        sections = []
+        for section in self.sections:
+            inside = tuple(
+                (max(first, start) - start, min(last, stop) - start)
+                for first, last in section.ranges
+                if first < stop and last > start
+            )
+            if inside:
+                whole = all(start <= first and last <= stop for first, last in section.ranges)
+                rows = section.rows if whole else 1
+                columns = sum(last - first for first, last in inside) // rows
+                dense = section.dense or not compressor.fits(rows, columns)
+                sections.append(Section(inside, rows, dense))
+        return Layout(stop - start, tuple(sections))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` rebuilds it from."""
+        return {
+            "size": self.size,
+            "sections": [[section.ranges, section.rows, section.dense] for section in self.sections],
+        }
+
+    @classmethod
+    def from_json(cls, record: Any) -> Layout:
+        """Rebuild a layout; raise `MalformedMessage` if it is none."""
+        try:
+            size = int(record["size"])
+            sections = tuple(
+                Section(tuple((int(start), int(stop)) for start, stop in ranges), int(rows), bool(dense))
+                for ranges, rows, dense in record["sections"]
+            )
+            spans = sorted(span for section in sections for span in section.ranges)
+        except (KeyError, TypeError, ValueError):
+            raise MalformedMessage("a layout of sections is none") from None
+        end = 0
+        for start, stop in spans:
+            if start != end or stop < start:
+                raise MalformedMessage("a layout of sections has gaps, or numbers twice")
+            end = stop
+        if end != size or any(section.rows < 1 or section.numbers % section.rows for section in sections):
+            raise MalformedMessage("a layout of sections does not fit its vector")
+        return cls(size, sections)
+
+    @cached_property
+    def dense(self) -> Tensor | None:
+        """`(size,)` bool, the numbers that travel as they are; None: none do."""
+        places = [span for section in self.sections if section.dense for span in section.ranges]
+        if not places:
+            return None
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        for start, stop in places:
+            mask[start:stop] = True
+        return mask
+
+    def nbytes(self, compressor: Compressor, dtype: torch.dtype, step: int = 0) -> int | None:
+        """Return the bytes of a payload, as the formulas have it; None where they depend on values."""
+        total = _HEADER.size + _LENGTH_BYTES * len(self.sections)
+        all_dense = compressor.is_dense_at(step)
+        for number, section in enumerate(self.sections):
+            place = _place(section, number, dtype, step, 0)
+            own = place.numbers * dtype.itemsize if section.dense or all_dense else compressor.nbytes(place)
+            if own is None:
+                return None
+            total += _aligned(own)
+        return total
+
+    def encode(
+        self,
+        compressor: Compressor,
+        vector: Tensor,
+        *,
+        step: int = 0,
+        rank: int = 0,
+        newest: Tensor | None = None,
+        scalers: Sequence[float] = (),
+        factors: Memory | None = None,
+    ) -> Tensor:
+        """Return a vector as one payload, `(b,)` uint8.
+
+        Args:
+            compressor: of the sections that are not dense.
+            vector: `(size,)`, finite.
+            step: of the sender.
+            rank: of the sender.
+            newest: `(size,)`, the part of the vector that is new; None: all.
+            scalers: of the sections, that all ranks have agreed on.
+            factors: what the sections' encodings start from, by `factor_name`; replaced by what the next start from.
+        """
+        vector = vector.detach().cpu()
+        all_dense, parts = compressor.is_dense_at(step), []
+        for number, section in enumerate(self.sections):
+            own = _gathered(vector, section)
+            if section.dense or all_dense:
+                parts.append(bytes_of(own))
+                continue
+            scaler = scalers[number] if scalers else None
+            factor = None if factors is None else factors.get(factor_name(number))
+            place = _place(section, number, vector.dtype, step, rank, scaler, factor)
+            part = None if newest is None else _gathered(newest.detach().cpu(), section)
+            parts.append(compressor.encode(own, place, part))
+            if factors is not None and (left := compressor.factor_of(parts[-1], place)) is not None:
+                factors[factor_name(number)] = left
+        dtype = _DTYPES.index(vector.dtype)
+        header = _HEADER.pack(codec_of(compressor), _VERSION, dtype, len(parts), step)
+        lengths = struct.pack(f"<{len(parts)}I", *(part.numel() for part in parts))
+        pieces = [torch.frombuffer(bytearray(header + lengths), dtype=torch.uint8)]
+        for part in parts:
+            pieces.append(part)
+            if part.numel() % _ALIGNED_BYTES:
+                pieces.append(part.new_zeros(-part.numel() % _ALIGNED_BYTES))
+        return torch.cat(pieces)
+
+    def add_to(self, compressor: Compressor, total: Tensor, payload: Tensor, rank: int = 0) -> None:
+        """Add what a payload stands for to a vector, `(size,)`, in place.
+
+        Args:
+            compressor: of the sender.
+            total: on the processor.
+            payload: what `encode` returned.
+            rank: of the sender.
+
+        Raises:
+            MalformedMessage: it is no payload of this layout and compressor.
+        """
+        step, parts = self._taken_apart(compressor, payload, total.dtype)
+        all_dense = compressor.is_dense_at(step)
+        for number, (section, part) in enumerate(zip(self.sections, parts, strict=True)):
+            place = _place(section, number, total.dtype, step, rank)
+            dense = section.dense or all_dense
+            if dense and part.numel() != place.numbers * total.element_size():
+                raise MalformedMessage(f"{part.numel()} bytes came for {place.numbers} numbers as they are")
+            if len(section.ranges) == 1:
+                [(start, stop)] = section.ranges
+                own = total[start:stop]
+                if dense:
+                    own.add_(values_of(part, total.dtype))
+                else:
+                    compressor.add_to(own, part, place)
+                continue
+            values = values_of(part, total.dtype) if dense else compressor.decode(part, place)
+            for (start, stop), piece in zip(section.ranges, _split(values, section), strict=True):
+                total[start:stop].add_(piece)
+
+    def decode(self, compressor: Compressor, payload: Tensor, dtype: torch.dtype, rank: int = 0) -> Tensor:
+        """Return the vector, `(size,)`, that a payload stands for; raise as `add_to`."""
+        total = torch.zeros(self.size, dtype=dtype)
+        self.add_to(compressor, total, payload, rank)
+        return total
+
+    def place(self, number: int, dtype: torch.dtype, memory: Memory) -> Place:
+        """Return the place of a section, with what its sender knows of it."""
+        return _place(self.sections[number], number, dtype, 0, 0, None, memory.get(factor_name(number)))
+
+    def body(self, payload: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of a payload that holds nothing else, in memory of their own."""
+        return values_of(payload[_HEADER.size + _LENGTH_BYTES * len(self.sections) :], dtype)
+
+    def with_body(self, payload: Tensor, body: Tensor) -> Tensor:
+        """Return a payload with other numbers."""
+        return torch.cat([payload[: _HEADER.size + _LENGTH_BYTES * len(self.sections)], bytes_of(body)])
+
+    def _taken_apart(
+        self, compressor: Compressor, payload: Tensor, dtype: torch.dtype
+    ) -> tuple[int, list[Tensor]]:
+        first = _HEADER.size + _LENGTH_BYTES * len(self.sections)
+        if payload.dtype is not torch.uint8 or payload.numel() < first:
+            raise MalformedMessage("a compressed vector is too short to be one")
+        raw = payload[:first].numpy().tobytes()
+        codec, version, number, sections, step = _HEADER.unpack_from(raw)
+        wanted = (codec_of(compressor), _VERSION, _DTYPES.index(dtype), len(self.sections))
+        if (codec, version, number, sections) != wanted:
+            raise MalformedMessage(
+                f"a vector came that {compressor} has not compressed, or of another layout"
+            )
+        lengths = struct.unpack_from(f"<{sections}I", raw, _HEADER.size)
+        if first + sum(map(_aligned, lengths)) != payload.numel():
+            raise MalformedMessage("a compressed vector is not as long as it says")
+        parts, start = [], first
+        for length in lengths:
+            parts.append(payload[start : start + length])
+            start += _aligned(length)
+        return step, parts
+
+
+def factor_name(section: int) -> str:
+    """Return the name, in a memory, of what a section's next encoding starts from."""
+    return f"factor.{section}"
+
+
+def codec_of(compressor: Compressor) -> int:
+    """Return the number that a payload's header has for a compressor's rule and keys."""
+    return crc32(str(compressor).encode())
+
+
+def _place(
+    section: Section,
+    number: int,
+    dtype: torch.dtype,
+    step: int,
+    rank: int,
+    scaler: float | None = None,
+    factor: Tensor | None = None,
+) -> Place:
+    rows = section.rows
+    return Place(rows, section.numbers // rows, dtype, number, step, rank, scaler, factor)
+
+
+def _gathered(vector: Tensor, section: Section) -> Tensor:
+    if len(section.ranges) == 1:
+        [(start, stop)] = section.ranges
+        return vector[start:stop]
+    return torch.cat([vector[start:stop] for start, stop in section.ranges])
+
+
+def _split(values: Tensor, section: Section) -> tuple[Tensor, ...]:
+    return torch.split(values, [stop - start for start, stop in section.ranges])
+
+
+def _aligned(length: int) -> int:
+    return length + -length % _ALIGNED_BYTES
+
+
+def _product(shape: Sequence[int]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

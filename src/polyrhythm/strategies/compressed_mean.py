@@ -1,0 +1,379 @@
+"""The weighted mean of a group's gradients, of which little travels.
+
+    p_i = b_i g_i + e_i,   c_i = C(p_i),   e_i = p_i - decode(c_i)
+    g   = sum_i decode(c_i) / sum_i b_i                    b_i samples of member i's gradient g_i
+
+Four ways, by what is sent, all with the same bits on all members:
+
+    gathered    each sends c_i to all, and all add up in rank order          sparse ones, and any of two members
+    two-sided   member j adds up slice j of all, with a residual of its own, compresses the sum, and sends it to all:
+                P = sum_i decode(c_i) + E,  E = P - decode(C(P))             those that are as long as the vector
+    added       the numbers themselves are all-reduced                       those that all members draw alike
+    factored    P = orthonormal(sum_i p_i Q), Q = sum_i p_i^T P, two all-reduces; e_i = p_i - P Q^T / N
+
+The two-sided way is that of 1-bit SGD (Seide et al., Interspeech 2014) with each member as the server of its slice.
+With a majority vote the sum is of signs, and the result is its sign.
+
+A step counts for all or for none: residuals change when all members' parts have arrived. A gradient that is not finite
+on any member makes all leave the step out, and keep what they had kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory
+from polyrhythm.compression.layout import Layout, factor_name
+from polyrhythm.compression.residual_memory import ResidualMemory
+from polyrhythm.strategies.gradient_mean import GradientMean
+from polyrhythm.strategies.state import Held, Resharding, State, below
+from polyrhythm.strategies.worker_part import Step
+from polyrhythm.training.flat_parameters import FlatParameters, shards
+
+_UP, _DOWN, _SCALER = 1, 2, 3
+_OWN, _SUM = "own.", "sum."
+
+
+class CompressedMean(GradientMean):
+    """As `GradientMean`, with compressed gradients.
+
+    Args:
+        group: who takes part.
+        flat: whose gradients.
+        compressor: of the gradients.
+        collective: how numbers are added up, where any are.
+    """
+
+    remembers: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        group: Communicator,
+        flat: FlatParameters,
+        compressor: Compressor,
+        collective: Collective | None = None,
+    ) -> None:
+        super().__init__(group, flat, collective)
+        self._compressor = compressor
+        self._layout = Layout.of_model(flat, compressor)
+        self._space = group.subgroup("compressed gradients", range(group.size)) if group.size > 1 else group
+        self._travels = group.size > 1 or compressor.own_momentum or compressor.votes
+        one_sided = compressor.sparse or compressor.factored
+        two_sided = not one_sided and (group.size > 2 or compressor.votes)
+        self._slices = shards(flat.size, group.size) if two_sided else [slice(0, flat.size)]
+        layouts = [self._layout.part(compressor, part.start, part.stop) for part in self._slices]
+        self._own = [
+            ResidualMemory(compressor, layout, group.rank * len(layouts) + number)
+            for number, layout in enumerate(layouts)
+        ]
+        self._of_sums = ResidualMemory(compressor, layouts[group.rank], -1) if two_sided else None
+
+    def over(self, group: Communicator) -> CompressedMean:
+        """Return the mean over others; what was kept back counts for the same part of a mean as before."""
+        made = CompressedMean(group, self._flat, self._compressor, self._sum.passed_on())
+        made.load_state(_among(self.state(), self._group.size, group.size))
+        return made
+
+    def prepare(self) -> None:
+        if self._group.size > 1 and (self._compressor.linear or self._compressor.factored):
+            self._sum.prepare()
+
+    def start(self, bucket: int) -> None:
+        """Nothing: what is compressed is the whole."""
+
+    def break_off(self) -> None:
+        """Nothing is under way."""
+
+    def commit(self) -> None:
+        """Take note that the last exchange was whole, as others know."""
+        for memory in self._memories():
+            memory.commit()
+
+    def finish(self, step: Step) -> tuple[float, bool]:
+        """Exchange the gradients; see `GradientMean.finish`."""
+        self._step = step
+        if not self._travels:
+            return step.weight, step.stop
+        gradients = self._flat.gradients
+        vector = gradients.detach().cpu()
+        if step.weight != 1.0:
+            vector = vector * step.weight
+        if self._compressor.factored:
+            total, weight = self._factored(vector, step)
+        elif self._compressor.linear:
+            total, weight = self._added(vector, step)
+        else:
+            total, weight = self._exchanged(vector, step)
+        stop = self.words > 0
+        if total is None or weight <= 0:
+            for memory in self._memories():
+                memory.forget()
+            gradients.zero_()
+            return 0.0, stop
+        gradients.copy_(total if self._compressor.votes else total.div_(weight))
+        self.commit()
+        return weight, stop
+
+    def state(self) -> State:
+        """Return what is kept back, `(size,)` each, and of the sums those that this member adds up."""
+        tensors: Memory = {}
+        states = [memory.state() for memory in self._own]
+        for name in states[0]:
+            parts = [state[name] for state in states]
+            tensors[_OWN + name] = torch.cat(parts) if parts[0].dim() else parts[0]
+        if self._of_sums is not None:
+            tensors |= {_SUM + name: value for name, value in self._of_sums.state().items()}
+        return tensors, {"member": self._group.rank, "members": self._group.size}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned, of as many members."""
+        own = below(_OWN, state[0])
+        for memory, part in zip(self._own, self._slices, strict=True):
+            whole = len(self._slices) == 1
+            memory.load_state(
+                {name: value if whole or not value.dim() else value[part] for name, value in own.items()}
+            )
+        if self._of_sums is not None:
+            self._of_sums.load_state(below(_SUM, state[0]))
+
+    def _memories(self) -> list[ResidualMemory]:
+        return self._own if self._of_sums is None else [*self._own, self._of_sums]
+
+    def _exchanged(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """Return the sum of all members' vectors as far as it travelled, and of their weights; None: not finite."""
+        finite = bool(vector.isfinite().all())
+        told = Message(
+            Kind.VECTOR,
+            version=0 if finite else 1,
+            step=step.number,
+            weight=step.weight,
+            learning_rate=self._own_word,
+        )
+        heard = self._gathered(told, self._encoded(vector, step, finite))
+        weight = sum(message.weight for message in heard)
+        self.words = sum(message.learning_rate for message in heard)
+        if weight <= 0 or any(message.version for message in heard):
+            return None, weight
+        return self._summed(heard, step), weight
+
+    def _added(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """As `_exchanged`, of payloads that are numbers."""
+        [memory] = self._own
+        payload = memory.encode(vector.nan_to_num(), step.number, self.learning_rate)
+        body, weight = self._total([memory.layout.body(payload, vector.dtype)], vector, step)
+        if body is None:
+            return None, weight
+        whole = memory.layout.with_body(payload, body)
+        return memory.layout.decode(self._compressor, whole, vector.dtype), weight
+
+    def _factored(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """As `_exchanged`, of matrices whose factors are found together."""
+        [memory] = self._own
+        compressor, layout, everything = self._compressor, memory.layout, None
+        whole, kept = memory.open(vector, self.learning_rate)
+        if compressor.is_dense_at(step.number):
+            everything, weight = self._total([whole], whole, step)
+            if everything is None:
+                return None, weight
+            memory.close(whole, everything / self._group.size, kept, step.number, self.learning_rate)
+            return everything, weight
+        places = [
+            (section, layout.place(number, whole.dtype, kept))
+            for number, section in enumerate(layout.sections)
+        ]
+        matrices, lefts, dense = [], [], []
+        for section, place in places:
+            own = _taken(whole, section.ranges)
+            if section.dense:
+                dense.append(own)
+            else:
+                matrices.append(own.float().view(place.rows, place.columns))
+                lefts.append(compressor.left(matrices[-1], place))
+        parts = [left.reshape(-1) for left in lefts] + [part.float() for part in dense]
+        first, weight = self._total(parts, whole, step)
+        if first is None:
+            return None, weight
+        pieces = first.split([part.numel() for part in parts])
+        lefts = [piece.view(left.shape).clone() for piece, left in zip(pieces, lefts, strict=False)]
+        rights = [compressor.right(matrix, left) for matrix, left in zip(matrices, lefts, strict=True)]
+        second = torch.cat([right.reshape(-1) for right in rights])
+        if self._group.size > 1:
+            self._sum.run(second)
+        found = second.split([right.numel() for right in rights])
+        total = torch.zeros_like(whole)
+        number, plain = 0, iter(pieces[len(lefts) :])
+        for section, place in places:
+            if section.dense:
+                values = next(plain)
+            else:
+                right = found[number].view(rights[number].shape)
+                values = (lefts[number] @ right.t()).reshape(-1)
+                kept[factor_name(place.section)] = right.t().reshape(-1).clone()
+                number += 1
+            start = 0
+            for begin, end in section.ranges:
+                total[begin:end] = values[start : start + end - begin]
+                start += end - begin
+        sent = total / self._group.size
+        if layout.dense is not None:  # what travels as it is leaves nothing behind
+            sent = torch.where(layout.dense, whole, sent)
+        memory.close(whole, sent, kept, step.number, self.learning_rate)
+        return total, weight
+
+    def _total(self, parts: Sequence[Tensor], like: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """Add up numbers over all members, with their weights and words.
+
+        Args:
+            parts: one-dimensional, all of one dtype.
+            like: the vector that they come from; not finite on any member: there is no sum.
+            step: of this member.
+
+        Returns:
+            All parts' sums, one after the other, and the sum of the weights.
+        """
+        finite = float(not bool(like.isfinite().all()))
+        tail = parts[0].new_tensor([step.weight, self._own_word, finite])
+        whole = torch.cat([*(part.nan_to_num() for part in parts), tail])
+        if self._group.size > 1:
+            self._sum.run(whole)
+        weight, self.words, wrong = whole[-3:].tolist()
+        return (whole[:-3] if wrong == 0 else None), weight
+
+    def _encoded(self, vector: Tensor, step: Step, finite: bool) -> list[Tensor | None]:
+        """Return this member's payloads, one a part; None where it has nothing to say."""
+        compressor, rate = self._compressor, self.learning_rate
+        nothing = not finite or (step.weight == 0 and not compressor.feedback)
+        scalers = self._scalers(vector, nothing) if compressor.shares_scaler else [()] * len(self._slices)
+        if nothing:
+            return [None] * len(self._slices)
+        return [
+            memory.encode(vector[part], step.number, rate, of_sections)
+            for memory, part, of_sections in zip(self._own, self._slices, scalers, strict=True)
+        ]
+
+    def _scalers(self, vector: Tensor, nothing: bool) -> list[Sequence[float]]:
+        """Return, for each part, the largest proposals of all members for its sections."""
+        proposals = [
+            0.0 if nothing or section.dense else self._compressor.scaler(_taken(vector[part], section.ranges))
+            for memory, part in zip(self._own, self._slices, strict=True)
+            for section in memory.layout.sections
+        ]
+        own = torch.tensor(proposals)
+        heard = self._to_all(Message(Kind.VECTOR, own, tag=_SCALER), [own] * self._group.size)
+        largest = torch.stack([message.tensor for message in heard if message.tensor is not None]).amax(0)
+        counts = [len(memory.layout.sections) for memory in self._own]
+        return [part.tolist() for part in largest.split(counts)]
+
+    def _gathered(self, told: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
+        """Return all members' messages to this one, in the order of their ranks."""
+        each = list(payloads) if len(payloads) > 1 else list(payloads) * self._group.size
+        return self._to_all(told._replace(tag=_UP), each)
+
+    def _to_all(self, told: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
+        rank, size, space = self._group.rank, self._group.size, self._space
+        # Each begins with the one after it, so that not all send to the same one at once.
+        others = [(rank + offset) % size for offset in range(1, size)]
+        sends = [space.start_send(to, told._replace(tensor=payloads[to])) for to in others]
+        heard = {source: space.receive(source, told.tag)[1] for source in others}
+        heard[rank] = told._replace(tensor=payloads[rank])
+        for send in sends:
+            send.wait()
+        return [heard[source] for source in range(size)]
+
+    def _summed(self, heard: Sequence[Message], step: Step) -> Tensor:
+        """Return the sum, `(size,)`, of all members' vectors as far as it travelled."""
+        compressor, parts = self._compressor, len(self._slices)
+        number = self._group.rank if self._of_sums is not None else 0
+        layout = self._own[number].layout
+        total = torch.zeros(layout.size, dtype=self._flat.vector.dtype)
+        for rank, message in enumerate(heard):  # in their order, so that all find the same bits
+            if message.tensor is not None:
+                layout.add_to(compressor, total, message.tensor, rank * parts + number)
+        if self._of_sums is None:
+            return total
+        payload = self._of_sums.encode(total, step.number, self.learning_rate)
+        down = self._to_all(Message(Kind.VECTOR, tag=_DOWN), [payload] * self._group.size)
+        whole = torch.zeros(self._flat.size, dtype=total.dtype)
+        for memory, part, message in zip(self._own, self._slices, down, strict=True):
+            assert message.tensor is not None, "every member has a slice"
+            memory.layout.add_to(compressor, whole[part], message.tensor, -1)
+        return whole
+
+
+def _taken(vector: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.cat([vector[start:stop] for start, stop in ranges])
+
+
+def _among(state: State, before: int, after: int) -> State:
+    """Return the state of a member of another number of members.
+
+    Sums of residuals over the number of members stay: each is multiplied by the new number over the old one, and what
+    the member held back of its slice of the sum goes to its own residual.
+    """
+    tensors, facts = dict(state[0]), dict(state[1])
+    own, of_sum = tensors.get(_OWN + RESIDUAL), tensors.get(_SUM + RESIDUAL)
+    if of_sum is not None and own is not None:
+        part = shards(own.numel(), facts["members"])[facts["member"]]
+        own = own.clone()
+        own[part] += of_sum
+    if own is not None:
+        tensors[_OWN + RESIDUAL] = own * (after / before)
+    kept = {name: value for name, value in tensors.items() if not name.startswith(_SUM)}
+    return kept, facts
+
+
+def merged_over(states: Sequence[State], before: int) -> State:
+    """Return the state that each member of another number begins with, from those of all that there were.
+
+    Each gets the mean of what all had kept back, so its sum over the number of members stays. Momenta become their
+    mean; what all hold alike stays.
+
+    Args:
+        states: of all members that there were, in the order of their ranks.
+        before: how many members there were.
+    """
+    folded = [_among(state, before, before)[0] for state in states]
+    tensors: Memory = {}
+    for name, like in folded[0].items():
+        values = [state[name] for state in folded if name in state]
+        vector = like.dim() > 0 and not name.startswith(_OWN + "factor.")
+        tensors[name] = torch.stack(values).sum(0) / before if vector else like
+    return tensors, {}
+
+
+_MEAN = "mean."
+
+
+def of_compressed(before: int, after: int) -> Resharding:
+    """Return how workers that keep residuals beside a common optimiser are resharded.
+
+    Args:
+        before: how many workers wrote the checkpoint.
+        after: how many resume from it.
+    """
+
+    def workers(held: Held, step: int) -> dict[int, State]:
+        tensors, facts = held.workers[0]
+        states = [
+            (below(_MEAN, held.workers[index][0]), held.workers[index][1]["mean"])
+            for index in sorted(held.workers)
+        ]
+        kept, _ = merged_over(states, before)
+        common = {name: value for name, value in tensors.items() if not name.startswith(_MEAN)}
+        common |= {_MEAN + name: value for name, value in kept.items()}
+        return {
+            index: (common, facts | {"mean": {"member": index, "members": after}}) for index in range(after)
+        }
+
+    text = (
+        "all go on from worker 0's parameters and optimiser, each with an equal part of what {states} workers' "
+        "compression had kept back"
+    )
+    return Resharding(after=after, text=text, workers=workers)
