@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -280,7 +280,7 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
         restarts: every restart of the run.
     """
     found = held_back(seen)
-    figures = end.result | {"held_back": found.to_json() if found is not None else None}
+    figures = end.result | {"held_back": asdict(found) if found is not None else None}
     figures["restarts"] = len(restarts)
     figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -137,7 +138,7 @@ def _with_others(job: Job, steps: int, threads: int, inside: MeasuredLink | None
     elif step is None:
         network.send(_LEADER, Message(Kind.REPORT, pack_json(None)))
     else:
-        network.send(_LEADER, Message(Kind.REPORT, pack_json([measure_host().to_json(), step.median_s])))
+        network.send(_LEADER, Message(Kind.REPORT, pack_json([asdict(measure_host()), step.median_s])))
         answer_link(network, _LEADER)
     home.close()
     return found

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 import torch
+from torch import Tensor
 
 from polyrhythm.augmentation.draws import Draws
 from polyrhythm.augmentation.mixing import Mixing
@@ -15,19 +16,14 @@ from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Fill, Movement, Warp, warp
 from polyrhythm.specs import build
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TRANSFORMS = "polyrhythm.augmentation.transforms"
 _TOGETHER_PIXELS = 1 << 18
 """Pixels of the pictures that a CPU changes at once, so that intermediate results stay in its caches."""
 
 
-class Transform(Protocol):
-    """A random change of images: a pure function of the images and each sample's own random numbers."""
-
-    def __call__(self, images: Tensor, draws: Draws, tones: Tones, /) -> Tensor:
-        """Return the changed images, (B, C, H, W) with the dtype of the input, which is not changed."""
+Transform = Movement | Callable[[Tensor, Draws, Tones], Tensor]
+"""A random change of images: a movement of their pixels, or a pure function of images (B, C, H, W), each sample's own
+random numbers, and black and white, which returns changed images of the same dtype."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,7 @@ class Chain:
                 larger = (images, places)
                 images = group[0].cut(images, places)
             else:
-                (transform,) = group
-                images, larger = transform(images, draws, self.tones), None
+                images, larger = group[0](images, draws, self.tones), None
         return images
 
     def on(self, tones: Tones) -> Chain:

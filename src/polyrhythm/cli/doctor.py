@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def doctor(
     found = examine(Path(out), workers)
     fails = any(each.state == "fails" for each in found)
     if json:
-        print_json({"fails": fails, "checks": [each.to_json() for each in found]})
+        print_json({"fails": fails, "checks": [asdict(each) for each in found]})
     else:
         rows = [[each.check, each.state, each.found, each.advice] for each in found]
         print_table("", ["check", "", "found", "what to do"], rows)

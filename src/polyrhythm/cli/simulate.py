@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,7 +143,7 @@ def try_seeds(gradients: str, out: str | None, request: dict[str, Any], *, as_js
 
     tried = try_strategy(**request, on_failure=tell)
     if as_json:
-        print_json(tried.to_json())
+        print_json(asdict(tried))
     else:
         print(f"{tried.seeds:,} seeds in {tried.seconds:.1f} s: {len(tried.failures):,} failed")
     if tried.failures:

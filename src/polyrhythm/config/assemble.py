@@ -47,7 +47,7 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.strategy import Remarks, Strategy
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.forward_pass import Execution, Precision, check_learns_alone
+from polyrhythm.training.forward_pass import Execution, Precision, check_execution, check_learns_alone
 from polyrhythm.training.loss import Loss, Targets
 from polyrhythm.training.objective import Objective, Teachers, Teaching
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -184,7 +184,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     check_network_use(strategy, config.workers, precision.dtype, job.learning)
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
     how.schedule.factor(0, job.length)
-    job.learning.execution.check(make_model, dataset.image_shape, device)
+    check_execution(job.learning.execution, make_model, dataset.image_shape, device)
     # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)

@@ -349,14 +349,18 @@ class Dealer:
     def from_json(cls, deck: Deck, sizes: Sequence[int], told: Mapping[str, Any]) -> Dealer:
         """Return the deal that `to_json` has written, of the same units; the deck may have other epochs behind it."""
         dealer = cls(deck, sizes)
-        for epoch, ranges in enumerate(told["free"][: deck.epochs]):
-            dealer._free[epoch] = [(start, stop) for start, stop in ranges]
-        dealer._batches = told["batches"]
-        for unit, entry in zip(dealer._units, told["units"], strict=True):
-            grants = [Grant(*values) for values in entry["grants"]]
-            unit.grants = [grant for grant in grants if grant.epoch < deck.epochs]
-            unit.first = unit.grants[0].step if unit.grants else entry["end"]
+        dealer.load(told)
         return dealer
+
+    def load(self, told: Mapping[str, Any]) -> None:
+        """Take over what `to_json` has written, of epochs that this deck has."""
+        for epoch, ranges in enumerate(told["free"][: self.deck.epochs]):
+            self._free[epoch] = [(start, stop) for start, stop in ranges]
+        self._batches = told["batches"]
+        for unit, entry in zip(self._units, told["units"], strict=True):
+            grants = [Grant(*values) for values in entry["grants"]]
+            unit.grants = [grant for grant in grants if grant.epoch < self.deck.epochs]
+            unit.first = unit.grants[0].step if unit.grants else entry["end"]
 
     def _take(self, grant: Grant) -> None:
         taken: list[Range] = []

@@ -68,17 +68,6 @@ class Request:
     seed: int
     device: torch.device
 
-    def key(self, model: nn.Module) -> str:
-        """Return the name of the file, for the network that `make_model` made."""
-        digest = sha256(repr((_FORMAT, type(model).__qualname__, self.image_shape, self.views)).encode())
-        if self.views > 1:
-            digest.update(repr((str(self.transform), self.seed)).encode())
-        head = f"{head_of(model)}."
-        for name, tensor in model.state_dict().items():
-            if not name.startswith(head):
-                digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
-        return f"{digest.hexdigest()[:24]}-{_identity(self.split)[:24]}"
-
 
 def compute(
     request: Request,
@@ -102,7 +91,7 @@ def compute(
     with torch.random.fork_rng(devices=[]):
         model = request.make_model()
     folder = cache_folder() / "features"
-    path = folder / f"{request.key(model)}.npy"
+    path = folder / f"{_key(request, model)}.npy"
     shape = (request.views, len(request.split), head_layer(model).in_features)
     with suppress(OSError, ValueError):
         found = np.load(path)
@@ -304,6 +293,18 @@ def measure(
     model.train()
     step_s = seconds(lambda: model(images).float().logsumexp(-1).sum().backward())
     return forward_s, step_s
+
+
+def _key(request: Request, model: nn.Module) -> str:
+    """Return the name of the file, for the network that `make_model` made."""
+    digest = sha256(repr((_FORMAT, type(model).__qualname__, request.image_shape, request.views)).encode())
+    if request.views > 1:
+        digest.update(repr((str(request.transform), request.seed)).encode())
+    head = f"{head_of(model)}."
+    for name, tensor in model.state_dict().items():
+        if not name.startswith(head):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return f"{digest.hexdigest()[:24]}-{_identity(request.split)[:24]}"
 
 
 def _identity(split: Any) -> str:

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,10 +55,6 @@ class Finding:
     found: str
     advice: str = ""
     values: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it JSON-able."""
-        return asdict(self)
 
 
 def examine(folder: Path, ranks: int) -> list[Finding]:

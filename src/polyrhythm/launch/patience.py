@@ -31,18 +31,19 @@ class Patience:
     Args:
         limit_s: seconds from now on, after which it ends with an error that names those who never came.
         look: called all the time while it waits; what it raises ends the waiting.
+        until_s: on the monotonic clock, if it has been running for some time; None: it begins now.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S, look: Callable[[], None] = _nothing) -> None:
+    def __init__(
+        self, limit_s: float = LIMIT_S, look: Callable[[], None] = _nothing, until_s: float | None = None
+    ) -> None:
         self._limit_s = limit_s
-        self._until_s = time.monotonic() + limit_s
+        self._until_s = time.monotonic() + limit_s if until_s is None else until_s
         self._look = look
 
     def looking(self, look: Callable[[], None]) -> Patience:
         """Return what is left of it, with a function to call while it lasts."""
-        left = Patience(self._limit_s, look)
-        left._until_s = self._until_s
-        return left
+        return Patience(self._limit_s, look, self._until_s)
 
     def key(self, store: Any, key: str, rank: int, again: Callable[[], None] = _nothing) -> str:
         """Wait until another rank has set a key of the store, and return its text.

@@ -34,17 +34,11 @@ class Layer:
 
     Attributes:
         linear: its weights.
-        after: elementwise modules that follow it.
+        after: elementwise modules that follow it, for outputs of any shape.
     """
 
     linear: nn.Linear
-    after: tuple[nn.Module, ...]
-
-    def finish(self, outputs: Tensor) -> Tensor:
-        """Apply the elementwise modules to outputs of any shape."""
-        for module in self.after:
-            outputs = module(outputs)
-        return outputs
+    after: nn.Sequential
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ class Cut:
         """Return the logits of pictures (B, C, H, W), like the undivided network."""
         outputs: Tensor = self.trunk(images)
         for layer in self.layers:
-            outputs = layer.finish(layer.linear(outputs))
+            outputs = layer.after(layer.linear(outputs))
         return outputs
 
 
@@ -135,7 +129,7 @@ def _layers(modules: Sequence[nn.Module]) -> Iterator[Layer]:
     for start, stop in zip(starts, [*starts[1:], len(modules)], strict=True):
         linear = modules[start]
         assert isinstance(linear, nn.Linear)
-        yield Layer(linear, tuple(modules[start + 1 : stop]))
+        yield Layer(linear, nn.Sequential(*modules[start + 1 : stop]))
 
 
 def _try_out(model: nn.Module, found: Cut, image: Tensor) -> None:

@@ -279,7 +279,7 @@ class ShardedLayers:
             bias = linear.bias.detach()[place].requires_grad_(linear.bias.requires_grad)
             slices.append((linear.bias, bias))
         with torch.enable_grad():
-            outputs = layer.finish(functional.linear(leaf, weight, bias))
+            outputs = layer.after(functional.linear(leaf, weight, bias))
         return _Call(leaf, slices, outputs)
 
     def _widths(self, number: int) -> list[int]:

@@ -13,9 +13,8 @@ import json
 import multiprocessing
 import os
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -48,10 +47,6 @@ class MeasuredLink:
 
     latency_s: float
     bandwidth_bytes_per_s: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return dict(vars(self))
 
 
 def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> MeasuredLink:
@@ -138,6 +133,6 @@ def _rank(rank: int, port: Connection, results: Connection) -> None:
         answer_link(network, _MEASURER)
     else:
         measured = measure_link(network, _ANSWERER)
-        results.send_bytes(json.dumps(measured.to_json()).encode())
+        results.send_bytes(json.dumps(asdict(measured)).encode())
     results.close()
     os._exit(0)  # there is nothing to leave in good order: the other rank is done too

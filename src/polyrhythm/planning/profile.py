@@ -9,7 +9,7 @@ import os
 import socket
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -45,10 +45,6 @@ class Host:
     memory_bytes: int
     memory_bandwidth_bytes_per_s: float
     accelerators: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-able dict."""
-        return {**vars(self), "accelerators": list(self.accelerators)}
 
 
 def measure_host() -> Host:
@@ -139,11 +135,11 @@ class Profile:
             "model": self.model,
             "threads": self.threads,
             "hosts": [
-                {**host.to_json(), "speed": speed}
+                {**asdict(host), "accelerators": list(host.accelerators), "speed": speed}
                 for host, speed in zip(self.hosts, self.speeds, strict=True)
             ],
-            "inside": self.inside.to_json(),
-            "between": None if self.between is None else self.between.to_json(),
+            "inside": asdict(self.inside),
+            "between": None if self.between is None else asdict(self.between),
             **self.step.to_json(),
             "step_of": None if self.step_of is None else self.step_of.model_dump(exclude_none=True),
         }

@@ -19,9 +19,9 @@ mean that is known, so lockstep would rather have taken longer.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyrhythm.reporting.quantities import percent, significant
 
@@ -97,10 +97,6 @@ class HeldBack:
     lock_step: LockStep | None
     text: str
     nothing_left_share: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as a JSON-able dict."""
-        return asdict(self)
 
 
 def held_back(figures: RunFigures) -> HeldBack | None:

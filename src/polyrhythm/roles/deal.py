@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -32,13 +32,6 @@ from polyrhythm.roles.world import LEADER, World
 MOST_STEPS = 1 << 62
 """More than a worker takes, where nobody knows beforehand how many."""
 _GRANT_TAG = 1
-
-
-class AwaitsLeader(Protocol):
-    """The part of a worker's control plane that its hand needs."""
-
-    def await_leader(self, loss: PeerLost) -> bool:
-        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
 
 
 def deal_communicator(world: World) -> Communicator:
@@ -231,7 +224,7 @@ class Hand:
 
     Args:
         communicator: of all workers, for the deal.
-        control: waits for another leader when one is lost.
+        await_leader: waits for another leader, if the lost rank led and the run survives that; returns whether it does.
         now: the time, in seconds.
         generation: how many have had this worker's rank before it.
 
@@ -240,11 +233,15 @@ class Hand:
     """
 
     def __init__(
-        self, communicator: Communicator, control: AwaitsLeader, now: Callable[[], float], generation: int
+        self,
+        communicator: Communicator,
+        await_leader: Callable[[PeerLost], bool],
+        now: Callable[[], float],
+        generation: int,
     ) -> None:
         self.waited_s = 0.0
         self._communicator = communicator
-        self._control = control
+        self._await_leader = await_leader
         self._now = now
         self._generation = generation
         self._grants: list[Grant] = []
@@ -315,6 +312,6 @@ class Hand:
     def _wait_for_leader(self, loss: PeerLost) -> None:
         if loss.rank != LEADER:
             return
-        if not self._control.await_leader(loss):
+        if not self._await_leader(loss):
             raise loss
         self._asked = -1

@@ -217,7 +217,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         else Member(world, dry_run.strategy, dry=True)
     )
     if drawing is not None:
-        workload.hand = Hand(drawing, control, world.clock.now, world.generation)
+        workload.hand = Hand(drawing, control.await_leader, world.clock.now, world.generation)
     trainer = Trainer(world, dry_run.strategy, workload, control)
     control.enter()
     start = trainer.open(0)
@@ -302,67 +302,58 @@ class DryDuties(Duties):
         leader.servers.wait()
         leader.let_leave()
         seconds = self._emitter.elapsed_s
-        found = DryFigures(
-            [state.account for state in leader.workers.in_order],
-            [leader.servers.reports[rank] for rank in sorted(leader.servers.reports)],
-            leader.attendance,
-            leader.servers.attendance.losses,
-        )
-        outcome = "interrupted" if any(entry.stopped for entry in found.accounts) else "done"
-        figures = found.figures(self._dry_run, seconds)
+        accounts = [state.account for state in leader.workers.in_order]
+        reports = [leader.servers.reports[rank] for rank in sorted(leader.servers.reports)]
+        losses = leader.servers.attendance.losses
+        outcome = "interrupted" if any(entry.stopped for entry in accounts) else "done"
+        figures = dry_figures(self._dry_run, accounts, reports, leader.attendance, losses, seconds)
         self._world.emit(RunEnded(time_s=seconds, outcome=outcome, result=figures))
 
 
-@dataclass(frozen=True)
-class DryFigures:
-    """What the ranks of a dry run have handed in at its end.
+def dry_figures(
+    dry_run: DryRun,
+    accounts: list[Account],
+    reports: list[dict[str, Any]],
+    attendance: Attendance,
+    losses: ServerLosses,
+    seconds: float,
+) -> dict[str, Any]:
+    """Return the figures of a dry run, as `train --json` prints them; what only training tells is None.
 
-    Attributes:
-        accounts: of the workers, in the order of their ranks.
+    Args:
+        dry_run: what was run.
+        accounts: that the workers have handed in, in the order of their ranks.
         reports: of the servers, likewise.
         attendance: of the workers.
         losses: of servers.
+        seconds: that it took.
     """
-
-    accounts: list[Account]
-    reports: list[dict[str, Any]]
-    attendance: Attendance
-    losses: ServerLosses
-
-    def figures(self, dry_run: DryRun, seconds: float) -> dict[str, Any]:
-        """Return the figures of the run, as `train --json` prints them; what only training tells is None.
-
-        Args:
-            dry_run: what was run.
-            seconds: that it took.
-        """
-        accounts, attendance = self.accounts, self.attendance
-        steps, length = accounts[0].step, dry_run.steps_per_epoch
-        images = sum(account.session_images for account in accounts) + attendance.images_of_lost
-        return {
-            "run": None,
-            "strategy": str(dry_run.strategy),
-            "data": dry_run.data,
-            "model": dry_run.model,
-            "workers": dry_run.workers,
-            "servers": dry_run.traits.servers,
-            "steps": steps,
-            "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
-            "seconds": seconds,
-            "images_per_s": images / seconds if seconds > 0 else 0.0,
-            "train_loss": None,
-            "test_loss": None,
-            "test_top1": None,
-            "test_top5": None,
-            "workers_lost": attendance.lost,
-            "workers_joined": attendance.joined,
-            "servers_lost": self.losses.lost,
-            "servers_joined": self.losses.joined,
-            "bytes_sent_per_step": bytes_per_step(accounts, self.reports, attendance.steps_of_lost),
-            "staleness": staleness_figures(accounts, self.reports),
-            **defence_figures(self.reports),
-            "parameters_sha256": None,
-        }
+    steps, length = accounts[0].step, dry_run.steps_per_epoch
+    images = sum(account.session_images for account in accounts) + attendance.images_of_lost
+    return {
+        "run": None,
+        "strategy": str(dry_run.strategy),
+        "data": dry_run.data,
+        "model": dry_run.model,
+        "workers": dry_run.workers,
+        "servers": dry_run.traits.servers,
+        "steps": steps,
+        "epochs": steps // length if steps % length == 0 else round(steps / length, 3),
+        "seconds": seconds,
+        "images_per_s": images / seconds if seconds > 0 else 0.0,
+        "train_loss": None,
+        "test_loss": None,
+        "test_top1": None,
+        "test_top5": None,
+        "workers_lost": attendance.lost,
+        "workers_joined": attendance.joined,
+        "servers_lost": losses.lost,
+        "servers_joined": losses.joined,
+        "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
+        "staleness": staleness_figures(accounts, reports),
+        **defence_figures(reports),
+        "parameters_sha256": None,
+    }
 
 
 def dry_leader(dry_run: DryRun, world: World, part: WorkerCalls) -> Leader:

@@ -13,6 +13,7 @@ seconds.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -56,12 +57,9 @@ class _Steps:
     """What steps went into, in seconds."""
 
     steps: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     communication: list[list[float]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-
-    def add(self, part: str, seconds: float) -> None:
-        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
 
 class StepTimer:
@@ -103,8 +101,8 @@ class StepTimer:
         blocked_s = self._blocked.seconds - self._blocked_mark_s
         began_s = self._mark_s
         self._mark()
-        self._step.add(_COMMUNICATION, blocked_s)
-        self._step.add(done, max(0.0, self._mark_s - began_s - blocked_s))  # sums round
+        self._step.seconds[_COMMUNICATION] += blocked_s
+        self._step.seconds[done] += max(0.0, self._mark_s - began_s - blocked_s)  # sums round
         if self._to_trace:
             self._step.spans.append((done, began_s, self._mark_s))
 
@@ -118,7 +116,7 @@ class StepTimer:
         taken = self._step
         self._share_out(taken.seconds)
         for part, seconds in taken.seconds.items():
-            self._said.add(part, seconds)
+            self._said.seconds[part] += seconds
         self._said.steps += 1
         self._said.communication.append([step, taken.seconds[_COMMUNICATION]])
         if self._to_trace:

@@ -39,7 +39,9 @@ def work(job: Job, world: World) -> None:
         else Member(world, job.strategy, replica, resumes=job.checkpointing.resume)
     )
     if job.draws:
-        workload.hand = Hand(deal_communicator(world), control, world.clock.now, world.generation)
+        workload.hand = Hand(
+            deal_communicator(world), control.await_leader, world.clock.now, world.generation
+        )
     entry, start = control.enter(), 0
     if (restored := entry.restored) is not None:
         restored.give_back(replica)

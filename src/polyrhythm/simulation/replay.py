@@ -106,6 +106,7 @@ class Script:
         return self.difference
 
 
+@dataclass
 class Performance:
     """What is found while a recording is replayed.
 
@@ -114,13 +115,8 @@ class Performance:
         summed_ranks: the most ranks whose vectors a collective summed.
     """
 
-    def __init__(self) -> None:
-        self.difference: Difference | None = None
-        self.summed_ranks = 1
-
-    def notice(self, difference: Difference | None) -> None:
-        """Keep a difference if it is the first."""
-        self.difference = self.difference or difference
+    difference: Difference | None = None
+    summed_ranks: int = 1
 
 
 class WatchedCommunicator(ForwardingCommunicator):
@@ -166,7 +162,8 @@ class ScriptedCommunicator(WatchedCommunicator):
             if source is not None:
                 return inner.receive(source, tag)
             found, message = inner.receive(script.next_source(), tag)
-            performance.notice(script.heard(found, message))
+            difference = script.heard(found, message)
+            performance.difference = performance.difference or difference
             return found, message
 
         self.receive = receive
@@ -220,11 +217,12 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
     except (
         PolyrhythmError
     ) as error:  # the order cannot be played: it leads nowhere, or the loss grows without end
-        performance.notice(Difference(-1, sum(script.played for script in scripts.values()), str(error)))
+        stuck = Difference(-1, sum(script.played for script in scripts.values()), str(error))
+        performance.difference = performance.difference or stuck
     digest = digests[0] if digests else None
-    performance.notice(_difference_at_end(list(scripts.values()), digest, recording))
+    difference = performance.difference or _difference_at_end(list(scripts.values()), digest, recording)
     played = sum(script.played for script in scripts.values())
-    return Replay(digest, played, performance.difference, performance.summed_ranks)
+    return Replay(digest, played, difference, performance.summed_ranks)
 
 
 def _difference_at_end(scripts: list[Script], digest: str | None, recording: Recording) -> Difference | None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import lcm
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
@@ -78,14 +78,6 @@ class Tried:
     seeds: int
     failures: tuple[Failure, ...]
     seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON-able dict."""
-        return {
-            "seeds": self.seeds,
-            "failures": [asdict(entry) for entry in self.failures],
-            "seconds": self.seconds,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,37 +143,13 @@ def play(
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
 ) -> None:
-    """Run one seed; see `prepare` and `PreparedSeed.play`."""
-    prepare(trial, seed, emit, stop=stop, timeline=timeline).play()
+    """Run one seed to the end; see `prepare`.
 
-
-@dataclass(frozen=True)
-class PreparedSeed:
-    """One seed that is ready to run.
-
-    Attributes:
-        injector: the run.
-        watch: checks its invariants; None: nothing does.
-        steps: that every worker has to take.
-        stop: whether the run is asked to stop.
-        drawn: whether each worker takes as many steps as it comes to.
+    Raises:
+        RunError: an invariant does not hold, or no rank can go on; virtual time then stands still.
     """
-
-    injector: FaultInjector
-    watch: Watch | None
-    steps: int
-    stop: StopRequest
-    drawn: bool
-
-    def play(self) -> None:
-        """Run to the end.
-
-        Raises:
-            RunError: an invariant does not hold, or no rank can go on; virtual time then stands still.
-        """
-        self.injector.play()
-        if self.watch is not None and not self.stop.requested:
-            self.watch.ended(self.steps, drawn=self.drawn)
+    _, run = prepare(trial, seed, emit, stop=stop, timeline=timeline)
+    run()
 
 
 def prepare(
@@ -191,8 +159,8 @@ def prepare(
     *,
     stop: StopRequest | None = None,
     timeline: Timeline | None = None,
-) -> PreparedSeed:
-    """Return the run of one seed.
+) -> tuple[VirtualTime, Callable[[], None]]:
+    """Return the virtual time of one seed's run, and what runs it to the end.
 
     Args:
         trial: what is tried.
@@ -217,7 +185,13 @@ def prepare(
         invariants = invariants_for(dry_run.strategy, conditions)
         watch = Watch(invariants, layout.roles, run.time.now, lambda: run.cluster.ranks)
         run.observer, injector.links.on_arrival = watch, watch.delivered
-    return PreparedSeed(injector, watch, dry_run.steps, run.stop, dry_run.draws)
+
+    def to_the_end() -> None:
+        injector.play()
+        if watch is not None and not run.stop.requested:
+            watch.ended(dry_run.steps, drawn=dry_run.draws)
+
+    return injector.time, to_the_end
 
 
 def _watchable(trial: Trial, dry_run: DryRun, faults: tuple[Fault, ...]) -> tuple[DryRun, Conditions]:
@@ -260,12 +234,12 @@ def try_seeds(
     failures: list[Failure] = []
     for seed in seeds:
         tried += 1
-        prepared = prepare(trial, seed, lambda event: None)
+        virtual_time, run = prepare(trial, seed, lambda event: None)
         try:
-            prepared.play()
+            run()
         except RunError as error:
             faults = faults_text(faults_of(trial, seed))
-            at_s = prepared.injector.time.now()
+            at_s = virtual_time.now()
             failures.append(Failure(seed, str(error), at_s, faults, trial.command(seed, faults)))
             if not on_failure(failures[-1]):
                 break

@@ -68,6 +68,8 @@ class FlatParameters:
         size: how many numbers there are, tail excluded.
         vector: `(size,)`, the parameters.
         gradients: `(size,)`, their gradients.
+        vector_and_tail: `(size + 2,)`, the parameters and the numbers that travel with them.
+        gradients_and_tail: `(size + 2,)`, likewise.
         views: the parameters in the model's order.
         buckets: in the order in which the backward pass fills them.
         stands_for: as given.
@@ -101,12 +103,12 @@ class FlatParameters:
         self.stands_for = stands_for
         self.size = sum(parameter.numel() for _, parameter in named)
         # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
-        self._whole, self._whole_gradients = (
+        self.vector_and_tail, self.gradients_and_tail = (
             torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device) for _ in range(2)
         )
-        self.vector = self._whole[: self.size]
-        self.gradients = self._whole_gradients[: self.size]
-        self._tail = self._whole_gradients[self.size :]
+        self.vector = self.vector_and_tail[: self.size]
+        self.gradients = self.gradients_and_tail[: self.size]
+        self._tail = self.gradients_and_tail[self.size :]
         self._tail_first = self._tail[0]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self.views = list(self._move(named))
@@ -118,8 +120,8 @@ class FlatParameters:
     def another(self) -> FlatParameters:
         """Return one for other parameters of the same shapes, all zero: a third of the cost of making a model."""
         made = copy(self)
-        made._whole = torch.zeros_like(self._whole)
-        made.vector = made._whole[: self.size]
+        made.vector_and_tail = torch.zeros_like(self.vector_and_tail)
+        made.vector = made.vector_and_tail[: self.size]
         made.views = [
             replace(
                 view,
@@ -134,16 +136,6 @@ class FlatParameters:
     def nbytes(self) -> int:
         """Bytes of the vector: what the papers call M."""
         return self.size * self.vector.element_size()
-
-    @property
-    def vector_and_tail(self) -> Tensor:
-        """`(size + 2,)`: the parameters and the numbers that travel with them."""
-        return self._whole
-
-    @property
-    def gradients_and_tail(self) -> Tensor:
-        """`(size + 2,)`: the gradients and the numbers that travel with them."""
-        return self._whole_gradients
 
     def overwrite(self, part: Tensor, values: Tensor) -> None:
         """Overwrite a part of the vector, given as a view of it, with other values."""
@@ -184,9 +176,9 @@ class FlatParameters:
         Args:
             memory: `(size + 2,)` zeros, in which they are to lie; None: any.
         """
-        self._whole_gradients = torch.zeros_like(self._whole_gradients) if memory is None else memory
-        self.gradients = self._whole_gradients[: self.size]
-        self._tail = self._whole_gradients[self.size :]
+        self.gradients_and_tail = torch.zeros_like(self.gradients_and_tail) if memory is None else memory
+        self.gradients = self.gradients_and_tail[: self.size]
+        self._tail = self.gradients_and_tail[self.size :]
         self._tail_first = self._tail[0]
         renewed = []
         for view in self.views:
@@ -197,7 +189,7 @@ class FlatParameters:
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero, in place."""
-        self._whole_gradients.zero_()
+        self.gradients_and_tail.zero_()
 
     def gather_gradients(self) -> None:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""

@@ -61,24 +61,29 @@ class Execution:
     compiled: bool = False
     channels_last: bool = False
 
-    def check(
-        self, make_model: Callable[[], nn.Module], image_shape: tuple[int, ...], device: torch.device
-    ) -> None:
-        """Try out what is asked for.
 
-        Args:
-            make_model: makes the network, on the CPU.
-            image_shape: (C, H, W).
-            device: where it will be trained.
+def check_execution(
+    execution: Execution,
+    make_model: Callable[[], nn.Module],
+    image_shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Try out a way to run a network.
 
-        Raises:
-            RequestError: one cannot be had here, or not with this network.
-        """
-        if self.channels_last:
-            with torch.random.fork_rng(devices=[]):
-                _check_channels_last(make_model().eval(), torch.zeros(2, *image_shape))
-        if self.compiled:
-            _check_compiler(device)
+    Args:
+        execution: how it is to be run.
+        make_model: makes the network, on the CPU.
+        image_shape: (C, H, W).
+        device: where it will be trained.
+
+    Raises:
+        RequestError: that cannot be had here, or not with this network.
+    """
+    if execution.channels_last:
+        with torch.random.fork_rng(devices=[]):
+            _check_channels_last(make_model().eval(), torch.zeros(2, *image_shape))
+    if execution.compiled:
+        _check_compiler(device)
 
 
 Forward = Callable[[Tensor, bool], Tensor]

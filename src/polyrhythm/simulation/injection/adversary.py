@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,19 +14,9 @@ from polyrhythm.specs import Config
 ADVERSARIES = "polyrhythm.simulation.injection.adversaries"
 
 
-class Attack(Protocol):
-    """One adversary's attack on one server's shard, with what it has seen so far."""
-
-    def __call__(self, gradient: Tensor, random: Random, /) -> Tensor:
-        """Return what is sent instead of a gradient.
-
-        Args:
-            gradient: `(n,)`, as it was computed; not changed.
-            random: the adversary's own stream.
-
-        Returns:
-            `(n,)`, of the same dtype.
-        """
+Attack = Callable[[Tensor, Random], Tensor]
+"""One adversary's attack on one server's shard, which may remember what it has seen: it takes the gradient `(n,)` as it
+was computed, which it does not change, and the adversary's own stream, and returns what is sent instead."""
 
 
 class Adversary(Config):

@@ -49,11 +49,8 @@ class Passage:
     held: bool = False
 
 
-class MessageRule(Protocol):
-    """What happens to messages."""
-
-    def __call__(self, passage: Passage, /) -> None:
-        """Change what becomes of a message that is starting."""
+MessageRule = Callable[[Passage], None]
+"""Changes what becomes of a message that is starting."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
@@ -41,7 +43,7 @@ def test_shares_add_up_to_all_time() -> None:
     assert told.compute_share == pytest.approx(14 / 20)
     assert told.exchange_share == pytest.approx(0.2 * 20 / 20)  # the slower one waits 0.2 s a step
     assert told.slower_workers_share == pytest.approx(2 / 20)
-    assert told.to_json()["cause"] == "compute"
+    assert asdict(told)["cause"] == "compute"
 
 
 def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
@@ -33,7 +35,7 @@ def compared(
     assert told is not None
     if told.lock_step is not None:
         assert told.text.endswith(f"; {told.lock_step.text}")
-        assert told.to_json()["lock_step"]["lock_step_s"] == told.lock_step.lock_step_s
+        assert asdict(told)["lock_step"]["lock_step_s"] == told.lock_step.lock_step_s
     return told.lock_step
 
 

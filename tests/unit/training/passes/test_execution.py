@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.forward_pass import Execution, channels_innermost, forward_pass
+from polyrhythm.training.forward_pass import Execution, channels_innermost, check_execution, forward_pass
 
 CPU = torch.device("cpu")
 
@@ -66,15 +66,15 @@ def test_a_network_that_needs_channels_first_is_refused() -> None:
     with pytest.raises(
         RequestError, match=r"cannot be run with channels_last \(view size .*use reshape for view"
     ):
-        Execution(channels_last=True).check(Views, (3, 4, 4), CPU)
-    Execution(channels_last=True).check(nn.Flatten, (3, 4, 4), CPU)
+        check_execution(Execution(channels_last=True), Views, (3, 4, 4), CPU)
+    check_execution(Execution(channels_last=True), nn.Flatten, (3, 4, 4), CPU)
 
 
 def test_trying_out_draws_no_random_numbers() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    Execution(channels_last=True).check(Seen, (3, 8, 8), CPU)
+    check_execution(Execution(channels_last=True), Seen, (3, 8, 8), CPU)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -118,5 +118,5 @@ def test_a_missing_compiler_is_one_line() -> None:
             RequestError, match=r"^compile does not work here: .*\(it needs a C\+\+ compiler"
         ) as raised,
     ):
-        Execution(compiled=True).check(Seen, (3, 8, 8), CPU)
+        check_execution(Execution(compiled=True), Seen, (3, 8, 8), CPU)
     assert "\n" not in str(raised.value)

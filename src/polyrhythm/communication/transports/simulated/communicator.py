@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
@@ -70,7 +71,12 @@ class SimulatedCommunicator(Communicator):
     """
 
     def __init__(
-        self, cluster: SimulatedCluster, home: SimulatedRank, group: Group, lineage: tuple[int, ...] = ()
+        self,
+        cluster: SimulatedCluster,
+        home: SimulatedRank,
+        group: Group,
+        lineage: tuple[int, ...] = (),
+        generations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._cluster = cluster
         self._home = home
@@ -78,7 +84,9 @@ class SimulatedCommunicator(Communicator):
         self._group = group
         self._lineage = lineage
         self._has_revoked = False
-        self._generations: Mapping[int, int] = {}
+        self._generations = generations
+        if generations:
+            home.inbox.know_losses(group.context, generations)
         self._members = group.members
         self._context = group.context
         self._numbers = group.numbers
@@ -203,14 +211,7 @@ class SimulatedCommunicator(Communicator):
         known = {self._members[rank]: number for rank, number in zip(ranks, generations, strict=True)}
         for rank, generation in known.items():
             self._home.expect(rank, generation)
-        made = self.subgroup(name, ranks)
-        made._know(known)
-        made._apart()._know(known)
-        return made
-
-    def _know(self, generations: Mapping[int, int]) -> None:
-        self._generations = generations
-        self._home.inbox.know_losses(self._context, generations)
+        return self._subgroup(name, ranks, known)
 
     @property
     def context(self) -> int:
@@ -218,14 +219,16 @@ class SimulatedCommunicator(Communicator):
         return self._context
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> SimulatedCommunicator:
+        return self._subgroup(name, ranks, self._generations)
+
+    def _subgroup(
+        self, name: str, ranks: Sequence[int], generations: Mapping[int, int]
+    ) -> SimulatedCommunicator:
         cluster = self._cluster
         members = cluster.globally(self._group, ranks)
         group = cluster.group(f"{self._group.name}/{name}", members)
-        made = SimulatedCommunicator(self._cluster, self._home, group, (*self._lineage, group.context))
-        if self._generations:
-            made._know(self._generations)
-            made._apart()._know(self._generations)
-        return made
+        lineage = (*self._lineage, group.context)
+        return SimulatedCommunicator(cluster, self._home, group, lineage, generations)
 
     def _wait_for(self, source: int | None, tag: int) -> _Waited:
         """Return what a receiver waits for: that of the last time if it is the same."""
@@ -241,7 +244,9 @@ class SimulatedCommunicator(Communicator):
         """Return the message space of collectives, which number their messages' tags themselves."""
         if self._collective_space is None:
             group = self._cluster.group(f"{self._group.name}#collectives", self._members)
-            self._collective_space = SimulatedCommunicator(self._cluster, self._home, group, self._lineage)
+            self._collective_space = SimulatedCommunicator(
+                self._cluster, self._home, group, self._lineage, self._generations
+            )
         return self._collective_space
 
     def _next_tag(self) -> int:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
@@ -131,7 +132,12 @@ class TorchDistributedCommunicator(Communicator):
     """
 
     def __init__(
-        self, home: Rank, name: str, members: tuple[int, ...], inside: tuple[int, ...] | None = None
+        self,
+        home: Rank,
+        name: str,
+        members: tuple[int, ...],
+        inside: tuple[int, ...] | None = None,
+        generations: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._home = home
         self._name = name
@@ -140,7 +146,9 @@ class TorchDistributedCommunicator(Communicator):
         home.make(self._context)
         self._lineage = () if inside is None else (*inside, self._context)  # all ranks' own cannot be revoked
         self._has_revoked = False
-        self._generations: Mapping[int, int] = {}
+        self._generations = generations
+        if generations:
+            home.know_losses(self._context, generations)
         self._numbers = {member: number for number, member in enumerate(members)}
         self.rank = self._numbers[home.rendezvous.rank]
         self.size = len(members)
@@ -227,13 +235,7 @@ class TorchDistributedCommunicator(Communicator):
         for peer in known.items():
             if peer[0] != self._home.rendezvous.rank:
                 self._home.greet(Peer(*peer))
-        made = self.subgroup(name, ranks)
-        made._know(known)
-        return made
-
-    def _know(self, generations: Mapping[int, int]) -> None:
-        self._generations = generations
-        self._home.know_losses(self._context, generations)
+        return self._subgroup(name, ranks, known)
 
     def revoke(self) -> None:
         if not self._has_revoked:
@@ -276,11 +278,15 @@ class TorchDistributedCommunicator(Communicator):
         return group_name(f"{self._name}/vector {name}", self._members)
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> TorchDistributedCommunicator:
+        return self._subgroup(name, ranks, self._generations)
+
+    def _subgroup(
+        self, name: str, ranks: Sequence[int], generations: Mapping[int, int]
+    ) -> TorchDistributedCommunicator:
         members = tuple(self._members[rank] for rank in ranks)
-        made = TorchDistributedCommunicator(self._home, f"{self._name}/{name}", members, self._lineage)
-        if self._generations:
-            made._know(self._generations)
-        return made
+        return TorchDistributedCommunicator(
+            self._home, f"{self._name}/{name}", members, self._lineage, generations
+        )
 
     def _want(self, source: int | None, tag: int) -> Want:
         global_source = None if source is None else self._members[source]

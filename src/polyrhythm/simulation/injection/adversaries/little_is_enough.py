@@ -35,7 +35,7 @@ class LittleIsEnough(Adversary):
     z: Positive = 1.5
 
     def attack(self) -> Attack:
-        return _Hidden(self.z)
+        return _hidden(self.z)
 
     def agree(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the mean less z deviations, coordinate by coordinate."""
@@ -43,18 +43,16 @@ class LittleIsEnough(Adversary):
         return seen.mean(0) - self.z * seen.std(0, correction=0)
 
 
-class _Hidden:
-    """Mean and sum of squared differences of what it has seen, after Welford."""
+def _hidden(z: float) -> Attack:
+    """Return an attack that keeps the mean and the sum of squared differences of what it has seen, after Welford."""
+    seen, mean, squares = 0, torch.zeros(()), torch.zeros(())
 
-    def __init__(self, z: float) -> None:
-        self._z = z
-        self._seen = 0
-        self._mean = torch.zeros(())
-        self._squares = torch.zeros(())
+    def attack(gradient: Tensor, random: Random) -> Tensor:
+        nonlocal seen, mean, squares
+        seen += 1
+        before = gradient - mean
+        mean = mean + before / seen
+        squares = squares + before * (gradient - mean)
+        return mean - z * (squares / seen).sqrt()
 
-    def __call__(self, gradient: Tensor, random: Random) -> Tensor:
-        self._seen += 1
-        before = gradient - self._mean
-        self._mean = self._mean + before / self._seen
-        self._squares = self._squares + before * (gradient - self._mean)
-        return self._mean - self._z * (self._squares / self._seen).sqrt()
+    return attack

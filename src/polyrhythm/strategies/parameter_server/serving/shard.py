@@ -103,9 +103,9 @@ class OptimizedRule(Rule):
     def begin(self, values: Tensor) -> None:
         plan = admitted_initial(self._plan, values, ready=self.ready)
         resumed, self._resumed = self._resumed, None
-        self._build(plan, values if resumed is None else resumed[0]["values"])
+        self.build(plan, values if resumed is None else resumed[0]["values"])
         if resumed is not None:
-            self._restore(resumed)
+            self.restore(resumed)
 
     def step(self, gradient: Tensor, rate: float) -> None:
         """Update the values with the optimiser."""
@@ -134,13 +134,15 @@ class OptimizedRule(Rule):
     def load_state(self, state: State) -> None:
         self._resumed = state
 
-    def _build(self, plan: OptimizerPlan, values: Tensor) -> None:
+    def build(self, plan: OptimizerPlan, values: Tensor) -> None:
+        """Make the optimiser of the values, which it changes in place; training can begin."""
         self.values = values
         self._optimizer: FlatOptimizer = plan.build(values)
         self._copy = None
         self.ready = True
 
-    def _restore(self, state: State) -> None:
+    def restore(self, state: State) -> None:
+        """Take over the state of a shard that was built, apart from its values."""
         tensors, facts = state
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
 
@@ -218,17 +220,17 @@ class ShardRule(OptimizedRule):
         tensors, facts = state
         self._plan = None if facts["plan"] is None else OptimizerPlan.from_json(facts["plan"])
         if self._plan is not None and facts["shard"] is not None:
-            self._build(self._plan, tensors["values"])
-            self._restore((tensors, facts["shard"]))
+            self.build(self._plan, tensors["values"])
+            self.restore((tensors, facts["shard"]))
 
-    def _build(self, plan: OptimizerPlan, values: Tensor) -> None:
-        super()._build(plan, values)
+    def build(self, plan: OptimizerPlan, values: Tensor) -> None:
+        super().build(plan, values)
         self._step = self._optimizer.step
         self._trains = self._optimizer.inner is not None
         self._merger = self._handling.merge.merger()
 
-    def _restore(self, state: State) -> None:
-        super()._restore(state)
+    def restore(self, state: State) -> None:
+        super().restore(state)
         self._merger.load_state(below(_MERGER, state[0]), state[1]["merge"])
 
     def _update(self, batch: Sequence[Contribution], version: int, distances: Tensor | None) -> Applied:
