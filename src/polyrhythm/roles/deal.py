@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,27 @@ from polyrhythm.roles.world import LEADER, World
 MOST_STEPS = 1 << 62
 """More than a worker takes, where nobody knows beforehand how many."""
 _GRANT_TAG = 1
+
+
+class Draw(NamedTuple):
+    """A worker asks for the grant that holds a step.
+
+    Attributes:
+        generation: how many have had its rank before it.
+        step: that it wants to compute.
+    """
+
+    generation: int
+    step: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.DRAW, version=self.generation, step=self.step)
+
+    @classmethod
+    def of(cls, message: Message) -> Draw:
+        """Read what `message` packed."""
+        return cls(message.version, message.step)
 
 
 def deal_communicator(world: World) -> Communicator:
@@ -197,22 +218,22 @@ class Deal:
                 continue
             if message.kind is Kind.LEAVE:
                 break
-            self._answer(source, message.step, message.version)
+            self._answer(source, Draw.of(message))
         for handle in self._leaving.values():
             with suppress(PeerLost):
                 handle.wait()
 
-    def _answer(self, worker: int, step: int, generation: int) -> None:
+    def _answer(self, worker: int, asked: Draw) -> None:
         with self._lock:
-            self._generations[worker] = max(self._generations[worker], generation)
+            self._generations[worker] = max(self._generations[worker], asked.generation)
             self._gone.discard(worker)
             unit = self._unit_of[worker]
             known = self._dealer.steps_of(unit).stop
-            grant = self._dealer.draw(unit, step, self._now())
+            grant = self._dealer.draw(unit, asked.step, self._now())
             new = grant.batches and grant.end > known
             if new:
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
-        answer = Message(Kind.GRANT, torch.tensor(astuple(grant)), step=step, tag=_GRANT_TAG)
+        answer = Message(Kind.GRANT, torch.tensor(astuple(grant)), step=asked.step, tag=_GRANT_TAG)
         with suppress(PeerLost):
             if (before := self._leaving.pop(worker, None)) is not None:
                 before.wait()
@@ -287,9 +308,7 @@ class Hand:
         self._asked = step
         try:
             # Kept: a send whose handle is dropped may never arrive.
-            self._asking = self._communicator.start_send(
-                LEADER, Message(Kind.DRAW, version=self._generation, step=step)
-            )
+            self._asking = self._communicator.start_send(LEADER, Draw(self._generation, step).message())
         except PeerLost as loss:
             self._wait_for_leader(loss)
 

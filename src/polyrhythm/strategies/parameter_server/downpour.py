@@ -41,7 +41,7 @@ from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.composition.served import WithServers
-from polyrhythm.strategies.parameter_server.serving.admission import admit_push_of_any_step
+from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admit_push_of_any_step
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServerLink
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution
@@ -324,8 +324,8 @@ class SumRule(OptimizedRule):
 
     def configure(self, message: Message) -> None:
         super().configure(message)
-        if message.step > 0:  # else nobody can tell how many there are
-            self._sum_gate.shorten(message.step)
+        if (pushes := Configuration.of(message).pushes) > 0:
+            self._sum_gate.shorten(pushes)
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
         [entry] = batch

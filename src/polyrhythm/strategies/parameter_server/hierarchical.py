@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
@@ -31,8 +31,8 @@ from polyrhythm.strategies.parameter_server.composition.served import WithServer
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.rules.aggregator import mean
 from polyrhythm.strategies.parameter_server.serving.admission import (
+    Configuration,
     admitted_initial,
-    admitted_plan,
     payload,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
@@ -359,16 +359,15 @@ class LeafRule(Rule):
     def configure(self, message: Message) -> None:
         if self._plan is not None:
             raise RefusedMessage(Reason.ORDER, "a second plan came")
-        self._plan = admitted_plan(message)
+        self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:
         """Send every root its shard of the initial parameters, with its part of the optimiser's plan."""
         plan = admitted_initial(self._plan, values, ready=self._begun)
         self._begun = True
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
-            text = pack_json(plan.part(shard.start, shard.stop).to_json())
             self.told += [
-                (root, Message(Kind.CONFIGURE, text)),
+                (root, Configuration(plan.part(shard.start, shard.stop)).message()),
                 (root, Message(Kind.PARAMETERS, values[shard])),
             ]
 

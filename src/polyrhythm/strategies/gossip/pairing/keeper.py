@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import cache
 from random import Random
 from threading import Lock
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -118,6 +119,29 @@ ANSWER = 1
 """Tag of what a keeper says to its own worker."""
 
 
+class Averaged(NamedTuple):
+    """A keeper's answer to a partner's parameters.
+
+    Attributes:
+        step: that its worker is in.
+        half: half of the difference between their parameters, `(n,)`; None while it has none of its own.
+        averages: how many averages its parameters have taken part in, this one included.
+    """
+
+    step: int
+    half: Tensor | None = None
+    averages: int = 0
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.DIFFERENCE, self.half, version=self.averages, step=self.step)
+
+    @classmethod
+    def of(cls, message: Message) -> Averaged:
+        """Read what `message` packed."""
+        return cls(message.step, message.tensor, message.version)
+
+
 class Keeper:
     """Averages with partners, and updates when its own worker has a gradient.
 
@@ -193,7 +217,7 @@ class Keeper:
         if source != self.place.rank:
             if message.kind is Kind.VECTOR:
                 return self._average(source, message)
-            return self._averaged(source, message)
+            return self._averaged(source, Averaged.of(message))
         if message.kind is Kind.DIFFERENCE:
             return self._ask(message.step)
         if message.kind is Kind.PUSH:
@@ -211,19 +235,19 @@ class Keeper:
     def _average(self, source: int, message: Message) -> list[Reply]:
         self.heard[source] = message.step
         if not self.ready:
-            return [(source, Message(Kind.DIFFERENCE, step=self._step))]
+            return [(source, Averaged(self._step).message())]
         assert message.tensor is not None, "who asks sends its parameters"
         half = message.tensor.to(self.values.device).sub_(self.values).mul_(0.5)
         self.values.add_(half)
         self._averages += 1
-        return [(source, Message(Kind.DIFFERENCE, half, version=self._averages, step=self._step))]
+        return [(source, Averaged(self._step, half, self._averages).message())]
 
-    def _averaged(self, source: int, message: Message) -> list[Reply]:
-        self.heard[source] = message.step
+    def _averaged(self, source: int, answer: Averaged) -> list[Reply]:
+        self.heard[source] = answer.step
         if self._asked == source:
             self._asked = None
-        if message.tensor is not None:
-            self.values.sub_(message.tensor.to(self.values.device))
+        if answer.half is not None:
+            self.values.sub_(answer.half.to(self.values.device))
             self._averages += 1
         return self._update_if_averaged()
 

@@ -33,7 +33,7 @@ A worker that has given its model away therefore goes on answering until its pro
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -78,6 +78,52 @@ class Membership(Protocol):
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Record that a worker is lost; return the replies."""
+
+
+class Admission(NamedTuple):
+    """To a worker that asks to take part: parameters to begin with.
+
+    Attributes:
+        values: `(n,)`; None of a partner that has none.
+        step: the sender's own; if the worker succeeds another, the last one that this had begun, as the sender knows.
+        succeeds: whether the worker succeeds another, of which its partners may know more.
+    """
+
+    values: Tensor | None
+    step: int
+    succeeds: bool = False
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.PARAMETERS, self.values, step=self.step, version=int(self.succeeds))
+
+    @classmethod
+    def of(cls, message: Message) -> Admission:
+        """Read what `message` packed."""
+        return cls(message.tensor, message.step, bool(message.version))
+
+
+class Introduction(NamedTuple):
+    """To a new worker 0: how a worker stands, and what it knows.
+
+    Attributes:
+        standing: of the worker.
+        heard: the last step of the lost worker 0 that it has heard of.
+        stop: whether the run has been asked to stop.
+    """
+
+    standing: Standing
+    heard: int
+    stop: bool
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.LEAD, version=self.standing, step=self.heard, stop=self.stop)
+
+    @classmethod
+    def of(cls, message: Message) -> Introduction:
+        """Read what `message` packed."""
+        return cls(Standing(message.version), message.step, message.stop)
 
 
 class Host:
@@ -159,16 +205,13 @@ class Host:
         return self._begin()
 
     def _answer_to(self, rank: int, step: int) -> Message:
-        """Return the admission of a worker to a run under way; the version says whether it has a predecessor.
-
-        Of that one partners may know more.
-        """
+        """Return the admission of a worker to a run under way."""
         values = self._keeper.copy()
         if rank not in self._known:
             self._known.add(rank)
-            return Message(Kind.PARAMETERS, values, step=self._keeper.step)
+            return Admission(values, self._keeper.step).message()
         step = max(step, self._keeper.heard.get(rank, 0))
-        return Message(Kind.PARAMETERS, values, step=step, version=1)
+        return Admission(values, step, succeeds=True).message()
 
     def _begin(self) -> list[Reply]:
         if self._begun or not self._waiting.keys() >= self._present:
@@ -177,7 +220,7 @@ class Host:
         self._known = set(self._waiting)
         self._keeper.make_ready(self._waiting[self._own])
         self._keeper.heard.update(self._waiting)  # for successors of those who never speak again
-        told = Message(Kind.PARAMETERS, self._keeper.copy(), step=self._keeper.step)
+        told = Admission(self._keeper.copy(), self._keeper.step).message()
         return [
             self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, told)
             for rank in self._waiting
@@ -316,12 +359,8 @@ class Member:
         self._away = False
         keeper = self._keeper
         keeper.absent.discard(self._leader)
-        here = Message(
-            Kind.LEAD,
-            version=self._standing,
-            step=keeper.heard.get(self._leader, 0),
-            stop=keeper.stop or self._stop_requested,
-        )
+        stop = keeper.stop or self._stop_requested
+        here = Introduction(self._standing, keeper.heard.get(self._leader, 0), stop).message()
         words = [here] if self._joins is None else [here, self._joins]
         if self._left:
             words.append(Message(Kind.LEAVE))
@@ -331,26 +370,27 @@ class Member:
         keeper = self._keeper
         keeper.absent.discard(rank)
         values = self._flat.vector.clone() if self._standing is Standing.RESUMED else keeper.copy()
-        return [(rank, Message(Kind.PARAMETERS, values, step=keeper.heard.get(rank, 0)))]
+        return [(rank, Admission(values, keeper.heard.get(rank, 0)).message())]
 
     def _begin_with(self, source: int, message: Message) -> list[Reply]:
         """Process an answer to `JOIN`."""
+        admission = Admission.of(message)
         if source != self._leader:
-            self._step = max(self._step, message.step)
-            self._found += [message.tensor] if message.tensor is not None else []
+            self._step = max(self._step, admission.step)
+            self._found += [admission.values] if admission.values is not None else []
             return self._answered_by(source)
         joins, self._joins = self._joins, None
         if joins is None:
             return []  # to what was said again
-        assert message.tensor is not None, "worker 0 has parameters"
+        assert admission.values is not None, "worker 0 has parameters"
         if not self._resumed:
-            self._flat.vector.copy_(message.tensor)
-        if not message.version:  # the step is worker 0's own, of which its successor may want to know
-            self._step, self._keeper.heard[self._leader] = joins.step, message.step
+            self._flat.vector.copy_(admission.values)
+        if not admission.succeeds:  # the step is worker 0's own, of which its successor may want to know
+            self._step, self._keeper.heard[self._leader] = joins.step, admission.step
             return self._begin()
-        self._step = max(self._step, joins.step, message.step)
+        self._step = max(self._step, joins.step, admission.step)
         place = self._keeper.place
-        self._found = [message.tensor] if self._leader in place.partners else []
+        self._found = [admission.values] if self._leader in place.partners else []
         self._asked = {*place.partners} - {self._leader}
         return [(rank, Message(Kind.JOIN)) for rank in self._asked] or self._begin()
 
@@ -441,9 +481,9 @@ class KeeperSuccessor:
 
     def _hear(self, rank: int, message: Message) -> list[Reply]:
         self._awaited.discard(rank)
-        self._step = max(self._step, message.step)
-        self._stop |= message.stop
-        standing = Standing(message.version)
+        standing, step, stop = Introduction.of(message)
+        self._step = max(self._step, step)
+        self._stop |= stop
         if standing is not Standing.OUTSIDE:
             self._present.add(rank)
         if standing.has_parameters:

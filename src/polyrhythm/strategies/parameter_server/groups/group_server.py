@@ -58,7 +58,7 @@ class Formation:
 
     @classmethod
     def of(cls, message: Message) -> Formation:
-        """Read what `message` wrote."""
+        """Read what `message` packed."""
         told = unpack_json(payload(message))
         return cls(told["round"], tuple(told["ranks"]), tuple(told["generations"]))
 
@@ -73,6 +73,11 @@ class Broken:
         """Pack it to be sent."""
         return Message(Kind.BROKEN, version=self.round)
 
+    @classmethod
+    def of(cls, message: Message) -> Broken:
+        """Read what `message` packed."""
+        return cls(message.version)
+
 
 @dataclass(frozen=True)
 class Returning:
@@ -84,12 +89,17 @@ class Returning:
         """Pack it to be sent."""
         return Message(Kind.JOIN, version=self.generation)
 
+    @classmethod
+    def of(cls, message: Message) -> Returning:
+        """Read what `message` packed."""
+        return cls(message.version)
+
 
 def member_word(message: Message) -> Broken | Returning:
     """Read what a member has said of its group."""
     if message.kind is Kind.BROKEN:
-        return Broken(message.version)
-    return Returning(message.version)
+        return Broken.of(message)
+    return Returning.of(message)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,11 @@ class SomeoneWaits:
     def message(self) -> Message:
         """Pack it to be sent."""
         return Message(Kind.JOIN, version=self.round, tag=WORD_TAG)
+
+    @classmethod
+    def of(cls, message: Message) -> SomeoneWaits:
+        """Read what `message` packed."""
+        return cls(message.version)
 
 
 @dataclass(frozen=True)
@@ -114,14 +129,19 @@ class Dismissal:
         """Pack it to be sent."""
         return Message(Kind.LEAVE, step=self.steps, stop=self.stop, tag=WORD_TAG)
 
+    @classmethod
+    def of(cls, message: Message) -> Dismissal:
+        """Read what `message` packed."""
+        return cls(message.step, message.stop)
+
 
 def group_word(message: Message) -> Formation | SomeoneWaits | Dismissal:
     """Read what the first server has said of a group, with `WORD_TAG`."""
     if message.kind is Kind.REGROUP:
         return Formation.of(message)
     if message.kind is Kind.JOIN:
-        return SomeoneWaits(message.version)
-    return Dismissal(message.step, message.stop)
+        return SomeoneWaits.of(message)
+    return Dismissal.of(message)
 
 
 @dataclass(frozen=True)

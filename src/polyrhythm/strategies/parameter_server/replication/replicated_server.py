@@ -36,7 +36,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class ReplicatedServer:
             return []
         if source in self._pushers:
             return self._own.ask(source, message)
-        return self._hear_server(self._copy(source, message), message)
+        return self._hear_server(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Go on without a server, or without a pusher until a successor of it pulls."""
@@ -183,19 +183,22 @@ class ReplicatedServer:
                 return copy.part
         raise RefusedMessage(Reason.NUMBERS, f"shard {shard} is not here")
 
-    def _copy(self, source: int, message: Message) -> ShardCopy:
+    def _copy(self, source: int, shard: int, kind: Kind) -> ShardCopy:
         for copy in self._copies:
-            if (copy.other, copy.log.shard) == (source, message.version):
+            if (copy.other, copy.log.shard) == (source, shard):
                 return copy
-        text = f"rank {source} has nothing to say of shard {message.version} here ({message.kind.name})"
+        text = f"rank {source} has nothing to say of shard {shard} here ({kind.name})"
         raise RefusedMessage(Reason.SENDER, text)
 
-    def _hear_server(self, copy: ShardCopy, message: Message) -> list[Reply]:
+    def _hear_server(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.STATE:
-            copy.take_over(message)
+            handover = Handover.of(message)
+            self._copy(source, handover.shard, message.kind).take_over(handover)
             return []
+        about = AboutShard.of(message)
+        copy = self._copy(source, about.shard, about.kind)
         admit_bare(message._replace(version=0))
-        return copy.hand_over() if message.kind is Kind.JOIN else copy.acknowledged(message)
+        return copy.hand_over() if about.kind is Kind.JOIN else copy.acknowledged(about)
 
     def _announce(self, source: int, message: Message) -> None:
         """Note whose entry the next message of a server is, or of which shard a worker's, whose server is lost."""
@@ -204,7 +207,7 @@ class ReplicatedServer:
             raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {relay.pusher}")
         pusher = self._pushers[relay.pusher]
         if source not in self._pushers:
-            self._announced[source] = self._copy(source, message), pusher, relay
+            self._announced[source] = self._copy(source, relay.shard, message.kind), pusher, relay
             return
         copies = [copy for copy in self._copies if copy.log.shard == relay.shard]
         if pusher != source or relay.again or not copies:
@@ -240,6 +243,69 @@ class Relay:
         if not 0 <= message.weight < inf:
             raise RefusedMessage(Reason.SENDER, f"rank {source} relayed after {message.weight} losses")
         return cls(message.version, message.step, int(message.weight), message.stop)
+
+
+class AboutShard(NamedTuple):
+    """A word between the two servers of a shard that needs nothing but its number.
+
+    Attributes:
+        kind: JOIN asks for the shard; else it acknowledges an entry of this kind.
+        shard: number of the shard.
+    """
+
+    kind: Kind
+    shard: int
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(self.kind, version=self.shard)
+
+    @classmethod
+    def of(cls, message: Message) -> AboutShard:
+        """Read what `message` packed."""
+        return cls(message.kind, message.version)
+
+
+class Handover(NamedTuple):
+    """A whole copy of a shard, for the successor of the server that had the other.
+
+    Attributes:
+        shard: number of the shard.
+        generation: of the server that gives it: how many servers it succeeds.
+        copy: packed by `packed`; None if it is missing.
+    """
+
+    shard: int
+    generation: int
+    copy: Tensor | None
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.STATE, self.copy, version=self.shard, step=self.generation)
+
+    @classmethod
+    def of(cls, message: Message) -> Handover:
+        """Read what `message` packed."""
+        return cls(message.version, message.step, message.tensor)
+
+
+class PusherLost(NamedTuple):
+    """An entry in the log of a shard: so many that had a pusher's rank are lost. It stands in the place of its message.
+
+    Attributes:
+        losses: how many.
+    """
+
+    losses: int
+
+    def message(self) -> Message:
+        """Pack it to be sent: as the pusher's last message, with a wish to stop, which no pusher's own has."""
+        return Message(Kind.LEAVE, version=self.losses, stop=True)
+
+    @classmethod
+    def of(cls, message: Message) -> PusherLost | None:
+        """Read what `message` packed; None of an entry that is a pusher's own message."""
+        return cls(message.version) if message.kind is Kind.LEAVE and message.stop else None
 
 
 _BEGINNING = (Kind.CONFIGURE, Kind.PARAMETERS)
@@ -313,26 +379,26 @@ class ShardCopy:
     def follow(self, pusher: int, message: Message, *, again: bool) -> list[Reply]:
         """Take an entry that the other, which leads, has taken; `again`: the pusher has only been answered once more.
 
-        A LEAVE that stops says how many of a pusher are lost. Raise `RefusedMessage` if this copy leads.
+        Raise `RefusedMessage` if this copy leads.
         """
         if self.leads or not self.whole:
             raise RefusedMessage(Reason.ORDER, f"a {message.kind.name} came to be followed, and none is due")
         kind = message.kind
         if again:
             self.part.answer_again(pusher)
-        elif kind is Kind.LEAVE and message.stop:
-            self._entered[pusher] = message.version
+        elif (lost := PusherLost.of(message)) is not None:
+            self._entered[pusher] = lost.losses
             self._note(self._taken(pusher, None))
         else:
             self._note(self._taken(pusher, message))
         if kind is Kind.JOIN:  # of a pusher; one of a server asks for a shard
             kind = Kind.PULL
-        return [(self.other, Message(kind, version=self.log.shard))]
+        return [(self.other, AboutShard(kind, self.log.shard).message())]
 
-    def acknowledged(self, message: Message) -> list[Reply]:
+    def acknowledged(self, word: AboutShard) -> list[Reply]:
         """Release the answers to the oldest entry, which the other has too; raise `RefusedMessage` if there is none."""
         if not self._unacknowledged:
-            text = f"a server acknowledged a {message.kind.name} that is not there"
+            text = f"a server acknowledged a {word.kind.name} that is not there"
             raise RefusedMessage(Reason.ORDER, text)
         return self._release()
 
@@ -369,7 +435,7 @@ class ShardCopy:
         self._generation = generation
         self.leads = self.whole = False
         self._asking.clear()
-        return self.other, Message(Kind.JOIN, version=self.log.shard)
+        return self.other, AboutShard(Kind.JOIN, self.log.shard).message()
 
     def hand_over(self) -> list[Reply]:
         """Give a successor of the other server all of the shard, as soon as there are parameters."""
@@ -380,15 +446,15 @@ class ShardCopy:
             return []
         self.followed = True
         state = packed(self.log, self._requests.facts(), self._entered)
-        return [(self.other, Message(Kind.STATE, state, version=self.log.shard, step=self._generation))]
+        return [(self.other, Handover(self.log.shard, self._generation, state).message())]
 
-    def take_over(self, message: Message) -> None:
+    def take_over(self, handover: Handover) -> None:
         """Take what `hand_over` gave; raise `RefusedMessage` if it was not asked for, or is something else."""
         if self.whole:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} came although it is here")
-        requests, self._entered = unpacked(self.log, payload(message))
+        requests, self._entered = unpacked(self.log, payload(handover.message()))
         self._requests.take_facts(requests)
-        self._succeeded = message.step
+        self._succeeded = handover.generation
         self.whole = True
 
     def _repeat(self, pusher: int, kind: Kind) -> list[Reply]:
@@ -416,7 +482,7 @@ class ShardCopy:
             return [(to, self._tagged(reply)) for to, reply in self.part.on_message(pusher, message)]
         relayed = message
         if message is None:
-            relayed = Message(Kind.LEAVE, version=self._entered[pusher], stop=True)
+            relayed = PusherLost(self._entered[pusher]).message()
         elif message.kind is Kind.PARAMETERS:  # which this copy changes in place from now on
             relayed = message.received()
         entry = self.log.take(pusher, message)  # before it is noted: it may be refused

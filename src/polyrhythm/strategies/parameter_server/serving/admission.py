@@ -7,10 +7,11 @@ an empty batch, and a pusher that sends nothing else is let go (`FiniteScreen`).
 from __future__ import annotations
 
 from math import inf, isfinite
+from typing import NamedTuple
 
 from torch import Tensor
 
-from polyrhythm.communication.message import Message, Reason, RefusedMessage, unpack_json
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RequestError
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -73,13 +74,29 @@ def admit_bare(message: Message) -> None:
         raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
 
 
-def admitted_plan(message: Message) -> OptimizerPlan:
-    """Read the plan of an optimiser; raise `RefusedMessage` if it cannot be carried out."""
-    record = unpack_json(payload(message))
-    try:
-        return OptimizerPlan.from_json(record)
-    except RequestError as error:
-        raise RefusedMessage(Reason.MALFORMED, str(error)) from None
+class Configuration(NamedTuple):
+    """How a server is to optimise its shard, as it hears from worker 0 before there are parameters.
+
+    Attributes:
+        plan: of its optimiser.
+        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
+    """
+
+    plan: OptimizerPlan
+    pushes: int = 0
+
+    def message(self) -> Message:
+        """Pack it to be sent."""
+        return Message(Kind.CONFIGURE, pack_json(self.plan.to_json()), step=self.pushes)
+
+    @classmethod
+    def of(cls, message: Message) -> Configuration:
+        """Read what `message` packed; raise `RefusedMessage` if the plan cannot be carried out."""
+        record = unpack_json(payload(message))
+        try:
+            return cls(OptimizerPlan.from_json(record), message.step)
+        except RequestError as error:
+            raise RefusedMessage(Reason.MALFORMED, str(error)) from None
 
 
 def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool) -> OptimizerPlan:

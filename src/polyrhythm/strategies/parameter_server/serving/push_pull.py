@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
-from polyrhythm.communication.message import Kind, Message, message_of, pack_json
+from polyrhythm.communication.message import Kind, Message, message_of
 from polyrhythm.errors import LetGo, PeerLost
-from polyrhythm.strategies.parameter_server.serving.admission import is_finite, payload
+from polyrhythm.strategies.parameter_server.serving.admission import Configuration, is_finite, payload
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import (
@@ -92,8 +92,8 @@ class ServerLink:
         values = Message(Kind.PARAMETERS, self._vector[shard])
         if self._plan is None:
             return [values]
-        plan = pack_json(self._plan.part(shard.start, shard.stop).to_json())
-        return [Message(Kind.CONFIGURE, plan, step=self._pushes), values]
+        plan = self._plan.part(shard.start, shard.stop)
+        return [Configuration(plan, self._pushes).message(), values]
 
     def _ask(self, position: int, message: Message) -> Handle:
         return self._network.start_send(self._servers[position], message)

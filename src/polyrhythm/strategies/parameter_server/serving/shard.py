@@ -23,7 +23,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, MergeRule, squared_distances
-from polyrhythm.strategies.parameter_server.serving.admission import admitted_initial, admitted_plan
+from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admitted_initial
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Gate
 from polyrhythm.strategies.parameter_server.serving.rule import (
@@ -98,7 +98,7 @@ class OptimizedRule(Rule):
     def configure(self, message: Message) -> None:
         if self.ready:
             raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
-        self._plan = admitted_plan(message)
+        self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:
         plan = admitted_initial(self._plan, values, ready=self.ready)
