@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -81,6 +81,13 @@ def place(scheme: Scheme, batch: int, workers: int, number: int) -> slice:
 
 Loss = Callable[[Tensor, slice], Tensor]
 """Maps logits (R, classes) and the positions of their examples in the batch to their mean loss, ()."""
+
+
+class Pass(Protocol):
+    """One worker's passes; see `HybridPass`."""
+
+    def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
+        """Compute together with the others, who must all call it; return the mean loss."""
 
 
 class HybridPass:
@@ -451,14 +458,18 @@ class DryRunPass:
             [span.stop - span.start for span in neurons(each, group.size)] for each in sizes.widths
         ]
 
-    def run(self, batch: int) -> None:
-        """Send and receive the messages for a batch of `batch` examples of this worker."""
+    def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
+        """Send and receive the messages for as many examples as there are rows in `images`."""
+        batch = len(images)
+        if not self._widths:
+            return 0.0
         setting_out = self._send(batch, 0)
         for number in range(rounds(self._scheme, self._size)):
             under_way, setting_out = setting_out, self._send(batch, number + 1)
             self._round([self._rows(batch, number, source) for source in range(self._size)])
             for handle in under_way:
                 handle.wait()
+        return 0.0
 
     def _round(self, counts: Sequence[int]) -> None:
         rank, rows = self._rank, sum(counts)

@@ -8,14 +8,25 @@ for the bias.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.hybrid_pass import Activations, neurons
+from polyrhythm.partition.hybrid_pass import (
+    Activations,
+    DryRunPass,
+    HeadSizes,
+    HybridPass,
+    Pass,
+    Scheme,
+    neurons,
+)
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
@@ -94,6 +105,48 @@ class Ownership:
     def _joined(self, worker: int) -> Tensor:
         pieces = [self._vector[piece] for piece in self._pieces[worker]]
         return torch.cat(pieces) if pieces else self._vector[:0]
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a network is divided among workers.
+
+    Attributes:
+        ownership: which numbers each of them trains.
+        passes: makes one worker's passes, given the workers and the scheme.
+    """
+
+    ownership: Ownership
+    passes: Callable[[Communicator, Scheme], Pass]
+
+
+def division(flat: FlatParameters, parts: Cut, workers: int) -> Division:
+    """Return the division of a network that is computed.
+
+    Args:
+        flat: its parameters.
+        parts: of the network.
+        workers: that share the head.
+
+    Raises:
+        RequestError: elements of the trunk lie between or behind those of the head.
+    """
+    return Division(Ownership.of(flat, parts, workers), partial(HybridPass, parts))
+
+
+def dry_division(flat: FlatParameters, head: Sequence[int], workers: int) -> Division:
+    """Return the division of a network that only its messages are known of.
+
+    Args:
+        flat: stands for its parameters.
+        head: features that go into the head, and the neurons of each of its layers; empty: there is none.
+        workers: that share the head.
+    """
+    features, *widths = head or (0,)
+    ownership = Ownership.of_sizes(flat, features, widths, workers)
+    trains = ownership.trunk.stop > 0
+    sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
+    return Division(ownership, partial(DryRunPass, sizes))
 
 
 def _rows(start: int, stop: int, rows: int, workers: int, worker: int) -> slice | None:

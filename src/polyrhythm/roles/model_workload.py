@@ -19,6 +19,7 @@ from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
+from polyrhythm.partition.ownership import division
 from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use
 from polyrhythm.roles.keeping.worker_state import Account, WorkerState
@@ -314,7 +315,8 @@ class ModelWorkload:
         """
         vector = self.replica.flat.vector
         image = vector.new_zeros(1, *job.dataset.image_shape)
-        self.replica.part.take_parts(cut(model, image))
+        workers = self.replica.workers.size
+        self.replica.part.divide(division(self.replica.flat, cut(model, image), workers))
 
     def _not_finite(self, value: float, number: int, rate: float) -> RequestError:
         return RequestError(

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.hybrid_pass import Loss
+from polyrhythm.partition.ownership import Division
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -54,8 +54,6 @@ class WorkerSetting:
         flat: the model's parameters and gradients.
         plan: the user's optimiser.
         steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
-        head: in a dry run of a strategy that cuts the network, `ModelSizes.head`.
-        batch_size: of a step of weight 1, in a dry run.
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
         generation: how many have had this worker's rank before it.
         leader_returns: whether worker 0 gets a successor when it is lost.
@@ -67,8 +65,6 @@ class WorkerSetting:
     flat: FlatParameters
     plan: OptimizerPlan
     steps: int | None = None
-    head: tuple[int, ...] = ()
-    batch_size: int = 0
     succeeds: bool = False
     generation: int = 0
     leader_returns: bool = False
@@ -201,8 +197,8 @@ class LazyUse:
 class CutsNetwork:
     """Taken on by a part that computes a network's last layers with the others; see `Traits.cuts_network`."""
 
-    def take_parts(self, parts: Cut) -> None:
-        """Take the network in two parts; called before `load_state` and `start`."""
+    def divide(self, division: Division) -> None:
+        """Note which numbers of the network are this worker's; called before `load_state` and `start`."""
         raise NotImplementedError
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
@@ -462,7 +458,7 @@ class WorkerCalls:
         self.uses_before_use = isinstance(part, LazyUse)
         self.before_use = part.before_use if isinstance(part, LazyUse) else _ignore
         if isinstance(part, CutsNetwork):
-            self.take_parts, self.compute = part.take_parts, part.compute
+            self.divide, self.compute = part.divide, part.compute
         self.skips_steps = isinstance(part, SkipsSteps)
         self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
         self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing

@@ -41,9 +41,8 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.hybrid_pass import Activations, DryRunPass, HeadSizes, HybridPass, Loss, Scheme
-from polyrhythm.partition.ownership import Ownership
+from polyrhythm.partition.hybrid_pass import Activations, Loss, Scheme
+from polyrhythm.partition.ownership import Division, Ownership
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.state import Held, Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
@@ -104,34 +103,20 @@ class HybridWorker(WorkerPart, CutsNetwork):
         self._scheme = scheme
         self._collective = collective
         self._whole = True
-        self._dry_pass: DryRunPass | None = None
-        self._pass: HybridPass | None = None
-        flat, workers, head = setting.flat, setting.workers, setting.head
-        features, *widths = head or (0,)
-        ownership = Ownership.of_sizes(flat, features, widths, workers.size)
-        self._update = HybridUpdate(flat, ownership, setting.plan, workers, collective)
-        if head and setting.batch_size:
-            trains = ownership.trunk.stop > 0
-            sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
-            self._dry_pass = DryRunPass(sizes, workers, scheme)
 
-    def take_parts(self, parts: Cut) -> None:
-        setting = self._setting
-        ownership = Ownership.of(setting.flat, parts, setting.workers.size)
-        self._pass = HybridPass(parts, setting.workers, self._scheme)
-        self._update = HybridUpdate(setting.flat, ownership, setting.plan, setting.workers, self._collective)
+    def divide(self, division: Division) -> None:
+        setting, workers = self._setting, self._setting.workers
+        self._pass = division.passes(workers, self._scheme)
+        self._update = HybridUpdate(setting.flat, division.ownership, setting.plan, workers, self._collective)
 
     def start(self, step: int) -> int:
         self._setting.workers.broadcast(self._setting.flat.vector)
         return step
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        assert self._pass is not None, "parts come before steps"
         return self._pass.run(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        if self._dry_pass is not None:
-            self._dry_pass.run(round(step.weight * self._setting.batch_size))
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
         if weight > 0:
             self._whole = False
