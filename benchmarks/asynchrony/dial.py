@@ -1,4 +1,4 @@
-"""The consistency dial: accuracy and throughput from lock-step through bounded staleness to free-running.
+"""The consistency dial: accuracy and throughput from lockstep through bounded staleness to free-running.
 
     python benchmarks/asynchrony/dial.py [--seeds 3] [--workers 8] [--rate 0.1] [--epochs 8] [--out DIR]
 

@@ -112,7 +112,7 @@ def test_rates_by_staleness_change_nothing_as_long_as_nobody_is_older_than_1() -
 
 
 def test_softsync_that_gathers_all_has_no_barrier() -> None:
-    """It averages as many gradients as lock-step does, but a quick worker gives two and nobody waits."""
+    """It averages as many gradients as lockstep does, but a quick worker gives two and nobody waits."""
     soft, hard = (
         simulated(make_job(spec, 3, dataset=blobs(train=48)), UNEVEN).result
         for spec in ("softsync(n=1, merge=plain)", served(consistency="synchronous"))

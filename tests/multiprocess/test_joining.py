@@ -1,4 +1,4 @@
-"""Workers that join a running job by hand, and leave it again: processes of their own, through the door."""
+"""Workers that join a running job by hand, and leave it again: processes of their own, through the join server."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_worker_joins_those_who_go_in_step_and_a_stranger_does_not(
     assert (figures["workers_lost"], figures["workers_joined"]) == (1, 1)
     assert (figures["steps"], figures["images_not_seen"]) == (STEPS, 0)
     assert figures["test_top1"] > 0.9
-    told = [text for text in notices(command.run) if text.startswith("the door refused")]
+    told = [text for text in notices(command.run) if text.startswith("the join server refused")]
     assert len(told) == 2
     assert told[0].endswith(" (token): it does not know the token")
-    assert told[1] == "the door refused 1 visitor: 1 token"
+    assert told[1] == "the join server refused 1 visitor: 1 token"

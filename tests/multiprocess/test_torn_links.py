@@ -103,7 +103,7 @@ def _job() -> Job:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 def test_servers_whose_connections_are_torn_keep_their_shards_and_every_update() -> None:
-    """In lock-step nothing that is lost or doubled could leave the bits as they are."""
+    """In lockstep nothing that is lost or doubled could leave the bits as they are."""
     with two_hosts() as hosts, RankProcesses(_train, WORKERS + SERVERS, hosts) as ranks:
         assert ranks.hear(0) == ("done", simulated(_job()).result["parameters_sha256"])
         ranks.wait_for_end(range(WORKERS + SERVERS))

@@ -388,7 +388,7 @@ def run_local(
                     job.too_few,
                     _LAST_WORDS_S,
                     resume,
-                    has_door=entrance is not None,
+                    has_join_server=entrance is not None,
                 ),
                 job.faults,
                 admits="",

@@ -77,7 +77,7 @@ class Launcher:
 
     Attributes:
         supervisor: as given.
-        door: the join server, a second source of processes; None: nobody can join.
+        join_server: a second source of processes; None: nobody can join.
         error: of the run, once it has ended.
         turn: held while a fact is taken; for what must be done together with it.
     """
@@ -92,11 +92,13 @@ class Launcher:
         stop: StopRequest | None = None,
     ) -> None:
         self.supervisor = supervisor
-        self.door = None if entrance is None else entrance.open()
+        self.join_server = None if entrance is None else entrance.open()
         self.error: Exception | None = None
         self._how_to_join = "" if entrance is None else entrance.how
         self._store = store
-        self._sources: list[ProcessSource] = [source] if self.door is None else [self.door, source]
+        self._sources: list[ProcessSource] = (
+            [source] if self.join_server is None else [self.join_server, source]
+        )
         self._emit = emit
         self._stop = stop or StopRequest()
         self.turn = threading.RLock()
@@ -108,8 +110,8 @@ class Launcher:
         """Announce the places that nobody has, and let guests in, who find `inside`."""
         with self.turn:
             self._carry_out(self.supervisor.open())
-        if self.door is not None and inside is not None:
-            self.door.open(inside)
+        if self.join_server is not None and inside is not None:
+            self.join_server.open(inside)
 
     def take(self, fact: Fact) -> None:
         """Pass a fact on; called by any thread."""
@@ -118,9 +120,9 @@ class Launcher:
 
     def look(self) -> None:
         """Take what the join server has to tell."""
-        if self.door is not None:
+        if self.join_server is not None:
             with self.turn:
-                self._poll([self.door], ())
+                self._poll([self.join_server], ())
 
     def on_event(self, event: Event, rank: int = LEADER) -> None:
         """Pass an event of the run on, and tell the supervisor what follows from it; called by any thread."""
@@ -138,8 +140,8 @@ class Launcher:
             self._emit(event)
             if isinstance(event, RunStarted):
                 self.take(Began())
-                if self.door is not None:
-                    self.door.begin(event.parameters)
+                if self.join_server is not None:
+                    self.join_server.begin(event.parameters)
                     self._say(self._how_to_join)
 
     def run(self, look: Callable[[], None] = lambda: None, look_every_s: float = inf) -> None:
@@ -161,13 +163,13 @@ class Launcher:
 
     def see_off(self) -> None:
         """Give guests a moment to leave, once the run is over."""
-        if self.door is None:
+        if self.join_server is None:
             return
-        self.door.end()
+        self.join_server.end()
         deadline = time.monotonic() + FAREWELL_S
         self.look()
         while self.supervisor.guests and (left_s := deadline - time.monotonic()) > 0:
-            wait([self.door.fileno()], left_s)
+            wait([self.join_server.fileno()], left_s)
             self.look()
 
     def _say(self, text: str) -> None:

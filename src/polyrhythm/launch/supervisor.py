@@ -260,7 +260,7 @@ class Refuse:
 
 
 @dataclass(frozen=True)
-class CloseDoor:
+class CloseJoinServer:
     """Admit nobody any more, and tell guests that the run is over."""
 
 
@@ -283,7 +283,7 @@ class End:
     error: Exception | None = None
 
 
-Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseDoor | Stop | Tell | End
+Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseJoinServer | Stop | Tell | End
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -413,7 +413,7 @@ class Rules:
         too_few: returns the error of a run with so few workers.
         last_words_s: how long the others may report what they saw, once a rank has failed.
         resume: how people go on after a failure; None for a script, which has no checkpoints of ours.
-        has_door: whether workers may join by hand.
+        has_join_server: whether workers may join by hand.
     """
 
     restarts: int = 0
@@ -421,7 +421,7 @@ class Rules:
     too_few: Callable[[int], RunError] = lambda left: RunError(f"{left} workers are left")
     last_words_s: float = 2.0
     resume: str | None = None
-    has_door: bool = False
+    has_join_server: bool = False
 
 
 class Supervisor:
@@ -540,7 +540,7 @@ class Supervisor:
                 if (
                     self._refused[fact.reason] == 1 and not self._ended
                 ):  # the first of each reason; all are counted
-                    self._tell(f"the door refused {fact.who} ({fact.reason}): {fact.why}")
+                    self._tell(f"the join server refused {fact.who} ({fact.reason}): {fact.why}")
             case _ as never:
                 assert_never(never)
         if not self._closed:
@@ -575,12 +575,12 @@ class Supervisor:
 
     def _on_end(self, fact: Ended) -> None:
         self._ended = True
-        if self._rules.has_door:
+        if self._rules.has_join_server:
             if refused := self._refused.total():
                 reasons = ", ".join(f"{count} {reason}" for reason, count in self._refused.most_common())
                 visitors = "visitor" if refused == 1 else "visitors"
-                self._tell(f"the door refused {refused} {visitors}: {reasons}")
-            self._orders.append(CloseDoor())
+                self._tell(f"the join server refused {refused} {visitors}: {reasons}")
+            self._orders.append(CloseJoinServer())
         if fact.outcome == INTERRUPTED:  # for the leader was told to stop
             self.failure = self._too_few
 
@@ -613,7 +613,7 @@ class Supervisor:
         if member is None or member.guest or not member.takes_part:
             return
         self._let_go(member.peer)
-        if self._rules.has_door and rank in self._roles.workers and rank in self._vacant:
+        if self._rules.has_join_server and rank in self._roles.workers and rank in self._vacant:
             self._tell(f"the place of {self.name(rank)} is vacant for who joins")
 
     def _on_call(self, fact: Called) -> None:
@@ -732,7 +732,7 @@ class Supervisor:
             self._tell(f"{self.name(rank)} {lost.death}; {held}{then}")
             return
         self._orders.append(Vacate(rank, coming=pause_s is not None))
-        if pause_s is None and self._rules.has_door:
+        if pause_s is None and self._rules.has_join_server:
             self._vacant[rank] = Peer(rank, peer.generation + 1)
             then = ", and its place is vacant for who joins"
         others = "the others wait for its successor" if awaited else "the others go on"

@@ -64,7 +64,7 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
         free_running_s=free_s,
         lock_step_s=together_s,
         update_s=update_s,
-        text=f"a gradient of every worker took {significant(free_s)} s, and in lock-step would have taken about "
+        text=f"a gradient of every worker took {significant(free_s)} s, and in lockstep would have taken about "
         f"{significant(together_s)} s or more",
     )
 
@@ -163,7 +163,7 @@ def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:
         )
     return (
         "lock-step waiting",
-        "lock-step waiting, since steps take unequally long and whoever is first waits",
+        "lockstep waiting, since steps take unequally long and whoever is first waits",
     )
 
 
@@ -171,7 +171,7 @@ def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str]
     """Distinguish servers that are busy from a network that is slow; say what asynchrony has to do with it."""
     free_running = figures.staleness.counts and figures.staleness.mean > 0
     cost = (
-        ", to which every gradient is an update and an answer of its own, where lock-step has one update of all"
+        ", to which every gradient is an update and an answer of its own, where lockstep has one update of all"
         if free_running
         else ""
     )

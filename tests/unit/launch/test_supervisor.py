@@ -22,7 +22,7 @@ from polyrhythm.launch.supervisor import (
     Began,
     Blamed,
     Called,
-    CloseDoor,
+    CloseJoinServer,
     End,
     Ended,
     Exited,
@@ -323,7 +323,7 @@ class TestStopping:
 
 class TestGuests:
     def test_vacant_places_are_announced_and_given_from_the_lowest(self) -> None:
-        run = of_train(vacant=(1, 2), has_door=True)
+        run = of_train(vacant=(1, 2), has_join_server=True)
         assert run.open() == [
             Announce(FIRST, LEADER),
             Announce(FIRST, SERVER),
@@ -340,7 +340,7 @@ class TestGuests:
         assert run.guests == [Peer(1, 1), Peer(2, 1)]
 
     def test_the_place_of_one_that_leaves_is_vacant_again(self) -> None:
-        run = of_train(vacant=(1,), has_door=True)
+        run = of_train(vacant=(1,), has_join_server=True)
         run.open()
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.0)
         orders = run.on(GuestLeft(Peer(1, 1), "10.0.0.5:1", "is gone"), 2.0)
@@ -349,7 +349,7 @@ class TestGuests:
         assert Seat(2, Peer(1, 2)) in run.on(GuestAsked(2, "10.0.0.6:1"), 3.0)
 
     def test_one_that_has_taken_all_its_steps_needs_no_successor(self) -> None:
-        run = of_train(vacant=(1,), has_door=True)
+        run = of_train(vacant=(1,), has_join_server=True)
         run.open()
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.0)
         assert run.on(GuestLeft(Peer(1, 1), "10.0.0.5:1", done=True), 2.0) == []
@@ -357,7 +357,7 @@ class TestGuests:
         assert run.on(GuestAsked(2, "10.0.0.6:1"), 3.0) == [Refuse(2)]
 
     def test_a_lost_worker_without_a_successor_leaves_its_place_to_guests(self) -> None:
-        run = of_train(restarts=0, has_door=True)
+        run = of_train(restarts=0, has_join_server=True)
         assert said(run.on(Exited(FIRST, KILLED), 1.0)) == [
             "worker 1 (rank 1) was killed by SIGKILL; the others go on, and its place is vacant for who joins"
         ]
@@ -365,14 +365,14 @@ class TestGuests:
 
     def test_a_guest_and_a_successor_that_come_at_once_know_of_each_other(self) -> None:
         """The guest learns from the store of one that is started before it has its place; else that one knows it."""
-        run = of_train(vacant=(1,), has_door=True)
+        run = of_train(vacant=(1,), has_join_server=True)
         run.open()
         run.on(Exited(SECOND, KILLED), 1.0)
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.4)
         assert starts(run.on(Quiet(), 1.5)) == [Start(Peer(2, 1), {0: 0, 1: 1, 3: 0})]
 
     def test_guests_are_told_of_losses_and_count_as_workers(self) -> None:
-        run = of_train(vacant=(1,), restarts=0, has_door=True, min_workers=2)
+        run = of_train(vacant=(1,), restarts=0, has_join_server=True, min_workers=2)
         run.open()
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.0)
         orders = run.on(Exited(SECOND, KILLED), 2.0)
@@ -380,7 +380,7 @@ class TestGuests:
         assert Stop() not in orders
 
     def test_a_run_does_not_go_on_for_guests_alone(self) -> None:
-        run = of_train(vacant=(1,), has_door=True)
+        run = of_train(vacant=(1,), has_join_server=True)
         run.open()
         run.on(GuestAsked(1, "10.0.0.5:1"), 1.0)
         run.on(Ended(), 2.0)
@@ -392,16 +392,19 @@ class TestGuests:
         assert run.guests == []
 
     def test_refusals_are_said_once_a_reason_and_counted_at_the_end(self) -> None:
-        run = of_train(has_door=True)
+        run = of_train(has_join_server=True)
         facts = [
             GuestRefused(f"10.0.0.{number}:1", "token", "it does not know the token") for number in (1, 2)
         ]
         assert said(run.on(facts[0], 1.0)) == [
-            "the door refused 10.0.0.1:1 (token): it does not know the token"
+            "the join server refused 10.0.0.1:1 (token): it does not know the token"
         ]
         assert run.on(facts[1], 1.1) == []
         run.on(GuestRefused("10.0.0.3:1", "silent", "it said nothing"), 1.2)
-        assert run.on(Ended(), 2.0) == [Tell("the door refused 3 visitors: 2 token, 1 silent"), CloseDoor()]
+        assert run.on(Ended(), 2.0) == [
+            Tell("the join server refused 3 visitors: 2 token, 1 silent"),
+            CloseJoinServer(),
+        ]
 
 
 class TestTorchrun:

@@ -308,7 +308,7 @@ class LoopEntry(Entry):
         return trainer.open(step)
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
-        """Let those in who wait at the door, if this worker leads; the others break their next step off for it."""
+        """Let those in who wait, if this worker leads; the others break their next step off for it."""
         position, self._position = self._position, None
         # In the middle of an epoch whoever led before has let others into it.
         inside = position is not None and position.taken > 0

@@ -1,4 +1,4 @@
-"""What the leader of users' own loops does for the run: successors wait at a door, and all receive the final model.
+"""What the leader of users' own loops does for the run: successors wait to be let in, and all receive the final model.
 
 worker ── StepBroken ──────▶ leader: calls the workers that wait in the store ── RegroupNow ──▶ they break off as well
 successor ── EnterWorker ──▶         in lockstep it waits to be admitted until an epoch begins
@@ -66,7 +66,7 @@ class LoopDuties(Duties):
         self._taken[worker] = batches
 
     def holds_back(self, rank: int, generation: int) -> bool:
-        """Keep successors at the door until an epoch begins, where workers regroup."""
+        """Keep successors waiting until an epoch begins, where workers regroup."""
         if self._regroups:
             self._at_door[rank] = generation
         return self._regroups
@@ -84,7 +84,7 @@ class LoopDuties(Duties):
         return worker in self.leader.attendance.present
 
     def admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
-        """Let successors in that wait at the door, or are about to; return whether there was one.
+        """Let successors in that wait, or are about to; return whether there was one.
 
         Args:
             workers: their indices.

@@ -1,1 +1,1 @@
-"""Joining a running job by hand: the door that lets in who knows the run's token, and the way through it."""
+"""Joining a running job by hand: the join server, which admits who knows the run's token, and its client."""

@@ -51,7 +51,7 @@ from polyrhythm.launch.joining.connections import (
 )
 from polyrhythm.launch.patience import Patience
 from polyrhythm.launch.supervisor import (
-    CloseDoor,
+    CloseJoinServer,
     Fact,
     GuestAsked,
     GuestLeft,
@@ -165,7 +165,7 @@ class JoinServer:
                 self._loop.soon(partial(self._decide, guest, peer))
             case Refuse(guest=guest):
                 self._loop.soon(partial(self._decide, guest, None))
-            case CloseDoor():
+            case CloseJoinServer():
                 self.end()
 
     def ask_to_stop(self) -> None:

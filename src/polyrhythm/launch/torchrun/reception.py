@@ -99,7 +99,7 @@ class Reception:
         self.over = False
         self._waiting: dict[int, Callable[[int], None]] = {}
         self.launcher = Launcher(
-            Supervisor(roles, started, Rules(has_door=entrance is not None)),
+            Supervisor(roles, started, Rules(has_join_server=entrance is not None)),
             rendezvous.store.clone(),  # its loop may be waiting on the other
             self,
             emit,
@@ -252,18 +252,18 @@ def receiving(
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
             stack.enter_context(Calls(outside, start, reception, late.silence_s))
-        if reception.launcher.door is not None:
-            stack.enter_context(_listening(reception.launcher, reception.launcher.door))
+        if reception.launcher.join_server is not None:
+            stack.enter_context(_listening(reception.launcher, reception.launcher.join_server))
         yield reception.on_event
 
 
 @contextmanager
-def _listening(launcher: Launcher, door: JoinServer) -> Iterator[None]:
+def _listening(launcher: Launcher, join_server: JoinServer) -> Iterator[None]:
     """Hear the join server on a thread; at the end give guests a moment to leave."""
     bell, ringing = socket.socketpair()
 
     def listen() -> None:
-        while bell.fileno() not in wait([door.fileno(), bell.fileno()]):
+        while bell.fileno() not in wait([join_server.fileno(), bell.fileno()]):
             launcher.look()
 
     thread = threading.Thread(target=listen, name="reception", daemon=True)

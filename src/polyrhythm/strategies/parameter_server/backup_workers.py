@@ -23,7 +23,7 @@ from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class BackupWorkers(Served):
-    """Lock-step without the slowest: the first gradients of a step make the update, late ones are dropped.
+    """Lockstep without the slowest: the first gradients of a step make the update, late ones are dropped.
 
     Attributes:
         spare: how many workers are not waited for.
@@ -39,7 +39,7 @@ class BackupWorkers(Served):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M",
         staleness="0",
-        use_it="lock-step accuracy, with a few stragglers or workers that may be lost",
+        use_it="lockstep accuracy, with a few stragglers or workers that may be lost",
         when_a_worker_dies=(
             "up to b may be missing at once: the others go on, and a successor takes part again; with more the run "
             "stops and names them"

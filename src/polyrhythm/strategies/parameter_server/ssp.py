@@ -27,7 +27,7 @@ class SSP(Served):
     """Workers may be at most s steps ahead of the slowest, and read anew only when their copy is older than that.
 
     Attributes:
-        s: by how many steps in progress workers may differ; 0 is lock-step.
+        s: by how many steps in progress workers may differ; 0 is lockstep.
     """
 
     paper: ClassVar[Paper] = Paper(

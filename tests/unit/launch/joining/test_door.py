@@ -67,7 +67,7 @@ class Door:
     def __init__(self, server: JoinServer) -> None:
         self.server = server
         self.refused: Counter[str] = Counter()
-        self._supervisor = Supervisor(CAST, (0, 1, 3, 4), Rules(has_door=True))
+        self._supervisor = Supervisor(CAST, (0, 1, 3, 4), Rules(has_join_server=True))
         self._supervisor.open()
         self._heard: queue.SimpleQueue[Fact] = queue.SimpleQueue()
         self._counted = threading.Condition()

@@ -137,7 +137,7 @@ def entrance() -> Iterator[Entrance]:
 
 def test_a_guest_takes_a_vacant_place_and_who_is_there_is_told_when_it_goes(entrance: Entrance) -> None:
     run = Run(entrance)
-    door = run.reception.launcher.door
+    door = run.reception.launcher.join_server
     assert door is not None
     run.begin()
     run.lose(3)

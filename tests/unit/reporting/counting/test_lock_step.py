@@ -1,4 +1,4 @@
-"""What lock-step would have cost, from events made by hand; and beside a lock-step run of the same cluster."""
+"""What lockstep would have cost, from events made by hand; and beside a lockstep run of the same cluster."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def compared(
 def test_a_lower_bound_of_lock_step_is_no_reason_to_call_a_run_slower(
     workers: list[tuple[float, float]], busy: float, updating_s: float
 ) -> None:
-    """1 s, and 0.182 s, for a gradient of every worker, where lock-step would take at least 0.65 s and 0.1 s."""
+    """1 s, and 0.182 s, for a gradient of every worker, where lockstep would take at least 0.65 s and 0.1 s."""
     assert compared(workers, busy=busy, updating_s=updating_s) is None
 
 
 def test_a_straggler_makes_it_quicker_than_lock_step() -> None:
-    """10 steps in 10 s, and in 40 s: 1.25 steps a second of two, while lock-step waits for 3.9 s every time."""
+    """10 steps in 10 s, and in 40 s: 1.25 steps a second of two, while lockstep waits for 3.9 s every time."""
     found = compared([(9.0, 1.0), (39.0, 1.0)], busy=0.1, updating_s=0.5)
     assert found is not None
     assert found.free_running_s == pytest.approx(2 / (1 + 0.25))
     assert found.lock_step_s == pytest.approx(3.9 + max(2 * 0.025 + 0.025, 0.1 - 0.025))
-    assert "in lock-step would have taken about 3.98 s or more" in found.text
+    assert "in lockstep would have taken about 3.98 s or more" in found.text
 
 
 def test_in_lock_step_and_alone_nothing_is_compared() -> None:
