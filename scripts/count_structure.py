@@ -15,7 +15,9 @@ Definitions:
 - choice folder: a package that some string of the source names, in which every module holds a class of its own name;
   specs choose from such folders, so that their modules need no importer.
 - one method: a class whose body defines exactly one function other than `__init__`, properties and special methods
-  included. Apart: with and without bases; `Protocol` is a base.
+  included. Apart: with and without bases; `Protocol` is a base. And of which sort: choices are what specs choose, a
+  class a module of a choice folder; ports only say what others offer, in a method without statements, or one that
+  is abstract or raises `NotImplementedError`; libraries' bases (torch's, pydantic's) ask for the method.
 - function: every `def`, nested ones too; its length goes from `def` to its last line, with its docstring.
 - comment line: a line that holds nothing but a comment; docstring lines: of modules, classes and functions.
 - contract: what the author of a new strategy must know. `own` counts the public methods and properties in the bodies
@@ -221,8 +223,14 @@ def _read(folder: Path) -> Iterator[Source]:
 
 
 def _is_choice(source: Source) -> bool:
-    name = source.name.rpartition(".")[2].replace("_", "")
-    return any(isinstance(node, ast.ClassDef) and node.name.lower() == name for node in source.tree.body)
+    return any(
+        isinstance(node, ast.ClassDef) and node.name.lower() == _bare(source) for node in source.tree.body
+    )
+
+
+def _bare(source: Source) -> str:
+    """Return the name of a module without underscores, as that of its choice."""
+    return source.name.rpartition(".")[2].replace("_", "")
 
 
 def files(tree: Tree) -> dict[str, Any]:
@@ -296,14 +304,14 @@ def _beside(tree: Tree) -> Any:
 def classes(tree: Tree) -> dict[str, Any]:
     """Count classes, and those with one method beside `__init__`."""
     one = one_method(tree)
-    protocols = sum("Protocol" in _base_names(node) for _, node in one)
+    sorts = Counter(sort_of_one_method(tree, source, node) for source, node in one)
     with_bases = sum(bool(node.bases) for _, node in one)
     return {
         "classes": len(tree.classes),
         "one_method": len(one),
         "one_method_without_bases": len(one) - with_bases,
         "one_method_with_bases": with_bases,
-        "one_method_protocols": protocols,
+        **{f"one_method_{sort}": sorts[sort] for sort in ("choices", "ports", "of_libraries", "others")},
     }
 
 
@@ -314,6 +322,27 @@ def one_method(tree: Tree) -> list[tuple[Source, ast.ClassDef]]:
         return sum(isinstance(inner, Function) and inner.name != "__init__" for inner in node.body)
 
     return [(source, node) for source, node in tree.classes if methods(node) == 1]
+
+
+def sort_of_one_method(tree: Tree, source: Source, node: ast.ClassDef) -> str:
+    """Return why a class has one method: one of `choices`, `ports`, `of_libraries` and `others`."""
+    if source.folder in tree.choice_folders and node.name.lower() == _bare(source):
+        return "choices"
+    (method,) = (inner for inner in node.body if isinstance(inner, Function) and inner.name != "__init__")
+    decorators = {ast.unparse(each).rpartition(".")[2] for each in method.decorator_list}
+    if "abstractmethod" in decorators or all(map(_says_nothing, method.body)):
+        return "ports"
+    known = {each.name for _, each in tree.classes}
+    foreign = [
+        base for base in _base_names(node) if base not in known and base not in ("Generic", "NamedTuple")
+    ]
+    return "of_libraries" if foreign or decorators & {"model_validator", "field_validator"} else "others"
+
+
+def _says_nothing(statement: ast.stmt) -> bool:
+    raises = isinstance(statement, ast.Raise) and statement.exc is not None
+    constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return constant or (raises and "NotImplementedError" in ast.unparse(statement))
 
 
 def _base_names(node: ast.ClassDef) -> list[str]:
@@ -519,7 +548,8 @@ def names(tree: Tree, kind: str) -> list[str]:
         ]
     if kind == "one_method":
         return [
-            f"{source.name}: {node.name}({', '.join(_base_names(node))})" for source, node in one_method(tree)
+            f"{sort_of_one_method(tree, source, node)}: {source.name}: {node.name}({', '.join(_base_names(node))})"
+            for source, node in one_method(tree)
         ]
     if kind == "contract":
         return contract_names(tree, bases=True) + settings_names(tree)
