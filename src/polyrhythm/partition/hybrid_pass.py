@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -83,11 +83,8 @@ Loss = Callable[[Tensor, slice], Tensor]
 """Maps logits (R, classes) and the positions of their examples in the batch to their mean loss, ()."""
 
 
-class Pass(Protocol):
-    """One worker's passes; see `HybridPass`."""
-
-    def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
-        """Compute together with the others, who must all call it; return the mean loss."""
+Pass = Callable[[Tensor, Loss, float], float]
+"""Computes one worker's pass together with the others, who must all call it; see `HybridPass.run`."""
 
 
 class HybridPass:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -113,7 +112,7 @@ class Division:
 
     Attributes:
         ownership: which numbers each of them trains.
-        passes: makes one worker's passes, given the workers and the scheme.
+        passes: returns what computes one worker's passes, given the workers and the scheme.
     """
 
     ownership: Ownership
@@ -131,7 +130,9 @@ def division(flat: FlatParameters, parts: Cut, workers: int) -> Division:
     Raises:
         RequestError: elements of the trunk lie between or behind those of the head.
     """
-    return Division(Ownership.of(flat, parts, workers), partial(HybridPass, parts))
+    return Division(
+        Ownership.of(flat, parts, workers), lambda group, scheme: HybridPass(parts, group, scheme).run
+    )
 
 
 def dry_division(flat: FlatParameters, head: Sequence[int], workers: int) -> Division:
@@ -146,7 +147,7 @@ def dry_division(flat: FlatParameters, head: Sequence[int], workers: int) -> Div
     ownership = Ownership.of_sizes(flat, features, widths, workers)
     trains = ownership.trunk.stop > 0
     sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
-    return Division(ownership, partial(DryRunPass, sizes))
+    return Division(ownership, lambda group, scheme: DryRunPass(sizes, group, scheme).run)
 
 
 def _rows(start: int, stop: int, rows: int, workers: int, worker: int) -> slice | None:

@@ -114,7 +114,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         return step
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        return self._pass.run(images, loss, self._weight(step))
+        return self._pass(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
