@@ -66,10 +66,6 @@ class Speed:
     latency_s: float
     seconds_per_number: float
 
-    def seconds(self, piece: Piece) -> float:
-        """Return what a piece takes."""
-        return self.latency_s + (piece.stop - piece.start) * self.seconds_per_number
-
 
 def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
     """Cut large buckets into equal pieces, in the order in which buckets are filled, the end of each bucket first.
@@ -87,6 +83,11 @@ def cut(buckets: Sequence[Bucket], numbers: float) -> list[Piece]:
     return pieces
 
 
+def seconds(piece: Piece, speed: Speed) -> float:
+    """Return what the all-reduce of a piece takes."""
+    return speed.latency_s + (piece.stop - piece.start) * speed.seconds_per_number
+
+
 def urgent_first(
     pieces: Sequence[Piece], ready_s: Sequence[float], use_s: Sequence[float], speed: Speed
 ) -> list[int]:
@@ -100,7 +101,7 @@ def urgent_first(
     """
     waiting: list[tuple[float, int]] = []
     order, coming = [0], 1
-    now_s = ready_s[0] + speed.seconds(pieces[0])
+    now_s = ready_s[0] + seconds(pieces[0], speed)
     while len(order) < len(pieces):
         if not waiting:
             now_s = max(now_s, ready_s[pieces[coming].bucket])
@@ -108,7 +109,7 @@ def urgent_first(
             heapq.heappush(waiting, (use_s[pieces[coming].bucket], coming))
             coming += 1
         order.append(heapq.heappop(waiting)[1])
-        now_s += speed.seconds(pieces[order[-1]])
+        now_s += seconds(pieces[order[-1]], speed)
     return order
 
 

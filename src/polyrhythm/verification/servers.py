@@ -582,39 +582,36 @@ def adds_up(handling: Handling) -> bool:
     return handling.merge.keeps_gradients and not handling.aggregator.robust
 
 
-class Agreement:
-    """The replicas of a shard are equal after each of its entries; all that a checkpoint would hold counts.
+def agreement(roles: RoleAssignment) -> Callable[[Entry, float], bool]:
+    """Return what compares the replicas of each shard after each of its entries; all that a checkpoint holds counts.
+
+    It takes an entry and the time, returns whether this is the entry's first report, and raises `Violation` if another
+    server of the shard was not the same after it.
 
     Args:
         roles: which ranks do what.
     """
+    length = [0] * len(roles.servers)
+    digests: dict[tuple[int, int], str] = {}
 
-    def __init__(self, roles: RoleAssignment) -> None:
-        self._roles = roles
-        self._length = [0] * len(roles.servers)
-        self._digests: dict[tuple[int, int], str] = {}
-
-    def is_new(self, entry: Entry, time_s: float) -> bool:
-        """Return whether this is the first report of an entry.
-
-        Raises:
-            Violation: another server of the shard was not the same after it.
-        """
+    def is_new(entry: Entry, time_s: float) -> bool:
         key = entry.shard, entry.number
-        if entry.number >= self._length[entry.shard]:
-            self._length[entry.shard] = entry.number + 1
-            self._digests[key] = entry.digest
+        if entry.number >= length[entry.shard]:
+            length[entry.shard] = entry.number + 1
+            digests[key] = entry.digest
             return True
-        expected = self._digests.pop(key)
+        expected = digests.pop(key)
         if expected != entry.digest:
             raise Violation(
                 f"the replicas of shard {entry.shard} after entry {entry.number}",
-                self._roles.servers[entry.shard],
+                roles.servers[entry.shard],
                 time_s,
                 expected=expected,
                 found=entry.digest,
             )
         return False
+
+    return is_new
 
 
 class OfShards(Invariant):

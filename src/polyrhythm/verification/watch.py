@@ -14,7 +14,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart
 from polyrhythm.verification.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
-from polyrhythm.verification.servers import Agreement
+from polyrhythm.verification.servers import agreement
 
 
 class Watch:
@@ -51,7 +51,7 @@ class Watch:
         self._roles = roles
         self._now = now
         self._ranks = ranks
-        self._agreement = Agreement(roles)
+        self._is_new = agreement(roles)
         self._steps: dict[int, int] = {}
         self._views: dict[tuple[int, int], tuple[Sequence[int], str | int]] = {}
         """Members and view of every generation of a worker that has regrouped."""
@@ -124,7 +124,7 @@ class Watch:
     def _taken(self, entry: Entry) -> None:
         """Note an entry of a shard that can be lost no more; two servers report it, and it counts once."""
         now_s = self._now()
-        if self._agreement.is_new(entry, now_s):
+        if self._is_new(entry, now_s):
             server = self._roles.servers[entry.shard]
             what = entry.message, entry.replies, entry.version_before, entry.version, entry.applied
             self._handled(Handled(now_s, server, entry.source, *what))

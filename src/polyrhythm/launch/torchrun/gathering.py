@@ -43,7 +43,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX, Rendezvous
+from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.launch.patience import Patience
 
 CALLS = "calls"
@@ -71,11 +71,6 @@ class Gathered:
     rendezvous: Rendezvous
     name: str
     answered: frozenset[str] = frozenset()
-
-    @property
-    def prefix(self) -> str:
-        """What its keys have in front in the store."""
-        return f"{PREFIX}/{self.name}"
 
 
 def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered:

@@ -248,7 +248,7 @@ def receiving(
         yield emit
         return
     reception = Reception(start.rendezvous, roles, range(outside.size), emit, late.entrance)
-    reception.launcher.open(Inside(_store_address(), roles, start.prefix))
+    reception.launcher.open(Inside(_store_address(), roles, f"{PREFIX}/{start.name}"))
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
             stack.enter_context(Calls(outside, start, reception, late.silence_s))

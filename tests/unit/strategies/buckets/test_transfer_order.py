@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from polyrhythm.strategies.bucket_scheduling import Piece, Speed, cut, urgent_first
+from polyrhythm.strategies.bucket_scheduling import Piece, Speed, cut, seconds, urgent_first
 from polyrhythm.training.flat_parameters import Bucket
 
 BUCKETS = [Bucket(20, 100, range(2, 3)), Bucket(10, 20, range(1, 2)), Bucket(0, 10, range(1))]
@@ -42,7 +42,7 @@ def late_s(order, pieces, ready_s, use_s, speed):
     now, there = 0.0, {}
     for number in order:
         piece = pieces[number]
-        now = max(now, ready_s[piece.bucket]) + speed.seconds(piece)
+        now = max(now, ready_s[piece.bucket]) + seconds(piece, speed)
         there[piece.bucket] = now
     return max(there[bucket] - use_s[bucket] for bucket in there)
 
