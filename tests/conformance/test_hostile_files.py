@@ -19,7 +19,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.models.weights import load_weights, save_weights
-from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, read_recording
+from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
 from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
 from polyrhythm.training.flat_optimizer import Span

@@ -29,8 +29,8 @@ from polyrhythm.data.dealing import epoch_order, left_of
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Notice, RunStarted
+from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.training.checkpoint import latest_checkpoint
 

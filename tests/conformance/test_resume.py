@@ -29,7 +29,7 @@ from conformance.jobs import (
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.events import RunStarted
-from polyrhythm.roles.keeping.archive import FOLDER, Archive
+from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import choices
 from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from conformance.jobs import batch, blobs, cosine, make_job, plain_loop, simulated, uneven, vector_of
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.strategies.gossip.d_psgd import DPSGD
 from polyrhythm.strategies.topology import Topology

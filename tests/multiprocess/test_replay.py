@@ -16,7 +16,7 @@ from multiprocess.commands import Result, shell
 from polyrhythm.api.replay import replay
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, read_recording
+from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
 
 TRAIN = ["train", "--data", "digits", "--epochs", "2", "--json"]
 RUNS = {

@@ -16,7 +16,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import evaluate
 from polyrhythm.events import Evaluated
 from polyrhythm.models.weights import save_weights
-from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.training.checkpoint import checkpoints, keep_best
 
 SPECS = ["synchronous", "parameter_server(consistency=asynchronous)", "local_sgd", "sgp", "easgd"]

@@ -7,8 +7,8 @@ import pytest
 
 from conformance.jobs import make_job, resumed, simulated
 from polyrhythm.events import CheckpointSaved, Evaluated, Notice
-from polyrhythm.roles.keeping import archive
-from polyrhythm.roles.keeping.archive import FOLDER, Archivist
+from polyrhythm.roles.checkpointing import archive
+from polyrhythm.roles.checkpointing.archive import FOLDER, Archivist
 from polyrhythm.roles.leading import training_duties as curator
 from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
 

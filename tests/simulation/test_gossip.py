@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from conformance.jobs import blobs, make_job, result_of, simulated, stop_at
-from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, RunEnded, WorkerJoined, WorkerLost
 from polyrhythm.simulation.cluster import Cluster
@@ -18,7 +17,7 @@ from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.gossip.ad_psgd import ADPSGD
 from polyrhythm.strategies.gossip.d_psgd import DPSGDWorker
-from polyrhythm.strategies.gossip.pairing.keeper import Keeper
+from polyrhythm.strategies.gossip.pairing.keeper import Averaged, Keeper
 from polyrhythm.strategies.gossip.sgp import SGPWorker
 from polyrhythm.strategies.topologies.complete import Complete
 from polyrhythm.strategies.topologies.ring import Ring
@@ -83,11 +82,11 @@ class _Plants:
     """Bugs, as changes of one method."""
 
     @staticmethod
-    def doubled(keeper: Keeper, source: int, message: Message) -> Any:
+    def doubled(keeper: Keeper, source: int, answer: Averaged) -> Any:
         """Goes the other half of the way twice, now and then."""
-        if message.tensor is not None and message.step % 5 == 3:
-            keeper.values.sub_(message.tensor)
-        return _AVERAGED(keeper, source, message)
+        if answer.half is not None and answer.step % 5 == 3:
+            keeper.values.sub_(answer.half)
+        return _AVERAGED(keeper, source, answer)
 
     @staticmethod
     def forgotten(keeper: Keeper) -> Any:

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.jobs import blobs, make_job, resumed, simulated, stop_at, strategy, uneven
 from polyrhythm.errors import RequestError
-from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.mixed import Models

@@ -23,7 +23,7 @@ from polyrhythm.events import (
     WorkerLost,
 )
 from polyrhythm.roles import member
-from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.roles.leading import leader
 from polyrhythm.roles.replica import Replica
 from simulation import lost_leaders

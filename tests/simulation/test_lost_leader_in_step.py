@@ -22,8 +22,8 @@ from polyrhythm.events import (
     WorkerJoined,
     WorkerLost,
 )
+from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.roles.control_messages import ControlMessage, Welcome
-from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.roles.leading.training_duties import CheckpointCollector
 from polyrhythm.simulation.injection.faults.kill import Kill
 from polyrhythm.simulation.trials import try_seeds

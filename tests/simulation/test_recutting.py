@@ -12,8 +12,8 @@ import torch
 from conformance.jobs import blobs, make_job, resumed, simulated, strategy
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice
+from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive
 from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.strategies.parameter_server.serving.resharding import recut
 from polyrhythm.training.flat_optimizer import Span

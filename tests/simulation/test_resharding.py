@@ -16,7 +16,7 @@ from polyrhythm.data.dealing import epoch_order, left_of
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunStarted, WorkerProgress
-from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate, simulate_on
 from unit.simulation.clusters import cluster

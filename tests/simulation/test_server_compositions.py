@@ -15,7 +15,7 @@ from conformance.jobs import PARAMETERS, blobs, make_job, resumed, simulated, st
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerLost
-from polyrhythm.roles.keeping.archive import Archive
+from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.roles.world import DrawnPace
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.simulation.trials import play, try_seeds

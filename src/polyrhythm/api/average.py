@@ -16,7 +16,7 @@ from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate, evaluate_scores, in_evaluation_mode
 from polyrhythm.models.weights import read_metadata, save_weights
-from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.training.checkpoint import load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.weight_averaging import mean_weights, recompute_batch_norms

@@ -36,8 +36,8 @@ from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.reporting.quantities import counted
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import FOLDER
 from polyrhythm.user_files import check_is_file, check_new_folder
 
 _CHECK_EVERY_S = 1.0

@@ -20,8 +20,8 @@ from polyrhythm.events import BatchesBalanced
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.reporting.event_log import EventLog, read_events
 from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.roles.checkpointing.recording import Recording, read_recording, recorded_job
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.roles.keeping.recording import Recording, read_recording, recorded_job
 from polyrhythm.simulation.replay import Difference, Replay
 from polyrhythm.simulation.replay import replay as play
 from polyrhythm.strategies.role_assignment import RoleAssignment

@@ -50,8 +50,8 @@ from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, lea
 from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
+from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.roles.keeping.archive import FOLDER, Archive
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 

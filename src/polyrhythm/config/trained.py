@@ -19,8 +19,8 @@ from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.weights import read_metadata
-from polyrhythm.roles.keeping.archive import FOLDER, Snapshot
-from polyrhythm.roles.keeping.worker_state import mean_buffers
+from polyrhythm.roles.checkpointing.archive import FOLDER, Snapshot
+from polyrhythm.roles.checkpointing.worker_state import mean_buffers
 from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 

@@ -75,8 +75,8 @@ from polyrhythm.launch.supervisor import (
     Supervisor,
 )
 from polyrhythm.launch.watchdog import cause_of_loss
+from polyrhythm.roles.checkpointing.archive import Archive, Snapshot
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive, Snapshot
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.world import LEADER, StopRequest
 from polyrhythm.strategies.role_assignment import RoleAssignment, roles_in_order

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polyrhythm.data.dealing import Begun
 from polyrhythm.events import Event
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import FinalModel, TakenBatches
-from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.regrouping.regroup import RegroupControl
 
 

@@ -25,11 +25,11 @@ from polyrhythm.data.dealer import Grant
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted
 from polyrhythm.partition.ownership import dry_division
 from polyrhythm.roles.balance import balancer_for
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import Account
 from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.deal import Deal, Hand, deal_communicator
 from polyrhythm.roles.dry_run import DryRun
-from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerLosses
 from polyrhythm.roles.member import Member

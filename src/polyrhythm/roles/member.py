@@ -21,6 +21,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import (
     CALL_TAG,
     NOTHING,
@@ -37,7 +38,6 @@ from polyrhythm.roles.control_messages import (
     Welcome,
 )
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
-from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
 from polyrhythm.roles.replica import Replica

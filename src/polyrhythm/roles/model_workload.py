@@ -20,9 +20,9 @@ from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import division
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.worker_part import Step

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.roles.checkpointing.worker_state import Account
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.worker_state import Account
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 

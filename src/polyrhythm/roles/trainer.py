@@ -30,9 +30,9 @@ from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import BatchesBalanced, CacheUsed, Notice
 from polyrhythm.roles.balance import Balancer
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane
 from polyrhythm.roles.deal import MOST_STEPS, Hand
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.step_metrics import Tally

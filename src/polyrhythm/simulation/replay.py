@@ -20,8 +20,8 @@ from polyrhythm.communication.forwarding import ForwardingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import PolyrhythmError, RunError
 from polyrhythm.events import Event, RunEnded
+from polyrhythm.roles.checkpointing.recording import Recording
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.recording import Recording
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.run import run_rank
 from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run

@@ -15,7 +15,7 @@ from multiprocess.two_hosts import tool
 from polyrhythm.api.faults import Outcome
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.launch.children import run_local
-from polyrhythm.roles.keeping.archive import FOLDER
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.training.checkpoint import checkpoint_path, checkpoints, load_checkpoint
 
 MEBIBYTE = 1 << 20

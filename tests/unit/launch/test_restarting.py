@@ -11,8 +11,8 @@ from conformance.jobs import blobs, make_job, simulated
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, Restarted, WorkerProgress
 from polyrhythm.launch.children import RankLost, run_restarting
+from polyrhythm.roles.checkpointing.archive import Archive, Snapshot
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive, Snapshot
 from polyrhythm.simulation.simulated_run import ConstantCluster
 
 Emit = Callable[[Event], None]

@@ -8,7 +8,7 @@ import torch
 
 from conformance.jobs import blobs, make_job
 from polyrhythm.data.dealing import batch_indices
-from polyrhythm.roles.keeping.worker_state import Account
+from polyrhythm.roles.checkpointing.worker_state import Account
 from polyrhythm.roles.result import bytes_per_step, digest, images_not_seen, staleness_figures, train_loss
 
 

@@ -15,8 +15,8 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.forwarding import ForwardingCommunicator, RecordingCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.events import Event
+from polyrhythm.roles.checkpointing.recording import Recording, recording_of
 from polyrhythm.roles.job import CheckpointConfig, Job
-from polyrhythm.roles.keeping.recording import Recording, recording_of
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.replay import replay
 from polyrhythm.simulation.run import run_rank, simulate

@@ -20,8 +20,8 @@ from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_messages import TakenBatches
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.member import Member

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
+from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX, Rendezvous
 from polyrhythm.events import (
     Event,
     RunEnded,

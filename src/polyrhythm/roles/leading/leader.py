@@ -43,6 +43,7 @@ from polyrhythm.events import (
     WorkerLost,
     WorkerProgress,
 )
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import (
     Account,
     ControlMessage,
@@ -63,7 +64,6 @@ from polyrhythm.roles.control_messages import (
 )
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
 from polyrhythm.roles.deal import Deal
-from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
 from polyrhythm.roles.member import load_untrained, share_untrained
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup

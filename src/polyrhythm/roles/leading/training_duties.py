@@ -36,12 +36,12 @@ from polyrhythm.evaluation.evaluate import Evaluation, evaluate
 from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
+from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot
+from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
+from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.control_plane import Boundary
 from polyrhythm.roles.deal import MOST_STEPS, Deal, deal_communicator
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import Archive, Archivist, Snapshot
-from polyrhythm.roles.keeping.recording import ARRIVALS_FILE, recording_of
-from polyrhythm.roles.keeping.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.training_duties import stock_of
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import HoldsModel, WorkerCalls, WorkerPart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyrhythm.events import Event, WorkerJoined, WorkerLost, WorkerProgress
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.leading.leader import WorkerStates
 from polyrhythm.roles.ledger import Attendance
 

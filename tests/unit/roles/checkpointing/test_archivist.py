@@ -11,8 +11,8 @@ from conformance.jobs import make_job
 from polyrhythm.communication.activity import Activity
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Notice
-from polyrhythm.roles.keeping import archive as archive_module
-from polyrhythm.roles.keeping.archive import FOLDER, Archive, Archivist, Snapshot
+from polyrhythm.roles.checkpointing import archive as archive_module
+from polyrhythm.roles.checkpointing.archive import FOLDER, Archive, Archivist, Snapshot
 from polyrhythm.training.checkpoint import best_checkpoint, checkpoint_path, load_checkpoint
 
 PATIENCE_S = 30

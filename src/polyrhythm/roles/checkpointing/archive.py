@@ -33,9 +33,9 @@ from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.worker_state import WorkerState
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, Merged, State

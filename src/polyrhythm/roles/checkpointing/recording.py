@@ -14,8 +14,8 @@ from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.data.dealer import Grant
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.roles.checkpointing.archive import identity
 from polyrhythm.roles.job import Job
-from polyrhythm.roles.keeping.archive import identity
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 ARRIVALS_FILE = "arrivals.json"

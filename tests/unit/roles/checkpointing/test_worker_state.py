@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind
-from polyrhythm.roles.keeping.archive import Snapshot
-from polyrhythm.roles.keeping.worker_state import Account, WorkerState, mean_buffers
+from polyrhythm.roles.checkpointing.archive import Snapshot
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, mean_buffers
 from polyrhythm.strategies.worker_part import WorkerPart
 
 
