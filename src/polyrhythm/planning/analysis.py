@@ -123,7 +123,7 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
     model.train()
     layers = _Layers(model)
     own = {
-        tensor.untyped_storage()._cdata
+        _identity(tensor.untyped_storage())
         for tensor in (*model.parameters(), *model.buffers())
         if tensor.numel()
     }
@@ -131,8 +131,8 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own and storage._cdata not in kept:
-            kept[storage._cdata] = storage  # held, so that no other comes to its address
+        if (identity := _identity(storage)) not in own and identity not in kept:
+            kept[identity] = storage  # held, so that no other comes to its address
             layers.current.saved_bytes += storage.nbytes()
         return tensor
 
@@ -237,6 +237,12 @@ class _Layers:
             layer.output = tuple(output.shape)
 
 
+def _identity(storage: Any) -> int:
+    """Return what tells a storage from others that are there: on the meta device none has an address of its own."""
+    number: int = storage._cdata
+    return number
+
+
 class _Counting(TorchDispatchMode):
     """Counts every operation, those of the `forward` pass by layer, and how deep tensors lie below the images."""
 
@@ -253,15 +259,16 @@ class _Counting(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        storages = {each.untyped_storage()._cdata for each in given}
+        storages = {_identity(each.untyped_storage()) for each in given}
         viewed = func.is_view or (
-            not func._schema.is_mutable and all(each.untyped_storage()._cdata in storages for each in made)
+            not func._schema.is_mutable
+            and all(_identity(each.untyped_storage()) in storages for each in made)
         )
         products, work, depth = (0, 0, 0) if viewed or not given else _cost(func, args, given, made)
         before = max((self._depths.get(each, (None, 0))[1] for each in storages), default=0)
         for each in made:
             storage = each.untyped_storage()
-            self._depths[storage._cdata] = (storage, before + depth)
+            self._depths[_identity(storage)] = (storage, before + depth)
         self.multiply_adds += products
         self.work += work
         self.depth = max(self.depth, before + depth)
