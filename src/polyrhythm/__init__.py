@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.analyze import analyze
     from polyrhythm.api.augment import augment
     from polyrhythm.api.average import average
+    from polyrhythm.api.calibrate import calibrate
     from polyrhythm.api.compare import compare
     from polyrhythm.api.evaluate import evaluate
     from polyrhythm.api.export import export
@@ -39,6 +40,7 @@ __all__ = [
     "analyze",
     "augment",
     "average",
+    "calibrate",
     "compare",
     "evaluate",
     "export",
@@ -57,6 +59,7 @@ _HOMES = {
     "analyze": "polyrhythm.api.analyze",
     "augment": "polyrhythm.api.augment",
     "average": "polyrhythm.api.average",
+    "calibrate": "polyrhythm.api.calibrate",
     "compare": "polyrhythm.api.compare",
     "evaluate": "polyrhythm.api.evaluate",
     "export": "polyrhythm.api.export",

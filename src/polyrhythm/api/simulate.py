@@ -125,7 +125,7 @@ def described_cluster(
     if step_time is None:
         return found
     made = step_time if isinstance(step_time, StepTime) else build("step time", step_time, STEP_TIMES)
-    return found.model_copy(update={"step_time": made})
+    return found.model_copy(update={"step_time": made, "step_of": None, "step_factor": 1.0})
 
 
 def paced_for(where: Cluster, config: RunConfig) -> Cluster:

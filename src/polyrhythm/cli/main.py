@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from polyrhythm.cli.analyze import analyze
 from polyrhythm.cli.augment import augment
 from polyrhythm.cli.average import average
+from polyrhythm.cli.calibrate import calibrate
 from polyrhythm.cli.compare import compare
 from polyrhythm.cli.doctor import doctor
 from polyrhythm.cli.evaluate import evaluate
@@ -98,7 +99,7 @@ VERBS = {
     "Train": (train, run, join),
     "Use what was trained": (evaluate, predict, export, average),
     "Choose": (plan, compare, report),
-    "Try without the machines": (simulate, replay, profile),
+    "Try without the machines": (simulate, replay, profile, calibrate),
     "Look up": (strategies, analyze, augment, doctor),
 }
 """The verbs by panel, as `--help` shows them."""

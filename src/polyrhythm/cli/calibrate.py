@@ -1,0 +1,89 @@
+"""`polyrhythm calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+
+
+def calibrate(
+    cluster: Annotated[str, typer.Option(help="A cluster file or a ready cluster, where the fit begins.")],
+    throughput: Annotated[
+        list[str],
+        typer.Option(
+            help="What was measured: 8 workers: 378 images/s, or easgd, 8 workers: 378; repeatable."
+        ),
+    ],
+    fit: Annotated[
+        str,
+        typer.Option(
+            help="What to fit, with commas: step_time, spread, nic_bandwidth, nic_latency, inside_bandwidth, "
+            "server_bandwidth."
+        ),
+    ] = "step_time",
+    model: Annotated[str, typer.Option(help="The network that was trained.")] = "lenet5",
+    data: Annotated[str, typer.Option(help="Gives classes and size of pictures.")] = "fashion-mnist",
+    batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
+    strategy: Annotated[str, typer.Option(help="Of measurements that name none.")] = "synchronous",
+    classes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of the data's.")] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Pixels a side; with --classes, no data are looked at."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Fit what a cluster file leaves open to measured throughputs, and say how well they tell it."""
+    from polyrhythm.api.calibrate import calibrate as calibrated
+
+    found = calibrated(
+        cluster=cluster,
+        throughput=throughput,
+        unknowns=[name.strip() for name in fit.split(",") if name.strip()],
+        model=model,
+        data=data,
+        batch_size=batch_size,
+        strategy=strategy,
+        classes=classes,
+        image_size=image_size,
+        out=out,
+    )
+    if json:
+        print_json(found)
+    else:
+        _say(found)
+
+
+def _say(found: dict[str, Any]) -> None:
+    rows = [
+        [
+            each["name"],
+            f"{each['before']:.4g}",
+            f"{each['value']:.4g}",
+            f"{each['low']:.3g} to {each['high']:.3g}"
+            if each["told"]
+            else "these measurements do not tell it",
+        ]
+        for each in found["unknowns"]
+    ]
+    print_table("", ["unknown", "in the file", "fitted", "95 % between"], rows)
+    print()
+    rows = [
+        [
+            each["what"],
+            f"{each['images_per_s']:,.1f}",
+            _against(each["predicted"], each["images_per_s"]),
+            "" if each["left_out"] is None else _against(each["left_out"], each["images_per_s"]),
+        ]
+        for each in found["measurements"]
+    ]
+    print_table("images/s", ["strategy", "measured", "fitted", "from the others alone"], rows)
+    if found["file"]:
+        print(f"written     {found['file']}")
+
+
+def _against(predicted: float, measured: float) -> str:
+    return f"{predicted:,.1f} ({100 * (predicted / measured - 1):+.1f} %)"

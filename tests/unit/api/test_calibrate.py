@@ -1,0 +1,83 @@
+"""`calibrate`: reads measurements, recovers a cluster from its own formulas, and refuses what cannot be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.api.calibrate import Measurement, calibrate
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.cluster import cluster_text, open_cluster
+from unit.simulation.clusters import cluster
+
+JOB: dict[str, Any] = {"model": "mlp", "classes": 10, "image_size": 8, "batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("8 workers: 378 images/s", ("synchronous", 8, 378.0)),
+        ("1 worker: 1,204.5", ("synchronous", 1, 1204.5)),
+        ("mixed(replicas=1, servers=3), 4 workers: 3.7e2 img/s", ("mixed(replicas=1, servers=3)", 4, 370.0)),
+    ],
+)
+def test_measurements_are_read(text: str, read: tuple[str, int, float]) -> None:
+    found = Measurement.parse(text, "synchronous")
+    assert (found.strategy, found.workers, found.images_per_s) == read
+
+
+@pytest.mark.parametrize(
+    "text", ["378", "8 workers", "8 workers: fast", "0 workers: 3", "8 workers: 0", "w: 1.2.3"]
+)
+def test_measurements_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="throughput"):
+        Measurement.parse(text, "synchronous")
+
+
+def test_a_step_time_and_a_server_come_back_from_what_they_would_give(tmp_path: Path) -> None:
+    """Steps of 0.5 s; a synchronous server of 2e5 bytes/s: a step takes 0.5 + 2 N M / B seconds."""
+    file = tmp_path / "guess.yaml"
+    guess = cluster({"count": 5}, step_time="constant(seconds=1)", server_bandwidth_bytes_per_s=1e7)
+    file.write_text(cluster_text(guess))
+    size, server = 4 * 13_194 + 64.0, 2e5  # 192-64-10 of 8x8 pictures in colour
+    sync = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)"
+    told = [f"{sync}, {n} workers: {16 * n / (0.5 + 2 * n * size / server)}" for n in (1, 4)]
+    found = calibrate(
+        cluster=file,
+        throughput=told,
+        unknowns=["step_time", "server_bandwidth"],
+        out=tmp_path / "fitted.yaml",
+        **JOB,
+    )
+    step, bandwidth = found["unknowns"]
+    assert step["value"] == pytest.approx(0.5, rel=0.02)
+    assert bandwidth["value"] == pytest.approx(server, rel=0.05)
+    for each in found["measurements"]:
+        assert each["predicted"] == pytest.approx(each["images_per_s"], rel=0.03)
+        assert each["left_out"] is None  # two unknowns need both
+    fitted = open_cluster(tmp_path / "fitted.yaml")
+    assert fitted.step_factor == step["value"]
+    assert "Fitted to 2 throughputs" in fitted.source
+
+
+def test_more_unknowns_than_measurements_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"2 unknowns .* cannot be told from 1 measurements"):
+        calibrate(
+            cluster="office", throughput=["1 worker: 32"], unknowns=["step_time", "nic_bandwidth"], **JOB
+        )
+    with pytest.raises(RequestError, match="unknown to fit"):
+        calibrate(cluster="office", throughput=["1 worker: 32"], unknowns=["color"], **JOB)
+
+
+def test_each_measurement_is_also_predicted_from_the_others(tmp_path: Path) -> None:
+    """One worker alone at 32 images/s, twice, and a third time at 40: the first two predict 32 for the third."""
+    file = tmp_path / "guess.yaml"
+    file.write_text(cluster_text(cluster({"count": 1}, step_time="constant(seconds=1)")))
+    told = ["1 worker: 32", "1 worker: 32.0", "1 worker: 40"]
+    found = calibrate(cluster=file, throughput=told, unknowns=["step_time"], **JOB)
+    assert found["measurements"][2]["left_out"] == pytest.approx(32, rel=0.01)
+    (step,) = found["unknowns"]
+    assert step["low"] < 0.5 < step["high"]
+    assert found["file"] is None
