@@ -163,7 +163,8 @@ def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> N
     for epoch in range(learning.epochs):
         model.train()
         size = job.calendar.batch_size(epoch)
-        loader.share = Share(rank, workers, size, learning.seed, workers * size)
+        dealt = job.calendar.dealt[epoch]
+        loader.share = Share(rank, workers, size, learning.seed, workers * size, images=dealt)
         image_size = min(dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.epochs, image_size)
         loader.side = None if side == image_size else side

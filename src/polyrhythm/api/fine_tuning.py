@@ -87,6 +87,7 @@ _OWN_CHOICES = (
     "listen",
     "vacant",
     "epochs",
+    "updates",
 )
 """Options that say how to learn: whoever gives one of them trains by them."""
 

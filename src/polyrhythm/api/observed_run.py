@@ -385,7 +385,9 @@ def _settled(config: RunConfig, job: Job) -> RunConfig:
     """Fill in the automatic choices, so that the recipe repeats this run even if defaults change."""
     if config.fine_tuning in ("head", "staged"):  # which choose for every round
         return config
-    chosen = {"epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
+    chosen: dict[str, Any] = {"optimizer": str(job.learning.optimizer)}
+    if job.learning.updates is None:
+        chosen["epochs"] = job.learning.epochs
     return config.model_copy(update=chosen)
 
 

@@ -208,7 +208,7 @@ def _dry_run(
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)
 
-    if steps is None:
+    if steps is None and config.updates is None:
         config = config.model_copy(update={"epochs": dry_run.epochs})
     known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:

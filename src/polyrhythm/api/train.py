@@ -168,7 +168,14 @@ def _configuration(recipe: str | Path | None, resume: str | Path | None, options
         layers.append(read_run(_resumed_config(Path(resume))))
     if recipe is not None:
         layers.append(read_recipe(Path(recipe)))
-    return configure(*layers, options)
+    config = configure(*layers, options)
+    if resume is not None and (before := layers[0].get("updates")) != config.updates:
+        asked = "none" if config.updates is None else config.updates
+        raise RequestError(
+            f"{resume} was begun with updates {before or 'none'}, and its last epoch and learning rates are for those: "
+            f"updates {asked} needs a new run, which may start from its --weights"
+        )
+    return config
 
 
 def _resumed_config(folder: Path) -> Path:
@@ -373,6 +380,8 @@ def staged_finetuning(
     """
     frozen_epochs = config.freeze_epochs
     assert frozen_epochs is not None
+    if config.updates is not None:
+        raise RequestError("--freeze-epochs counts epochs of two runs: give --epochs in place of --updates")
     if config.freeze == "none":
         raise RequestError("--freeze-epochs says for how long, not what: give --freeze body, or names")
     if frozen_epochs >= epochs:

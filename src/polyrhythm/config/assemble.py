@@ -30,6 +30,7 @@ from polyrhythm.data.balance import BALANCES, Balance
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
 from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.dealing import images_dealt, steps_per_epoch
 from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.open import open_data
@@ -41,11 +42,12 @@ from polyrhythm.models.create import check_picture_size
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.roles.balance import balances
-from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use
+from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.strategy import Remarks, Strategy
+from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution, Precision, check_execution, check_learns_alone
 from polyrhythm.training.loss import Loss, Targets
@@ -155,6 +157,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     precision = Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)
     dataset = with_caches(data_of(config), config, device)
+    epochs = epochs_of(config, dataset, strategy)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
     numbers = try_out(make_model, how.optimizer, strategy, config.workers, dataset.image_shape)
     job = Job(
@@ -163,7 +166,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
         dataset=dataset,
         make_model=make_model,
         model_name=name_of(config.model),
-        learning=how.learning(config, dataset, size_schedule_from(config, dataset, make_model)),
+        learning=how.learning(
+            config, dataset, size_schedule_from(config, dataset, make_model, epochs), epochs
+        ),
         checkpointing=checkpointing,
         fault_tolerance=FaultTolerance(
             min_workers=config.min_workers,
@@ -270,14 +275,16 @@ class _Rules:
         assert isinstance(batch_schedule, BatchSchedule)
         return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
 
-    def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule) -> Learning:
+    def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule, epochs: int) -> Learning:
         """Return how a replica learns from the data."""
         chain = chain_from(config, self.transform, dataset)
         mixings = () if chain is None else chain.mixings
         return Learning(
             optimizer=self.optimizer,
             schedule=self.schedule,
-            epochs=config.epochs or dataset.default_epochs,
+            epochs=epochs,
+            updates=config.updates,
+            drop_last=config.drop_last,
             batch_size=config.batch_size,
             batch_schedule=self.batch_schedule,
             seed=config.seed,
@@ -306,6 +313,48 @@ def data_of(config: RunConfig) -> Dataset:
             f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"
         )
     return dataset
+
+
+def check_length(config: RunConfig, images: int) -> None:
+    """Refuse a length that is told twice or cannot be, with so many training images.
+
+    Raises:
+        RequestError: with what would work.
+    """
+    if config.updates is not None:
+        if config.epochs is not None:
+            raise RequestError("--updates and --epochs both say how long: give one of them")
+        if _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES) != Constant():
+            raise RequestError(
+                f"--updates counts batches of one size, and batch schedule {config.batch_schedule} changes it: give "
+                "--epochs"
+            )
+    together = config.workers * config.batch_size
+    if config.drop_last and images < together:
+        raise RequestError(
+            f"drop_last leaves nothing of {images} training images, since a step of {config.workers} workers has "
+            f"{together}: take smaller batches, or leave drop_last out"
+        )
+
+
+def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
+    """Return the epochs that a run begins.
+
+    Raises:
+        RequestError: its length is told twice or cannot be.
+    """
+    images, workers = len(dataset.train), config.workers
+    check_length(config, images)
+    if config.updates is None:
+        return config.epochs or dataset.default_epochs
+    traits, updates = strategy.traits(workers), config.updates
+    full = workers * config.batch_size
+    if draws(config.deal, strategy, workers):
+        full = max(1, full // len(traits.units(workers)))
+    else:
+        updates = steps_of(updates, traits, workers)
+    whole = images_dealt(images, [full], drop_last=config.drop_last)[0]
+    return -(-updates // steps_per_epoch(whole, 1, full))
 
 
 def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
@@ -451,7 +500,7 @@ def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chai
 
 
 def size_schedule_from(
-    config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module]
+    config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module], epochs: int
 ) -> SizeSchedule:
     """Build the schedule of picture sizes, and try the network on every size.
 
@@ -461,7 +510,6 @@ def size_schedule_from(
     schedule = build("size schedule", str(config.size_schedule), SIZE_SCHEDULES)
     assert isinstance(schedule, SizeSchedule)
     channels, *shape = dataset.image_shape
-    epochs = config.epochs or dataset.default_epochs
     sides = {schedule.side(epoch, epochs, min(shape)) for epoch in range(epochs)} - set(shape)
     if not sides:
         return schedule

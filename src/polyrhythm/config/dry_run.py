@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import balance_from, draws, strategy_from
+from polyrhythm.config.assemble import balance_from, check_length, draws, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.data.dealing import steps_per_epoch
+from polyrhythm.data.dealing import images_dealt, steps_per_epoch
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import DryRun
+from polyrhythm.roles.job import steps_of
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
@@ -69,8 +70,9 @@ def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
             )
     if steps is not None:
         _check_steps(steps)
-    if steps is not None and "epochs" in given:
-        raise RequestError("--steps and --epochs both say how long: give one of them")
+    for key in ("epochs", "updates"):
+        if steps is not None and key in given:
+            raise RequestError(f"--steps and --{key} both say how long: give one of them")
 
 
 def _check_steps(steps: int) -> None:
@@ -111,8 +113,15 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
             f"{config.workers} workers cannot share {images} training images: ask for fewer workers, or for "
             "--steps of full batches"
         )
-    epochs = config.epochs or dataset.default_epochs
-    # Without `steps`, epoch_images make the last step of every epoch ragged, as in training.
+    check_length(config, images)
+    whole = images_dealt(images, [config.workers * config.batch_size], drop_last=config.drop_last)[0]
+    per_epoch = steps_per_epoch(whole, config.workers, config.batch_size)
+    if steps is not None:
+        length = steps
+    elif config.updates is not None:
+        length = steps_of(config.updates, strategy.traits(config.workers), config.workers)
+    else:
+        length = (config.epochs or dataset.default_epochs) * per_epoch
     dry_run = DryRun(
         strategy=strategy,
         workers=config.workers,
@@ -122,9 +131,10 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
             strategy,
             config.workers,
         ),
-        steps=steps or epochs * steps_per_epoch(images, config.workers, config.batch_size),
+        steps=length,
         batch_size=config.batch_size,
         epoch_images=images if steps is None else 0,
+        drop_last=config.drop_last,
         seed=config.seed,
         timings=config.timings,
         balance=balance_from(config, strategy),

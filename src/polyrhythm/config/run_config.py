@@ -67,11 +67,23 @@ class RunConfig(BaseModel):
         le=1_000_000,
         description="Passes over the training images (default: the data's own).",
     )
+    updates: int | None = _job(
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="How long the whole run is, in place of epochs: steps where workers go in step, batches of all of "
+        "them elsewhere.",
+    )
     until: str | None = _job(
         default=None,
         description="A test result that ends training before its last epoch: top1=0.9, top5=0.99 or loss=0.3.",
     )
     batch_size: int = _job(default=64, ge=1, le=10_000_000, description="Images in a worker's batch.")
+    drop_last: bool = _job(
+        default=False,
+        description="Leave out the images of an epoch that make no full step, so that all batches are full (default: "
+        "they are spread, and batches differ by at most one image).",
+    )
     balance: Any = _job(
         default="auto",
         description="Parts of a global batch where workers go in step: off (equal), measured (by speed), "
@@ -331,8 +343,10 @@ class RunOptions(TypedDict, total=False):
     compress: Any
     workers: int
     epochs: int | None
+    updates: int | None
     until: str | None
     batch_size: int
+    drop_last: bool
     balance: Any
     deal: Literal["auto", "drawn", "fixed"]
     seed: int

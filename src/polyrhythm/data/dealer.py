@@ -171,12 +171,10 @@ class Deck:
     Attributes:
         images: of each epoch's order.
         batch_sizes: of one worker, an epoch each.
-        updates: batches after which the run ends, of all units together; None: its epochs decide.
     """
 
     images: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    updates: int | None = None
 
     @property
     def epochs(self) -> int:
@@ -186,9 +184,7 @@ class Deck:
     @property
     def all_images(self) -> int:
         """Images of the run."""
-        if self.updates is None:
-            return sum(self.images)
-        return min(sum(self.images), self.updates * self.batch_sizes[0])
+        return sum(self.images)
 
 
 class Dealer:
@@ -215,7 +211,6 @@ class Dealer:
             [(start, stop) for start, stop in (begun or {}).get(epoch, [(0, images)]) if start < stop]
             for epoch, images in enumerate(deck.images)
         ]
-        self._batches = 0
         self._script: dict[int, list[Grant]] | None = None
 
     @property
@@ -292,7 +287,6 @@ class Dealer:
             kept = last.before(max(step, last.step))
             if kept.batches:
                 gone.grants.append(kept)
-            self._batches -= last.batches - kept.batches
             self._free[last.epoch] = merged([*self._free[last.epoch], (kept.stop, last.stop)])
 
     def images_of(self, unit: int, step: int) -> int:
@@ -335,7 +329,6 @@ class Dealer:
         oldest = min((unit.grants[-3:][0].epoch for unit in self._units if unit.grants), default=0)
         return {
             "free": [[list(each) for each in ranges] for ranges in self._free],
-            "batches": self._batches,
             "units": [
                 {
                     "end": unit.end,
@@ -356,7 +349,6 @@ class Dealer:
         """Take over what `to_json` has written, of epochs that this deck has."""
         for epoch, ranges in enumerate(told["free"][: self.deck.epochs]):
             self._free[epoch] = [(start, stop) for start, stop in ranges]
-        self._batches = told["batches"]
         for unit, entry in zip(self._units, told["units"], strict=True):
             grants = [Grant(*values) for values in entry["grants"]]
             unit.grants = [grant for grant in grants if grant.epoch < self.deck.epochs]
@@ -367,7 +359,6 @@ class Dealer:
         for start, stop in self._free[grant.epoch]:
             taken += [(start, min(stop, grant.start)), (max(start, grant.stop), stop)]
         self._free[grant.epoch] = [(start, stop) for start, stop in taken if start < stop]
-        self._batches += grant.batches
 
     def _scripted(self, unit: int, step: int) -> Grant | None:
         assert self._script is not None
@@ -376,16 +367,13 @@ class Dealer:
     def _drawn(self, asking: Unit, step: int, now_s: float) -> Grant | None:
         deck = self.deck
         epoch = next((epoch for epoch, ranges in enumerate(self._free) if ranges), None)
-        left = None if deck.updates is None else deck.updates - self._batches
-        if epoch is None or (left is not None and left <= 0):
+        if epoch is None:
             return None
         ranges = self._free[epoch]
         images, batch = sum(stop - start for start, stop in ranges), deck.batch_sizes[epoch] * asking.size
         batches = -(-images // batch)
         share = self._share(asking) / 2
         wanted = min(ceil(batches * share), max(1, asking.end - asking.first))
-        if left is not None:
-            wanted = min(wanted, ceil(left * share))
         start, stop = ranges[0]
         taken = min(images * wanted // batches, stop - start)
         # A range that was given back may be shorter than a batch.

@@ -1,21 +1,24 @@
 """Division of every epoch among the workers: one seeded shuffle, dealt out like cards.
 
-Step k of N workers with batch size b takes order[k N b : (k + 1) N b], and worker i every N-th of them:
+n images make k = ceil(n / N b) steps of N workers with batches of b. Step s takes order[n s // k : n (s + 1) // k], and
+worker i the places whose number over N leaves i:
 
-    order      a b c d e f | g h i j k A | l m        N = 3, b = 2; the last step is ragged
-    worker 0   a     d     | g     j     | l
-    worker 1     b     e   |   h     k   |   m
-    worker 2       c     f |     i     A |            an empty batch
+    order      a b c d | e f g h i | j k l m n        n = 14, N = 3, b = 2: k = 3
+    worker 0   a     d |     g     | j     m
+    worker 1     b     | e     h   |   k     n
+    worker 2       c   |   f     i |     l
 
-So all workers together see every image once per epoch, the union of their batches is the batch of one worker
-of size N b, and in a ragged last step their sizes differ by at most one.
+So all workers together see every image once per epoch, and the union of their batches is the batch of one worker of
+size N b. No step is ragged: what is left over is spread, so that the steps of an epoch differ by at most one image, and
+so do its batches. (A last step of one image would move the parameters as far as a full one.) Where what is left over
+shall be dropped, an epoch is the first floor(n / N b) N b images of its order, in full batches.
 
 An epoch that was begun with another number of workers is continued: its remaining images are dealt out again.
 
-    order       a b c d e f g h i j k l m     2 workers, b = 2: worker 0 did two steps, worker 1 one
-    worker 0    a   c   e   g
-    worker 1      b   d
-    left                  f   h i j k l m     is shared by 3 workers, or any number, as if it were the epoch's order
+    order       a b c|d e f|g h i|j k l m     2 workers, b = 2: worker 0 did two steps, worker 1 one
+    worker 0    a   c   e
+    worker 1      b
+    left              d   f g h i j k l m     is shared by 3 workers, or any number, as if it were the epoch's order
 
 An epoch that was dealt out several times is described by several stretches, one after another; each contains the
 number of steps that each of its workers did.
@@ -41,8 +44,34 @@ def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
 
 
 def steps_per_epoch(n: int, workers: int, batch_size: int) -> int:
-    """Return the number of steps of every worker in an epoch of `n` images, a ragged last one included."""
+    """Return the number of steps of every worker in an epoch of `n` images, none of which is left out."""
     return -(-n // (workers * batch_size))
+
+
+def images_dealt(
+    n: int, together: Sequence[int], *, drop_last: bool = False, steps: int = 0
+) -> tuple[int, ...]:
+    """Return how many images of its order each epoch deals: all of them, or fewer.
+
+    Args:
+        n: images of an epoch.
+        together: images of a full step, an epoch each.
+        drop_last: whether what makes no full step is left out.
+        steps: after which the last epoch ends, counted over all epochs; 0: when it has dealt its images.
+    """
+    found = [n - n % full if drop_last else n for full in together]
+    if steps:
+        before = sum(
+            steps_per_epoch(dealt, 1, full) for dealt, full in zip(found[:-1], together, strict=False)
+        )
+        found[-1] = min(found[-1], max(1, steps - before) * together[-1])
+    return tuple(found)
+
+
+def places_of(n: int, step: int, together: int) -> range:
+    """Return the places of a step in an order of `n` images, where a full step has `together`; none beyond the end."""
+    steps = -(-n // together)
+    return range(n * step // steps, n * (step + 1) // steps) if step < steps else range(n, n)
 
 
 def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_size: int) -> Tensor:
@@ -56,7 +85,7 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
         batch_size: of each worker.
 
     Returns:
-        (B,) int64, a view of `order`; B is `batch_size`, or less (even 0) in a ragged last step.
+        (B,) int64, a view of `order`; B is at most `batch_size`, and differs by at most one within an epoch.
     """
     return dealt(order, step, worker, workers, workers * batch_size)
 
@@ -66,7 +95,8 @@ def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) ->
 
     A step thus keeps its images when a worker is lost, and no image is left out. See `batch_indices`.
     """
-    return order[step * together : (step + 1) * together][worker::workers]
+    places = places_of(len(order), step, together)
+    return order[places.start + (worker - places.start) % workers : places.stop : workers]
 
 
 @dataclass(frozen=True)
@@ -89,23 +119,10 @@ class StandIn:
         return torch.cat([order[:0], *theirs])[self.place :: self.present]
 
 
-def dealt_in_steps(order: Tensor, steps: range, worker: int, workers: int, together: int) -> Tensor:
-    """Return the images of one worker's batches in consecutive full steps, one batch after another; see `dealt`.
-
-    Args:
-        order: of the epoch, (n,) int64.
-        steps: consecutive steps, without a ragged last one.
-        worker: index of the worker, from 0.
-        workers: number of workers.
-        together: images of a step; a multiple of `workers`, so that every step begins with the first worker.
-    """
-    return order[steps.start * together : steps.stop * together][worker::workers]
-
-
 def batch_images(n: int, step: int, worker: int, workers: int, batch_size: int) -> int:
     """Return the number of images in `batch_indices` for an epoch of `n` images."""
-    left = n - step * workers * batch_size - worker
-    return max(0, min(batch_size, -(-left // workers)))
+    places = places_of(n, step, workers * batch_size)
+    return len(range(places.start + (worker - places.start) % workers, places.stop, workers))
 
 
 Stretch = tuple[int, ...]
@@ -153,10 +170,13 @@ def left_of(order: Tensor, stretches: Sequence[Stretch], batch_size: int) -> Ten
         `(m,)` int64, with m <= n.
     """
     for stretch in stretches:
-        workers, places = len(stretch), torch.arange(len(order))
-        together = workers * batch_size
-        done = torch.tensor(stretch)[places % together % workers]
-        order = order[places // together >= done]
+        n, workers = len(order), len(stretch)
+        if not n:
+            break
+        steps, places = steps_per_epoch(n, workers, batch_size), torch.arange(n)
+        # The step s of a place p is the last with n s // k <= p.
+        taken_in = torch.div((places + 1) * steps - 1, n, rounding_mode="floor")
+        order = order[taken_in >= torch.tensor(stretch)[places % workers]]
     return order
 
 

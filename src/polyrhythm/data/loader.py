@@ -18,10 +18,11 @@ from polyrhythm.data.dealer import DrawnBatch
 from polyrhythm.data.dealing import (
     StandIn,
     Stretch,
-    dealt_in_steps,
+    dealt,
     epoch_order,
     images_left,
     left_of,
+    places_of,
     steps_per_epoch,
 )
 from polyrhythm.data.resized import Uncut, scaled
@@ -68,6 +69,7 @@ class Share:
         begun: stretches in which the epoch was begun with other workers; see `data.dealing.Begun`.
         stand_in: absent workers of whose images it sees a part; None if there are none.
         sizes: the workers' relative parts of a step; empty: all alike.
+        images: of the epoch's order that are dealt; 0: all.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -81,6 +83,7 @@ class Share:
     begun: tuple[Stretch, ...] = ()
     stand_in: StandIn | None = None
     sizes: tuple[float, ...] = ()
+    images: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -95,8 +98,9 @@ class Share:
     def dealt(self, order: Tensor, step: int) -> Tensor:
         """Return the images of a step, (B,) int64, of an epoch's order, (n,) int64; see `data.dealing.dealt`."""
         if self.sizes:
-            return self._part(order[step * self.together : (step + 1) * self.together])
-        own = order[step * self.together : (step + 1) * self.together][self.worker :: self.workers]
+            places = places_of(len(order), step, self.together)
+            return self._part(order[places.start : places.stop])
+        own = dealt(order, step, self.worker, self.workers, self.together)
         if self.stand_in is None:
             return own
         return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.together)])
@@ -112,7 +116,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 in a ragged last step.
+    """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 if there are few images.
 
     Attributes:
         labels: (B,) int64, or (B, classes) float32 of mixed pictures.
@@ -168,20 +172,18 @@ class Loader:
     def steps_per_epoch(self) -> int:
         """Number of batches in an epoch; the same for every worker."""
         share = self.share
-        left = images_left(len(self.split), share.begun, share.batch_size)
+        left = images_left(share.images or len(self.split), share.begun, share.batch_size)
         return steps_per_epoch(left, 1, share.together)
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Yield the batches of an epoch, from step `start` on; errors of the background thread are raised here."""
-        order = self._order(epoch)
-        steps = range(start, steps_per_epoch(len(order), 1, self.share.together))
+        share, order = self.share, self._order(epoch)
+        steps = range(start, steps_per_epoch(len(order), 1, share.together))
 
         make = partial(self._batch, order, epoch)
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
-        share = self.share
-        even = share.together % share.workers == 0 and share.stand_in is None and not share.sizes
-        if self._kept is not None and self.transform is None and self.mixer is None and even:
+        if self._kept is not None and self.transform is None and self.mixer is None:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
 
@@ -220,7 +222,7 @@ class Loader:
         else:  # it depends on how many began the epoch, be some of them lost now
             began = len(share.begun[0]) if share.begun else share.together // share.batch_size
             order = self._streamed.order(epoch, share.seed, began)
-        return left_of(order, share.begun, share.batch_size)
+        return left_of(order[: share.images or len(order)], share.begun, share.batch_size)
 
     def _batch(self, order: Tensor, epoch: int, step: int) -> Batch:
         return self._made(epoch, step, self.share.dealt(order, step))
@@ -255,19 +257,18 @@ class Loader:
         # A block is what index_select gathers at once; each batch is made numbers of only when it is asked for,
         # so that these are still in the cache when the network reads them.
         share = self.share
-        size, ragged = share.together // share.workers, len(order) // share.together
+        size = -(-share.together // share.workers)
         at_once = max(1, min(BLOCK_BYTES, BLOCKS_BYTES // share.workers) // max(1, size * split.kept_bytes))
-        for first in range(steps.start, ragged, at_once):
-            block = range(first, min(first + at_once, ragged))
-            indices = dealt_in_steps(order, block, share.worker, share.workers, share.together)
+        for first in range(steps.start, steps.stop, at_once):
+            block = range(first, min(first + at_once, steps.stop))
+            parts = [share.dealt(order, step) for step in block]
+            indices, sizes = torch.cat(parts), [len(part) for part in parts]
             kept, labels = split.decoded(indices), split.labels.index_select(0, indices)
-            for step, few, classes in zip(block, kept.split(size), labels.split(size), strict=True):
+            for step, few, classes in zip(block, kept.split(sizes), labels.split(sizes), strict=True):
                 images = split.normalised(few)
                 if self.side is not None:
                     images = scaled(images, self.side)
                 yield Batch(epoch, step, images, classes)
-        for step in range(max(steps.start, ragged), steps.stop):
-            yield self._batch(order, epoch, step)
 
 
 def _prepared_ahead(make: Callable[[int], Batch], steps: range, ahead: int) -> Generator[Batch, None, None]:

@@ -208,10 +208,10 @@ class Balancer:
             self._use(self._given(step))
 
     def note(self, images: int, seconds: float) -> None:
-        """Add what this worker computed in a step, if that was a full one: ragged ones are too few to tell of speed."""
+        """Add what this worker computed in a step, if that had its part: an epoch's steps differ by one image."""
         if self._warm_up:
             self._warm_up -= 1
-        elif images == self._own:
+        elif abs(images - self._own) <= 1:
             self._seconds += seconds
             self._images += images
             self._steps += 1

@@ -23,7 +23,7 @@ from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.data.balance import Balance
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.dealer import Dealer, Deck
-from polyrhythm.data.dealing import batch_images, steps_per_epoch
+from polyrhythm.data.dealing import batch_images, images_dealt, places_of, steps_per_epoch
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters, WeightlessParameters
@@ -157,8 +157,9 @@ class DryRun:
         sizes: of the model.
         steps: that every worker takes.
         batch_size: of one worker, for counting images.
-        epoch_images: after which an epoch is over, its last step ragged as in training; 0: all batches are full,
-            and there is one epoch.
+        epoch_images: after which an epoch is over, in steps that differ by at most one as in training; 0: all batches
+            are full, and there is one epoch.
+        drop_last: whether what makes no full step of an epoch is left out.
         optimizer: that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
         gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
         seed: of the times that steps take, where they are drawn.
@@ -177,6 +178,7 @@ class DryRun:
     steps: int
     batch_size: int = 64
     epoch_images: int = 0
+    drop_last: bool = False
     optimizer: OptimizerConfig | None = None
     gradient: Gradient = leave_zeros
     seed: int = 0
@@ -215,7 +217,7 @@ class DryRun:
         """Steps that every worker takes in an epoch."""
         if not self.epoch_images:
             return self.steps
-        return steps_per_epoch(self.epoch_images, self.workers, self.batch_size)
+        return steps_per_epoch(self._dealt(0), self.workers, self.batch_size)
 
     @property
     def epochs(self) -> int:
@@ -231,9 +233,8 @@ class DryRun:
         """Return what decides who gets which batches, where workers draw."""
         if not self.epoch_images:  # all batches are full: what is counted is batches, not images
             return Dealer(Deck((self.steps * len(self.units),), (1,)), [1] * len(self.units))
-        batches = None if self.steps % self.steps_per_epoch == 0 else self.steps * len(self.units)
-        deck = Deck((self.epoch_images,) * self.epochs, (self.batch_size,) * self.epochs, batches)
-        return Dealer(deck, [len(unit) for unit in self.units])
+        dealt = tuple(self._dealt(epoch) for epoch in range(self.epochs))
+        return Dealer(Deck(dealt, (self.batch_size,) * self.epochs), [len(unit) for unit in self.units])
 
     @cached_property
     def steps_per_report(self) -> int:
@@ -250,15 +251,23 @@ class DryRun:
         """Gives the images in a worker's batch."""
         if not self.epoch_images:
             return self.batch_size
-        in_epoch = step % self.steps_per_epoch
-        return batch_images(self.epoch_images, in_epoch, worker, self.workers, self.batch_size)
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        return batch_images(self._dealt(epoch), in_epoch, worker, self.workers, self.batch_size)
 
     def images_together(self, step: int) -> int:
         """Return the images of all workers' batches of a step."""
         together = self.workers * self.batch_size
         if not self.epoch_images:
             return together
-        return max(0, min(together, self.epoch_images - step % self.steps_per_epoch * together))
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        return len(places_of(self._dealt(epoch), in_epoch, together))
+
+    def _dealt(self, epoch: int) -> int:
+        """Return the images that an epoch deals."""
+        together = self.workers * self.batch_size
+        whole = images_dealt(self.epoch_images, [together], drop_last=self.drop_last)[0]
+        before = epoch * steps_per_epoch(whole, 1, together)
+        return min(whole, max(0, self.steps - before) * together)
 
     def plan(self, flat: FlatParameters) -> OptimizerPlan:
         """Gives the plan of the optimiser."""

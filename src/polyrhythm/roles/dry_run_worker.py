@@ -137,8 +137,8 @@ class DryWorkload:
         """Continue with the same batches."""
 
     def global_batch(self, epoch: int) -> int:
-        """Return the images of a full step of all workers."""
-        return self._dry_run.workers * self.batch_size
+        """Return the images of the largest step of all workers in an epoch."""
+        return self._dry_run.images_together(self.calendar.start(epoch + 1) - 1)
 
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""

@@ -34,7 +34,15 @@ from polyrhythm.data.balance import Balance
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealer import Dealer, Deck, Grant
-from polyrhythm.data.dealing import Begun, Stretch, batch_images, images_left, steps_per_epoch
+from polyrhythm.data.dealing import (
+    Begun,
+    Stretch,
+    batch_images,
+    images_dealt,
+    images_left,
+    places_of,
+    steps_per_epoch,
+)
 from polyrhythm.data.loader import Mixer
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.target import Target
@@ -58,24 +66,46 @@ class Calendar:
         workers: how many share them.
         batch_sizes: of one worker, an epoch each.
         begun: what others did of epochs that are not over.
+        drop_last: whether what makes no full step of an epoch is left out.
+        steps: of every worker, after which the run ends inside its last epoch; 0: it ends with it.
 
     Attributes:
         epochs: of the run.
+        dealt: images of its order that each epoch deals.
         total_steps: that every worker takes, the last one's number and one.
     """
 
     def __init__(
-        self, images: int, workers: int, batch_sizes: tuple[int, ...], begun: Begun | None = None
+        self,
+        images: int,
+        workers: int,
+        batch_sizes: tuple[int, ...],
+        begun: Begun | None = None,
+        *,
+        drop_last: bool = False,
+        steps: int = 0,
     ) -> None:
         self.epochs = len(batch_sizes)
         self._workers = workers
         self._batch_sizes = batch_sizes
         self._begun = begun or Begun()
-        self._images = [
-            images_left(images, self._begun.epochs.get(epoch, ()), size)
-            for epoch, size in enumerate(batch_sizes)
+        stretches = [self._begun.epochs.get(epoch, ()) for epoch in range(self.epochs)]
+        whole = images_dealt(images, [workers * size for size in batch_sizes], drop_last=drop_last)
+        # An epoch that others began stays as they have dealt it.
+        together = [
+            (len(before[0]) if before else workers) * size
+            for before, size in zip(stretches, batch_sizes, strict=True)
         ]
-        self._usual = (0, *accumulate(steps_per_epoch(images, workers, size) for size in batch_sizes))
+        self.dealt = images_dealt(images, together, drop_last=drop_last, steps=steps)
+        self._images = [
+            images_left(dealt, before, size)
+            for dealt, before, size in zip(self.dealt, stretches, batch_sizes, strict=True)
+        ]
+        per_epoch = [
+            steps_per_epoch(dealt, workers, size) for dealt, size in zip(whole, batch_sizes, strict=True)
+        ]
+        self._usual = (0, *accumulate(per_epoch))
+        self._ends_early = self.dealt[-1] < whole[-1] and not stretches[-1]
         self._starts = self._with_what_is_left()
         self.total_steps = self._starts[-1]
 
@@ -84,7 +114,8 @@ class Calendar:
         """What schedules need to know."""
         epochs, first = len(self._batch_sizes), self._batch_sizes[0]
         grows = first != self._batch_sizes[-1]
-        return RunLength(self._usual[1], epochs, first * self._workers, self._usual if grows else ())
+        steps = self.total_steps if self._ends_early else 0
+        return RunLength(self._usual[1], epochs, first * self._workers, self._usual if grows else (), steps)
 
     def start(self, epoch: int) -> int:
         """Return the steps before an epoch; before the one after the last, all."""
@@ -97,14 +128,24 @@ class Calendar:
     def epochs_done(self, step: int) -> float:
         """Return the epochs that so many steps make, as a whole number where they are whole."""
         epoch = self.epoch_of(step)
-        if epoch == len(self._batch_sizes):
-            return epoch
-        left, steps = self._starts[epoch + 1] - step, self._usual[epoch + 1] - self._usual[epoch]
+        if epoch == self.epochs:
+            if not self._ends_early:
+                return epoch
+            epoch, step = epoch - 1, self.total_steps
+        end = self._starts[epoch + 1] if epoch + 1 < self.epochs else self._usual[-1]
+        left, steps = end - step, self._usual[epoch + 1] - self._usual[epoch]
         return epoch if left == steps else round(epoch + 1 - left / steps, 3)
 
     def batch_size(self, epoch: int) -> int:
         """Return the images of a full batch of one worker."""
         return self._batch_sizes[min(epoch, len(self._batch_sizes) - 1)]
+
+    def largest_step(self, epoch: int) -> int:
+        """Return the images of the largest step of all workers in an epoch; the smallest has at most one less."""
+        epoch = min(epoch, self.epochs - 1)
+        together = self._workers * self._batch_sizes[epoch]
+        last = steps_per_epoch(self._images[epoch], 1, together) - 1
+        return len(places_of(self._images[epoch], last, together)) if last >= 0 else 0
 
     def work(self, epoch: int) -> float:
         """Return what a step of an epoch computes, in units of one of the first epoch."""
@@ -134,6 +175,9 @@ class Calendar:
 
     def _with_what_is_left(self) -> tuple[int, ...]:
         starts = list(self._usual)
+        if self._ends_early:
+            last = steps_per_epoch(self.dealt[-1], self._workers, self._batch_sizes[-1])
+            starts[-1] = starts[-2] + last
         for epoch in range(len(self._batch_sizes) - 1, min(self._begun.epochs, default=len(starts)) - 1, -1):
             steps = steps_per_epoch(self._images[epoch], self._workers, self._batch_sizes[epoch])
             starts[epoch] = starts[epoch + 1] - steps
@@ -155,6 +199,9 @@ class Learning:
         optimizer: where the strategy puts it, on workers or on servers.
         schedule: of the learning rate.
         epochs: passes over the training images.
+        updates: of the whole run, after which its last epoch ends: steps where workers go in step, batches of all of
+            them elsewhere; None: it ends with its images.
+        drop_last: whether what makes no full step of an epoch is left out, and not spread.
         batch_size: of one worker, in the first epoch.
         batch_schedule: how batches grow later.
         seed: of everything that is random.
@@ -182,6 +229,8 @@ class Learning:
     rate_decay: float = 1.0
     execution: Execution = field(default_factory=Execution)
     size_schedule: SizeSchedule = field(default_factory=ConstantSize)
+    updates: int | None = None
+    drop_last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,7 +335,14 @@ class Job:
         learning = self.learning
         grown = [learning.batch_schedule.factor(epoch, learning.epochs) for epoch in range(learning.epochs)]
         sizes = tuple(learning.batch_size * factor for factor in grown)
-        return Calendar(len(self.dataset.train), self.workers, sizes, self.begun)
+        return Calendar(
+            len(self.dataset.train),
+            self.workers,
+            sizes,
+            self.begun,
+            drop_last=learning.drop_last,
+            steps=steps_of(learning.updates or 0, self.traits, self.workers),
+        )
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
@@ -296,8 +352,13 @@ class Job:
     @cached_property
     def deck(self) -> Deck:
         """What is dealt, where workers draw."""
-        sizes = tuple(self.calendar.batch_size(epoch) for epoch in range(self.learning.epochs))
-        return Deck((len(self.dataset.train),) * self.learning.epochs, sizes)
+        learning, calendar = self.learning, self.calendar
+        sizes = tuple(calendar.batch_size(epoch) for epoch in range(learning.epochs))
+        batches = [max(1, self.workers * size // len(self.units)) for size in sizes]  # of a unit, on average
+        images = images_dealt(
+            len(self.dataset.train), batches, drop_last=learning.drop_last, steps=learning.updates or 0
+        )
+        return Deck(images, sizes)
 
     def dealer(self, told: Mapping[str, Any] | None = None) -> Dealer:
         """Return what decides who gets which batches, where workers draw.
@@ -360,6 +421,13 @@ class Job:
     def length(self) -> RunLength:
         """What schedules need to know."""
         return self.calendar.length
+
+
+def steps_of(updates: int, traits: Traits, workers: int) -> int:
+    """Return the steps of every worker in so many updates of the whole run, if all of them take as many."""
+    if traits.lockstep or traits.skips_steps:
+        return updates
+    return -(-updates // len(traits.units(workers)))
 
 
 def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, learning: Learning) -> None:

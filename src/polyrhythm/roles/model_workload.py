@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.data.balance import split
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
-from polyrhythm.data.dealing import StandIn
+from polyrhythm.data.dealing import StandIn, places_of
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
@@ -104,8 +104,8 @@ class ModelWorkload:
         return self._job.calendar
 
     def global_batch(self, epoch: int) -> int:
-        """Return the images of a full step of all workers in an epoch."""
-        return self._job.workers * self._job.calendar.batch_size(epoch)
+        """Return the images of the largest step of all workers in an epoch."""
+        return self._job.calendar.largest_step(epoch)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
@@ -125,13 +125,23 @@ class ModelWorkload:
             self._loader.share = Share(
                 unit.index(self.worker), len(unit), size, learning.seed, together, (), stand_in
             )
-            self._full = size
+            dealt = places_of(job.deck.images[epoch], 0, len(unit) * size)
+            self._full = -(-len(dealt) // len(unit))
             return self._loader.drawn(epoch, start, hand.batches(epoch, start), lambda: hand.ready)
         begun = job.begun.epochs.get(epoch, ())
         self._loader.share = Share(
-            self._place, self._present, size, learning.seed, together, begun, self._stand_in, self.sizes
+            self._place,
+            self._present,
+            size,
+            learning.seed,
+            together,
+            begun,
+            self._stand_in,
+            self.sizes,
+            job.calendar.dealt[epoch],
         )
-        self._full = split(together, self.sizes)[self._place] if self.sizes else size
+        largest = job.calendar.largest_step(epoch)
+        self._full = split(largest, self.sizes)[self._place] if self.sizes else -(-largest // job.workers)
         return self._loader.epoch(epoch, start)
 
     def continue_with(self, job: Job) -> None:
@@ -205,7 +215,7 @@ class ModelWorkload:
             factor = learning.schedule.factor(number, self._length)
         else:  # how far the run has come: this worker's own steps may be many or few
             share = batch.reached / self._job.deck.all_images
-            place = share * self._length.epochs * self._length.steps_per_epoch
+            place = share * self._length.nominal_steps
             factor = learning.schedule.factor_at(place, self._length)
         rate = learning.optimizer.lr * factor * self._rescaled
         size = len(batch.labels)
@@ -265,11 +275,11 @@ class ModelWorkload:
     def _pass(self, images: Tensor, labels: Tensor, share: float, step: Step, rate: float) -> float:
         """Run a batch, or a share of it, forward and backward; return its part of the mean loss."""
         size = len(labels)
-        full = size == self._full
-        if self._plain and (full or size > 1):
+        alone = size == 1 < self._full
+        if self._plain and not alone:
             loss = self._objective(self.replica.model(images), labels, images)
         else:
-            alone = size == 1 and not full
+            full = not alone and abs(size - self._full) <= 1
             normalising = by_running_statistics(self.replica.model) if alone else nullcontext()
             with self._precision.autocast(), normalising:
                 loss = self._objective(self._forward(images, full), labels, images)

@@ -52,17 +52,24 @@ class RunLength:
         epochs: epochs to train.
         global_batch: images that all workers together look at for one step of each, in the first epoch.
         starts: where epochs differ, because batches grow: the steps before each epoch, and in all; else empty.
+        steps: after which the run ends, where that is before the end of its last epoch; else 0.
     """
 
     steps_per_epoch: int
     epochs: int
     global_batch: int
     starts: tuple[int, ...] = ()
+    steps: int = 0
 
     @property
     def total_steps(self) -> int:
         """Steps that every worker takes in the whole run."""
-        return self.starts[-1] if self.starts else self.steps_per_epoch * self.epochs
+        return self.steps or (self.starts[-1] if self.starts else self.steps_per_epoch * self.epochs)
+
+    @property
+    def nominal_steps(self) -> float:
+        """The end's place in the run as if all epochs were as long as the first."""
+        return self.nominal(self.steps) if self.steps else self.steps_per_epoch * self.epochs
 
     def nominal(self, step: int) -> float:
         """Return the step's place in the run as if all epochs were as long as the first.
@@ -124,14 +131,14 @@ class Schedule(Config, ABC):
             else:
                 start = min(1.0, scale)
                 ramp = start + (scale - start) * place / warmup_steps
-        return ramp * self.decay(place, warmup_steps, run.steps_per_epoch * run.epochs)
+        return ramp * self.decay(place, warmup_steps, run.nominal_steps)
 
     @abstractmethod
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: float) -> float:
         """Return the factor without warm-up and linear scaling: 1 at first."""
 
 
-def elapsed(step: float, warmup_steps: int, total_steps: int) -> float:
+def elapsed(step: float, warmup_steps: int, total_steps: float) -> float:
     """Return the share of the steps after the warm-up that are done: 0 up to its end, 1 from the run's end."""
     return min(1.0, max(0, step - warmup_steps) / max(1, total_steps - warmup_steps))
 

@@ -4,6 +4,7 @@ import pytest
 
 from polyrhythm.data.dealing import Begun, batch_images, steps_per_epoch
 from polyrhythm.roles.job import Calendar
+from polyrhythm.training.schedules.cosine import Cosine
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 8, 8, 16), (1, 2), (60,), (3, 300)])
@@ -46,12 +47,12 @@ def test_the_nominal_place_follows_the_images():
 def test_an_epoch_that_others_began_has_the_numbers_of_its_last_steps():
     calendar = Calendar(
         53, 2, (4, 4, 4), Begun({1: ((2, 2, 2),)})
-    )  # 24 images are seen, 29 left: 4 steps of 7
+    )  # 21 images are seen, 32 left: 4 steps of 8
     assert [calendar.start(epoch) for epoch in range(4)] == [0, 10, 14, 21]
     assert calendar.total_steps == calendar.length.total_steps == 21
     assert [calendar.epoch_of(step) for step in (10, 13, 14)] == [1, 1, 2]
     assert calendar.epochs_done(10) == round(1 + 3 / 7, 3)
-    assert sum(calendar.images(step, worker) for step in range(10, 14) for worker in range(2)) == 29
+    assert sum(calendar.images(step, worker) for step in range(10, 14) for worker in range(2)) == 32
     assert [calendar.length.nominal(step) for step in (10, 14, 21)] == [10, 14, 21]
 
 
@@ -79,3 +80,25 @@ def test_what_is_begun_is_counted_from_each_workers_steps():
     assert again.begun_with([1, 1, 1]) == {0: ((2, 3),), 1: ((0, 1),)}
     assert again.begun_with([2, 2, 2]) == {1: ((0, 1),)}
     assert again.begun_with([3, 2, 2]) == {1: ((0, 1), (1, 0, 0))}
+
+
+def test_a_run_that_ends_inside_its_last_epoch():
+    calendar = Calendar(53, 2, (4, 4, 4), steps=16)  # 7 steps an epoch
+    assert calendar.dealt == (53, 53, 16)
+    assert [calendar.start(epoch) for epoch in range(4)] == [0, 7, 14, 16]
+    assert calendar.total_steps == calendar.length.total_steps == calendar.length.nominal_steps == 16
+    assert calendar.epochs_done(16) == round(2 + 2 / 7, 3)
+    assert [calendar.images(step, 0) for step in (14, 15)] == [4, 4]
+    assert Calendar(53, 2, (4, 4, 4), steps=21).length == Calendar(53, 2, (4, 4, 4)).length
+    assert Cosine().factor_at(16, calendar.length) == 0
+    assert Cosine().factor(8, calendar.length) == pytest.approx(0.5)
+
+
+def test_what_makes_no_full_step_can_be_left_out():
+    calendar = Calendar(53, 2, (4, 8), drop_last=True)
+    assert calendar.dealt == (48, 48)
+    assert {calendar.images(step, worker) for step in range(6) for worker in range(2)} == {4}
+    assert [calendar.start(epoch) for epoch in range(3)] == [0, 6, 9]
+    begun = Begun(calendar.begun_with([1, 1]))
+    again = Calendar(53, 3, (4, 8), begun, drop_last=True)  # 40 images of the first epoch are left
+    assert [again.images_left(epoch) for epoch in range(2)] == [40, 48]

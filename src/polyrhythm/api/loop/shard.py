@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from polyrhythm.api.loop.store_board import Posted
-from polyrhythm.data.dealing import batch_indices, steps_per_epoch
+from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 
@@ -107,10 +107,12 @@ class Deal(Sampler[Any]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         order = self._order()
-        positions = torch.arange(len(order))
+        positions, together = torch.arange(len(order)), self.seat.of * self._batch_size
         self.weights = []
         for step in range(self._steps(len(order))):
-            mine = batch_indices(positions, step, self.seat.place, self.seat.of, self._batch_size).tolist()
+            mine = positions[step * together : (step + 1) * together][
+                self.seat.place :: self.seat.of
+            ].tolist()
             self.weights.append(len(mine) / self._batch_size)
             if step < self.seat.taken:
                 continue

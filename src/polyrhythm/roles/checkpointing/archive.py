@@ -351,6 +351,11 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
     Raises:
         RequestError: the strategy needs as many workers as it had.
     """
+    if job.learning.updates is not None:
+        raise RequestError(
+            f"{before} workers have begun this run of {job.learning.updates} updates, and other workers take other "
+            f"steps: resume with --workers {before}, or give --epochs in place of --updates"
+        )
     rule = job.strategy.resharding(before, job.workers)
     old = replace(job, workers=before, begun=snapshot.begun)
     states = snapshot.workers

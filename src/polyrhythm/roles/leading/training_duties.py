@@ -594,12 +594,14 @@ class RunFigures:
         deal, job = self._leader.deal, self.job
         if deal is None:
             return job.calendar.epochs_done(step)
-        if not self.stopped:  # images that lost workers have left are told apart
-            return job.learning.epochs
-        left = deal.undealt + sum(
-            deal.images_from(worker, done) for worker, done in self._steps_done().items()
-        )
-        epochs = job.learning.epochs - left / len(job.dataset.train)
+        *whole, last = job.deck.images
+        an_epoch = whole[0] if whole else last if job.learning.updates is None else len(job.dataset.train)
+        left = 0
+        if self.stopped:  # else what lost workers have left is told apart
+            left = deal.undealt + sum(
+                deal.images_from(worker, done) for worker, done in self._steps_done().items()
+            )
+        epochs = len(whole) + (last - left) / an_epoch
         return int(epochs) if epochs == int(epochs) else round(epochs, 3)
 
     def _images_not_seen(self) -> int:

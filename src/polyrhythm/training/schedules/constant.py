@@ -8,5 +8,5 @@ from polyrhythm.training.schedule import Schedule
 class Constant(Schedule):
     """Keys of the constant schedule: those that all have."""
 
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: float) -> float:
         return 1.0

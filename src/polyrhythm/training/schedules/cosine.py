@@ -25,6 +25,6 @@ class Cosine(Schedule):
 
     final: Fraction = 0.0
 
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: float) -> float:
         wave = (1 + cos(pi * elapsed(step, warmup_steps, total_steps))) / 2
         return self.final + (1 - self.final) * wave

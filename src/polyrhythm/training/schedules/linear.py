@@ -18,5 +18,5 @@ class Linear(Schedule):
 
     final: Fraction = 0.0
 
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: float) -> float:
         return 1 - (1 - self.final) * elapsed(step, warmup_steps, total_steps)

@@ -27,6 +27,6 @@ class Step(Schedule):
     at: Annotated[tuple[InnerFraction, ...], Field(min_length=1)] = (0.5, 0.75)
     gamma: Positive = 0.1
 
-    def decay(self, step: float, warmup_steps: int, total_steps: int) -> float:
+    def decay(self, step: float, warmup_steps: int, total_steps: float) -> float:
         falls: int = sum(step >= share * total_steps for share in self.at)
         return self.gamma**falls

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from polyrhythm.data.dealer import Dealer, Deck, Grant, merged
+from polyrhythm.data.dealing import images_dealt
 
 SEEDS = 1000
 
@@ -202,7 +203,8 @@ def test_a_script_is_granted_in_place_of_a_decision():
 
 
 def test_a_budget_of_updates_ends_the_run_within_an_epoch():
-    players = Players(Deck((1000, 1000), (10, 10), updates=137), [1] * 3, lambda unit: 1 + unit)
+    images = images_dealt(1000, (10, 10), steps=137)
+    players = Players(Deck(images, (10, 10)), [1] * 3, lambda unit: 1 + unit)
     players.play()
     assert len(players.batch_sizes) == 137
     assert set(players.batch_sizes) == {10}

@@ -3,7 +3,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrhythm.data.dealing import batch_indices, epoch_order, steps_per_epoch
+from polyrhythm.data.dealing import (
+    batch_images,
+    batch_indices,
+    epoch_order,
+    images_dealt,
+    steps_per_epoch,
+)
 
 SIZES = {"n": st.integers(0, 200), "workers": st.integers(1, 9), "batch_size": st.integers(1, 17)}
 
@@ -27,29 +33,56 @@ def test_all_workers_together_see_the_batch_of_one_worker_of_their_joint_size(n,
         parts = [batch_indices(order, step, worker, workers, batch_size) for worker in range(workers)]
         alone = batch_indices(order, step, 0, 1, workers * batch_size)
         assert sorted(torch.cat(parts).tolist()) == sorted(alone.tolist())
-        assert alone.tolist() == order.tolist()[step * workers * batch_size :][: workers * batch_size]
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-        assert sizes == sorted(sizes, reverse=True)
+        steps = steps_per_epoch(n, workers, batch_size)
+        assert alone.tolist() == order.tolist()[n * step // steps : n * (step + 1) // steps]
+        # whoever reads a stream of its own finds its images there
+        assert all(
+            order.tolist().index(image) % workers == worker
+            for worker, part in enumerate(parts)
+            for image in part.tolist()
+        )
 
 
 @given(**SIZES)
-def test_all_steps_but_the_last_are_full(n, workers, batch_size):
+def test_batches_of_an_epoch_differ_by_at_most_one_image(n, workers, batch_size):
     order = epoch_order(n, epoch=0, seed=0)
-    for step in range(steps_per_epoch(n, workers, batch_size) - 1):
-        assert all(
-            len(batch_indices(order, step, worker, workers, batch_size)) == batch_size
-            for worker in range(workers)
-        )
+    sizes = [
+        [len(batch_indices(order, step, worker, workers, batch_size)) for worker in range(workers)]
+        for step in range(steps_per_epoch(n, workers, batch_size))
+    ]
+    together = [sum(each) for each in sizes]
+    batches = [size for each in sizes for size in each]
+    assert max(together, default=0) - min(together, default=0) <= 1
+    assert max(batches, default=0) - min(batches, default=0) <= 1
+    assert max(batches, default=0) <= batch_size
+    assert all(
+        batch_images(n, step, worker, workers, batch_size) == size
+        for step, each in enumerate(sizes)
+        for worker, size in enumerate(each)
+    )
+
+
+@given(**SIZES, drop_last=st.booleans(), steps=st.integers(0, 30))
+def test_what_an_epoch_deals(n, workers, batch_size, drop_last, steps):
+    together, epochs = workers * batch_size, 3
+    dealt = images_dealt(n, [together] * epochs, drop_last=drop_last, steps=steps)
+    whole = n // together * together if drop_last else n
+    assert dealt[:-1] == (whole,) * (epochs - 1)
+    each = steps_per_epoch(whole, workers, batch_size)
+    if 2 * each < steps <= 3 * each:
+        assert 2 * each + steps_per_epoch(dealt[-1], workers, batch_size) == steps
+        assert steps == 3 * each or dealt[-1] % together == 0
+    if not steps:
+        assert dealt[-1] == whole
 
 
 def test_the_table_of_the_documentation():
     order = torch.arange(14)
     dealt = [[batch_indices(order, step, worker, 3, 2).tolist() for worker in range(3)] for step in range(3)]
     assert dealt == [
-        [[0, 3], [1, 4], [2, 5]],
-        [[6, 9], [7, 10], [8, 11]],
-        [[12], [13], []],
+        [[0, 3], [1], [2]],
+        [[6], [4, 7], [5, 8]],
+        [[9, 12], [10, 13], [11]],
     ]
 
 
