@@ -54,6 +54,7 @@ IN_STEP = [
     "parameter_server(consistency=synchronous, placement=dedicated)",
     "backup_workers(spare=1, placement=dedicated)",
     "local_sgd(steps=5)",
+    "ssp(placement=dedicated)",
 ]
 ON_1_GB = [
     ("synchronous", 64),

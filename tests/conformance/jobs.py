@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,13 @@ def cosine(job: Job, step: int, total: int) -> float:
     return job.learning.optimizer.lr * ((1 + cos(pi * (step / total))) / 2)
 
 
+def shared_out(order: Tensor, most: int) -> list[Tensor]:
+    """Cuts an order into as few batches of at most so many images as there can be, alike but for one image."""
+    count = -(-len(order) // most)
+    ends = [len(order) * number // count for number in range(count + 1)]
+    return [order[start:stop] for start, stop in pairwise(ends)]
+
+
 def plain_loop(
     job: Job, together: int = 1, each: Callable[[nn.Module], None] = lambda model: None
 ) -> nn.Module:
@@ -260,14 +268,12 @@ def plain_loop(
     dtype = next(model.parameters()).dtype
     optimizer = learning.optimizer.create(model.parameters())
     size = learning.batch_size * together
-    starts = range(0, len(train), size)
     step = 0
     for epoch in range(learning.epochs):
-        order = epoch_order(len(train), epoch, learning.seed)
-        for start in starts:
-            indices = order[start : start + size]
+        batches = shared_out(epoch_order(len(train), epoch, learning.seed), size)
+        for indices in batches:
             for group in optimizer.param_groups:
-                group["lr"] = cosine(job, step, len(starts) * learning.epochs)
+                group["lr"] = cosine(job, step, len(batches) * learning.epochs)
             optimizer.zero_grad()
             loss = functional.cross_entropy(model(train.images(indices).to(dtype)), train.labels[indices])
             loss.backward()

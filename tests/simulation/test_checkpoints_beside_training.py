@@ -78,7 +78,7 @@ def accuracies(trained):
 
 def test_the_best_stays_besides_the_newest_and_over_a_resumption(tmp_path):
     options = {
-        "optimizer": "sgd(lr=1)",
+        "optimizer": "sgd(lr=1.5)",
         "schedule": "constant",
         "folder": tmp_path,
         "checkpoints": 1,

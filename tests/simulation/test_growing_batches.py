@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.jobs import make_job, resumed, simulated, stop_at, strategy, uneven, vector_of
+from conformance.jobs import make_job, resumed, shared_out, simulated, stop_at, strategy, uneven, vector_of
 from polyrhythm.data.dealing import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, RunStarted, WorkerProgress
@@ -34,7 +34,7 @@ def by_hand(job, workers):
     optimizer = learning.optimizer.create(model.parameters())
     for epoch, growth in enumerate(GROWTH):
         order = epoch_order(IMAGES, epoch, learning.seed)
-        batches = order.split(workers * learning.batch_size * growth)
+        batches = shared_out(order, workers * learning.batch_size * growth)
         for step, indices in enumerate(batches):
             share = (epoch + step / len(batches)) / EPOCHS
             optimizer.param_groups[0]["lr"] = learning.optimizer.lr * (1 + cos(pi * share)) / 2

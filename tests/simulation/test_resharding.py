@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, uneven
+from conformance.jobs import blobs, make_job, perceptron, result_of, resumed, shared_out, uneven
 from polyrhythm.data.dealing import epoch_order, left_of
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
@@ -47,11 +47,13 @@ def plain(job, parts):
     for workers, until in parts:
         while seen < until:
             epoch, start = divmod(seen, IMAGES)
-            batch = epoch_order(IMAGES, epoch, learning.seed)[start:][: workers * BATCH_SIZE]
-            optimizer.zero_grad()
-            functional.cross_entropy(model(data.images(batch)), data.labels[batch]).backward()
-            optimizer.step()
-            seen += len(batch)
+            left = epoch_order(IMAGES, epoch, learning.seed)[start:]
+            for batch in shared_out(left, workers * BATCH_SIZE):
+                if seen < until:
+                    optimizer.zero_grad()
+                    functional.cross_entropy(model(data.images(batch)), data.labels[batch]).backward()
+                    optimizer.step()
+                    seen += len(batch)
     assert seen == parts[-1][1]
     return torch.cat([value.detach().flatten() for value in model.parameters()])
 
@@ -164,21 +166,25 @@ def test_local_steps_go_on_from_the_mean_of_all_models(tmp_path):
     torch.manual_seed(job.learning.seed)
     start = torch.nn.utils.parameters_to_vector(job.make_model().parameters())
     first, second = (epoch_order(IMAGES, epoch, job.learning.seed) for epoch in range(2))
-    ended = apart(job, [*first.split(12), second[:12]], 3, start, torch.zeros_like(start))
+    once = shared_out(second, 12)[0]
+    ended = apart(job, [(first, 5), (second, 1)], 3, start, torch.zeros_like(start))
     means = (torch.stack(values).mean(0) for values in zip(*ended, strict=True))
-    ended = apart(job, second[12:].split(8), 2, *means)
+    ended = apart(job, [(second[len(once) :], 6)], 2, *means)
     assert torch.allclose(vector, torch.stack([model for model, _ in ended]).mean(0), atol=1e-6)
     assert notices(events)[-1].startswith(
         "resumed with 2 workers in place of 3: all go on from the mean of 3 models and of their optimisers' momenta"
     )
 
 
-def apart(job, batches, workers, vector, momentum):
-    """Lets each of so many workers take its part of all batches, from the same point."""
-    return [
-        local_steps(job, vector, momentum, [batch[worker::workers] for batch in batches])
-        for worker in range(workers)
-    ]
+def apart(job, orders, workers, vector, momentum):
+    """Lets each of so many workers take its part of so many steps of each order, from the same point."""
+
+    def own(worker):
+        for order, steps in orders:
+            places = shared_out(torch.arange(len(order)), workers * BATCH_SIZE)[:steps]
+            yield from (order[batch[batch % workers == worker]] for batch in places)
+
+    return [local_steps(job, vector, momentum, list(own(worker))) for worker in range(workers)]
 
 
 def local_steps(job, vector, momentum, batches):

@@ -30,7 +30,7 @@ UNEVEN = 0.1
 _LEAST_S = 5.0
 """Of computing in an epoch: less says nothing about machines."""
 _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
-_COST, _MOST_STEPS, _SKIPPING_STEPS = 0.002, 64, 10
+_COST, _MOST_STEPS, _STEPS_APART = 0.002, 64, 10
 _TAG = 1 << 20
 _NS = 1e9
 _LEAVES = [-1, 0, 0, 0, 0]
@@ -55,7 +55,7 @@ def balances(
     if workers == 1 or (balance.optional and not balance.follows):
         return False
     traits, reason = strategy.traits(workers), ""
-    if not (traits.lockstep or traits.skips_steps):
+    if not (traits.lockstep or traits.skips_steps or traits.scales_parts):
         reason = f"workers of {strategy} go each at its own pace, which needs no balance: leave balance out"
     elif not traits.counts_samples:
         reason = (
@@ -119,7 +119,8 @@ def balancer_for(
         workers,
         batch,
         least=least,
-        skips=traits.skips_steps,
+        rests=0 if traits.lockstep else _STEPS_APART,
+        waits=traits.waits_for_slower,
         meets_every=max(1, traits.exchange_every),
         regroups=regroups,
         compute_time=compute_time,
@@ -137,7 +138,8 @@ class Balancer:
         workers: all workers, on a communicator of which nothing else uses the tag of these messages.
         batch: images of a global batch.
         least: images of a worker at least.
-        skips: whether a late worker skips steps, so that the others should rarely wait for it.
+        rests: steps between two of these meetings at least, for workers that are at different steps else.
+        waits: whether fast workers wait for slow ones from the first steps on, so that the first one is due then.
         regroups: whether workers regroup when one is lost.
         meets_every: steps from one meeting of all workers to the next.
         compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
@@ -156,7 +158,8 @@ class Balancer:
         batch: int,
         *,
         least: int = 1,
-        skips: bool = False,
+        rests: int = 0,
+        waits: bool = True,
         regroups: bool = False,
         meets_every: int = 1,
         compute_time: Callable[[], float] | None = None,
@@ -165,7 +168,7 @@ class Balancer:
         self._regroups = regroups
         self._least = least
         self._everyone = workers.size
-        self._shortest = _SKIPPING_STEPS if skips else 1
+        self._rests, self._waits = rests, waits
         self._meets_every = meets_every
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
@@ -192,7 +195,7 @@ class Balancer:
         self._follows = self._balance.follows and not self._balance.optional
         self._observes = self._balance.follows
         self._controller: Controller | None = None
-        self._left = self._meetings(_WARM_UP_STEPS + _FIRST_STEPS)
+        self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
         self._use(self._given(step))
@@ -269,7 +272,7 @@ class Balancer:
                     self._tell(_LEAVES)
 
     def _meetings(self, steps: float) -> int:
-        return max(self._shortest, ceil(steps / self._meets_every))
+        return max(1, ceil(steps / self._meets_every))
 
     def _given(self, step: int) -> tuple[float, ...]:
         parts = self._balance.parts(step)
@@ -298,7 +301,7 @@ class Balancer:
         seconds = [ns / max(1, steps) / _NS for ns, _, steps, _, _ in table]
         cost_s = min(cost for *_, cost in table) / _NS
         steps = cost_s / (_COST * max(seconds)) if max(seconds) > 0 else 1
-        self._left += self._meetings(min(_MOST_STEPS, steps))
+        self._left += max(self._rests, self._meetings(min(_MOST_STEPS, steps)))
         if min(seconds) <= 0:  # somebody has not computed since the last time
             return
         if self._controller is None:

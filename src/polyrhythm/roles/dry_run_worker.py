@@ -243,7 +243,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
-    batch = dry_run.workers * dry_run.batch_size
+    batch = workload.global_batch(0)
     balancer = balancer_for(dry_run.balance, dry_run.strategy, world, workload.replica.workers, batch)
     run = TrainingRun(trainer, workload, control, world, in_step=in_step, balancer=balancer)
     run.run(start, elapsed_s)

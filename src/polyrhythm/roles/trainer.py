@@ -337,7 +337,7 @@ class TrainingRun:
             elapsed_s: for how long the others have been training.
         """
         step, stopped = self._train(start, elapsed_s)
-        if self._balancer is not None and self._replica.part.skips_steps:
+        if self._balancer is not None and not self._in_step:
             self._balancer.leave()  # others may have more of their steps before them
         if stopped:
             self._trainer.stop()

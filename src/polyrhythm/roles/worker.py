@@ -49,7 +49,7 @@ def work(job: Job, world: World) -> None:
         start = restored.account.step
     workload.continue_with(job.going_on(entry.begun))
     trainer = Trainer(world, job.strategy, workload, control)
-    batch = job.workers * job.learning.batch_size
+    batch = workload.global_batch(workload.calendar.epoch_of(start))
     normalises = any(isinstance(layer, _BatchNorm) for layer in replica.model.modules())
     balancer = balancer_for(
         job.balance,

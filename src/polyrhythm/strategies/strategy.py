@@ -121,6 +121,8 @@ class Traits:
         common_start: whether workers, which go in lockstep, can be set to a common point between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
         counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
+        scales_parts: whether workers that wait for slower ones now and then push each gradient in proportion to its
+            samples, so that batches may be of unequal sizes there, too.
         cuts_network: whether workers share a network's last layers, and so compute together (`CutsNetwork.compute`);
             what another worker trains of them comes at the end of an epoch.
     """
@@ -150,6 +152,7 @@ class Traits:
     common_start: bool = False
     waits_between_layers: bool = False
     counts_samples: bool = True
+    scales_parts: bool = False
     cuts_network: bool = False
 
     @property

@@ -20,7 +20,7 @@ While a sum travels there is time to copy what its update will change. The last 
 sum has arrived, nothing can fail any more.
 
 Departure from the papers: gradients are weighted with their samples, where the papers assume equal batches.
-So a ragged last batch counts for what it is.
+So a smaller batch counts for what it is.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Departures from the paper:
 
 - Any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
   from. Its state is each worker's own.
-- A worker's last batch of an epoch counts as its other batches do, however small it is.
+- Every batch counts the same, and those of an epoch differ by at most one image.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class Served(WithServers, RecutsServers):
             reads_newest=not consistency.own_updates,
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
+            scales_parts=consistency.waits_for_slower() and not (lockstep or consistency.drops),
         )
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -120,7 +121,11 @@ class Served(WithServers, RecutsServers):
         link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         consistency = self.rules()[0]
         return ServedWorker(
-            setting, link, own_updates=consistency.own_updates, dropped_late=consistency.drops
+            setting,
+            link,
+            own_updates=consistency.own_updates,
+            dropped_late=consistency.drops,
+            scales_parts=self.traits(setting.workers.size).scales_parts,
         )
 
     def server(self, setting: ServerSetting) -> ServerPart:

@@ -194,6 +194,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         own_updates: whether it updates its own copy, in case that an answer is empty.
         dropped_late: whether servers drop a gradient that comes late. Others may then wait for another one of whoever
             stops, which for its part may wait for their states; so it leaves before that.
+        scales_parts: whether a gradient counts in proportion to this worker's part of a global batch.
     """
 
     def __init__(
@@ -203,8 +204,10 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         *,
         own_updates: bool = False,
         dropped_late: bool = False,
+        scales_parts: bool = False,
     ) -> None:
         super().__init__()
+        self._scales_parts = scales_parts
         self._leaves_at_once = dropped_late
         self._has_left = False
         self._leads = setting.workers.rank == 0
@@ -228,8 +231,12 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Push, and take the answers, which overwrite the worker's own update where they are not empty.
 
-        Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either.
+        Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either. Where each
+        gradient is an update of its own, one of a larger part counts for more (`Step.share`), so that the updates of a
+        step together have the size of one of the whole batch.
         """
+        if step.share != 1.0 and self._scales_parts:
+            self._flat.gradients.mul_(step.share)
         self._servers.push(step, step.weight, learning_rate)
         if self._optimizer is not None and step.weight > 0 and is_finite(self._flat.gradients):
             self._optimizer.step(self._flat.gradients, learning_rate)
