@@ -33,7 +33,7 @@ def test_parts_follow_speeds_and_are_replayed(tmp_path: Path, strategy: str) -> 
     events = read_events(tmp_path / "run" / "events.jsonl")
     assert sum(event.images for event in events if isinstance(event, WorkerProgress)) == 2 * IMAGES
     sizes = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
-    assert all(sum(each) == 64 for each in sizes)
+    assert all(sum(each) == 63 for each in sizes)  # in 23 steps of 62 or 63 images
     assert 5 <= min(sizes[-1]) <= 18  # 11 of sleep alone
     found = replay(tmp_path / "run")
     assert found["same"] is True
