@@ -231,9 +231,9 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Push, and take the answers, which overwrite the worker's own update where they are not empty.
 
-        Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either. Where each
-        gradient is an update of its own, one of a larger part counts for more (`Step.share`), so that the updates of a
-        step together have the size of one of the whole batch.
+        Servers leave out a gradient that is not finite; so it is not taken into the worker's own copy either. Where
+        each gradient is an update of its own, one of a larger part counts for more (`Step.share`), so that the updates
+        of a step together have the size of one of the whole batch.
         """
         if step.share != 1.0 and self._scales_parts:
             self._flat.gradients.mul_(step.share)
