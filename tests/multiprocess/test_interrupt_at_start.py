@@ -1,4 +1,4 @@
-"""Signals while a verb is still being loaded, while it checks data, and while it writes its last files."""
+"""Signals while a verb is still being loaded, checks data, writes a checkpoint, and writes its last files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import pytest
 from conformance.clean_process import CONTEXT
 from multiprocess.commands import wait_for
 from polyrhythm.cli import entry
+from polyrhythm.roles.keeping import archive
+from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 OPTIONS = ["--data", "digits", "--model", "mlp", "--out", "run"]
 HELD = """
@@ -135,3 +137,46 @@ def test_a_report_is_written_whole_before_the_program_ends(number: int, tmp_path
     assert (tmp_path / "run" / "report.html").read_text().rstrip().endswith("</html>")
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert not list((tmp_path / "run").glob(".start-*"))
+
+
+def struck_at_a_checkpoint(arguments: list[str], folder: str, number: int, times: int) -> None:
+    """Runs a verb; when its leader writes the first checkpoint all its processes get a signal, as from a terminal."""
+    os.setsid()
+    os.chdir(folder)
+    write = archive.save_checkpoint
+
+    def struck(*given: Any) -> None:
+        if not Path("struck").exists():
+            Path("struck").touch()
+            for _ in range(times):
+                os.killpg(0, number)
+        write(*given)
+
+    archive.save_checkpoint = struck  # type: ignore[assignment]  # ranks are forked, and have it too
+    sys.argv = ["polyrhythm", *arguments]
+    os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+    entry.main()
+
+
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 2), (signal.SIGHUP, 2)],
+)
+def test_a_checkpoint_under_way_is_whole_or_not_there(number: int, times: int, tmp_path: Path) -> None:
+    options = [*OPTIONS, "--epochs", "100000", "--batch-size", "64", "--workers", "2"]
+    given = (["train", *options], str(tmp_path), number, times)
+    process = CONTEXT.Process(target=struck_at_a_checkpoint, args=given)
+    process.start()
+    process.join(60)
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == 130, said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("interrupted")
+    assert (tmp_path / "struck").exists()
+    found = checkpoints(tmp_path / "run" / "checkpoints")
+    for path in found:
+        load_checkpoint(path)
+    if times == 1 or number != signal.SIGINT:  # else it has ended at once
+        assert found
+        assert said.splitlines()[-1] == "interrupted; continue with: polyrhythm train --resume run"
+    assert not [path for path in (tmp_path / "run").rglob("*") if ".start-" in path.name or "partial" in path.name]

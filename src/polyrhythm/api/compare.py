@@ -31,6 +31,7 @@ from threading import local
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from polyrhythm.api.ddp import NAME as DDP
 from polyrhythm.api.ddp import train_with_ddp
@@ -48,8 +49,9 @@ from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.comparison_page import render
 from polyrhythm.simulation.cluster import open_cluster
-from polyrhythm.specs import parse
+from polyrhythm.specs import parse, plainly
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.user_files import parse_yaml, read_text
 
 INTERRUPTED = 130
 PLAN_FILE = "plan.yaml"
@@ -330,19 +332,31 @@ def _check_simulation(told: dict[str, Any], common: Mapping[str, Any]) -> None:
 
 
 def read_plan(folder: Path) -> Plan:
-    """Read the plan of a folder.
+    """Read the plan of a folder, and check it as if it had been asked for now.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is none, or it is damaged.
     """
     path = folder / PLAN_FILE
+    read = parse_yaml(read_text(path, "the plan of a comparison"), str(path))
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return Plan(**read)
-    except OSError as error:
-        raise RequestError(f"{folder} is not a comparison ({path}: {error.strerror})") from None
-    except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise RequestError(f"{path} is damaged ({' '.join(str(error).split())})") from None
+        found = TypeAdapter(Plan).validate_python(read)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "it"
+        raise RequestError(f"{path} is no plan of a comparison: {where} {plainly(first['msg'])}") from None
+    if not found.seeds or list(found.seeds) != list(range(found.seeds[0], found.seeds[0] + len(found.seeds))):
+        raise RequestError(f"{path} is no plan of a comparison: seeds should be numbers that follow each other")
+    return plan(
+        strategies=found.strategies,
+        workers=found.workers,
+        seeds=len(found.seeds),
+        first_seed=found.seeds[0],
+        grid=found.grid,
+        until=found.until,
+        simulation=found.simulation,
+        options=found.options,
+    )
 
 
 def carry_out(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from polyrhythm.cli.options import with_run_options
 from polyrhythm.cli.output import JSON_HELP, print_json, print_table
 from polyrhythm.errors import RequestError
+from polyrhythm.user_files import parse_yaml
 
 INTERRUPTED = 130
 
@@ -132,7 +132,7 @@ def _grid(text: str | None) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for part in split_outside(text or "", ";"):
         key, equals, values = part.partition("=")
-        each = [yaml.safe_load(value) for value in split_outside(values, ",")]
+        each = [parse_yaml(value, f"the grid {part!r}") for value in split_outside(values, ",")]
         if not equals or not each:
             raise RequestError(f"cannot read the grid {part!r}: write lr=0.01,0.05; batch_size=32,64")
         found[key.strip().replace("-", "_")] = each

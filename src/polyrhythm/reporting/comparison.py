@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated, WorkerProgress
@@ -30,6 +28,7 @@ from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent, whole
 from polyrhythm.reporting.tables import facts
+from polyrhythm.user_files import parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
 STUDENT_T = (
@@ -118,9 +117,9 @@ def read_run(folder: Path) -> ComparedRun:
     if figures.started is None:
         raise RequestError(f"{folder} holds no run that has started: leave it out")
     try:
-        config = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        raise RequestError(f"{folder / CONFIG_FILE} cannot be read: give the folder of a run") from None
+        config = parse_yaml(read_text(folder / CONFIG_FILE, "the recipe"), str(folder / CONFIG_FILE))
+    except RequestError as error:
+        raise RequestError(f"{error}: give the folder of a run") from None
     known = facts(figures)
     seconds = known["seconds"]
     price = known.get("price")

@@ -41,6 +41,54 @@ def test_a_rate_of_the_grid_leaves_the_rest_of_the_optimizer() -> None:
     assert run.options["optimizer"] == "adam(lr=0.3, beta1=0.8)"
 
 
+PLAN = """strategies: [synchronous]
+workers: [1]
+seeds: [0]
+grid: {}
+options: {data: digits, model: mlp, epochs: 1}
+simulation: {cluster: office}
+until: null
+"""
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    assert read_plan(tmp_path) == planned(
+        strategies="synchronous", workers=[1], options={**JOB, "epochs": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "other", "message"),
+    [
+        ("until: null", "until: null\nworkers: [2]", r"workers is given twice \(line 8\)"),
+        ("epochs: 1", "epochs: 1, epochs: 2", "epochs is given twice"),
+        ("workers: [1]", "workers: [1:30]", "workers.0 should be a valid integer|whole number"),
+        ("workers: [1]", "workers: 1", "plan.yaml is no plan of a comparison: workers"),
+        ("workers: [1]", "workers: [0]", "workers must be numbers from 1"),
+        ("seeds: [0]", "seeds: []", "seeds should be numbers that follow each other"),
+        ("seeds: [0]", "seeds: [0, 2]", "seeds should be numbers that follow each other"),
+        ("seeds: [0]", "sedes: [0]", "no plan of a comparison"),
+        ("strategies: [synchronous]", "strategies: synchronous", "no plan of a comparison: strategies"),
+        ("strategies: [synchronous]", "strategies: [synchronos]", "did you mean synchronous"),
+        ("grid: {}", "grid: {lr: [0.1], lr: [0.2]}", "lr is given twice"),
+        ("grid: {}", "grid: [", "plan.yaml is not YAML"),
+        (PLAN, "[]", "no plan of a comparison"),
+        (PLAN, "!!python/object/apply:os.system ['true']", "is not YAML"),
+    ],
+)
+def test_a_damaged_plan_is_refused_in_a_line(line: str, other: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN.replace(line, other))
+    with pytest.raises(RequestError, match=message) as refusal:
+        read_plan(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_where_no_comparison_is_none_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot read the plan of a comparison .*plan.yaml: No such file"):
+        read_plan(tmp_path)
+
+
 def test_separators_inside_brackets_do_not_split() -> None:
     assert split_outside("a(x=[1; 2]; y=(3;)); b;; c", ";") == ["a(x=[1; 2]; y=(3;))", "b", "c"]
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
+from random import Random
 
 import pytest
 import torch
@@ -144,6 +147,45 @@ def test_a_claim_that_was_heard_is_of_no_use_at_another_meeting() -> None:
     lost, replayed = together([lambda: connect_all(place, partial(store.tell_all, 0)), replay])
     assert isinstance(lost, PeerLost)
     assert replayed is None
+
+
+def test_a_thousand_wrong_claims_change_nothing() -> None:
+    """Random bytes, claims that are cut off, and ones of members with another proof; then the member comes."""
+    store, random = Store(2), Random(3)
+    files = len(os.listdir("/proc/self/fd"))
+
+    def disturbed(word: str) -> Sequence[str]:
+        words = store.tell_all(0, word)
+        _, port, _ = json.loads(words[0])
+        threading.Thread(target=lambda: (claim_wrongly(port, random, 1000), over.set())).start()
+        return words
+
+    def late() -> dict[int, TcpSocket]:
+        def tell(word: str) -> Sequence[str]:
+            words = store.tell_all(1, word)
+            assert over.wait(60)
+            return words
+
+        return connect_all(Place(1, LOOPBACK, b"key", never), tell)
+
+    over = threading.Event()
+    first, second = together([lambda: connect_all(Place(0, LOOPBACK, b"key", never), disturbed), late])
+    assert (list(first), list(second)) == ([1], [0])
+    for connection in (first[1], second[0]):
+        connection.close()
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def claim_wrongly(port: int, random: Random, count: int) -> None:
+    """Connects so often to a member that waits for others, with what is no claim of one."""
+    claims = [b"", b"\0", bytes(4), bytes(4) + random.randbytes(31), random.randbytes(36), random.randbytes(500)]
+    claims += [number.to_bytes(4, "big") + random.randbytes(32) for number in (0, 1, 2, 2**32 - 1)]
+    for _ in range(count):
+        with socket.create_connection((LOOPBACK, port)) as stranger, suppress(OSError):
+            stranger.sendall(random.choice(claims))
+            if random.random() < 0.5:
+                stranger.shutdown(socket.SHUT_WR)
+                assert stranger.recv(1) == b""
 
 
 def test_strangers_do_not_keep_members_out() -> None:
