@@ -26,18 +26,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # whose attacks these are
 
 import torch.distributed as dist
+
 from multiprocess import test_hostile_connections as tcp
 from multiprocess import test_hostile_frames as memory
-from multiprocess.live_server import LEADER, SERVER, LiveServer
-from unit.communication.transports.between_hosts import test_connecting as meeting
-from unit.launch.joining import test_door as door
-
+from multiprocess.live_server import SERVER, LiveServer
 from polyrhythm.communication.transports.between_hosts.connections import Place, connect_all
 from polyrhythm.communication.transports.shared_memory.links import Card
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store
 from polyrhythm.launch.joining.connections import Address
 from polyrhythm.launch.joining.join_client import JoinClient
 from polyrhythm.launch.joining.join_server import Entrance, Inside
+from unit.communication.transports.between_hosts import test_connecting as meeting
+from unit.launch.joining import test_door as door
 
 _MAGIC = bytes([0]) + (0x3C85F7CE).to_bytes(4, "little")
 """With which a client of `TCPStore` begins."""
@@ -96,7 +96,9 @@ def meetings(count: int, random: Random) -> dict[str, Any]:
         return words
 
     places = [Place(member, meeting.LOOPBACK, b"key", meeting.never) for member in range(2)]
-    found = meeting.together([lambda: connect_all(places[0], disturbed), lambda: connect_all(places[1], late)])
+    found = meeting.together(
+        [lambda: connect_all(places[0], disturbed), lambda: connect_all(places[1], late)]
+    )
     assert [list(each) for each in found] == [[1], [0]], found
     found[0][1].close()
     found[1][0].close()
@@ -176,7 +178,9 @@ def main() -> None:
     for name, attack in PORTS.items():
         found = attack(chosen.count, Random(chosen.seed))
         rows.append({"port": name, "count": chosen.count} | found)
-        refused = ", ".join(f"{why} {number:,}" for why, number in sorted(found.get("refused", {}).items())) or "–"
+        refused = (
+            ", ".join(f"{why} {number:,}" for why, number in sorted(found.get("refused", {}).items())) or "–"
+        )
         print(
             f"| {name} | {chosen.count:,} | {found['seconds']} | {refused} | {found['mebibytes']:+} MiB "
             f"| {found['files']:+} |",

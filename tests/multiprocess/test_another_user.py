@@ -77,4 +77,6 @@ def test_nobody_may_not_write_where_only_root_may(home: Path) -> None:
     assert refused.stderr.count("\n") == 1
     seen = as_nobody(home, "doctor", "--workers", "2", "--out", "../roots", "--json")
     assert seen.returncode == 1, seen.stderr
-    assert [each["check"] for each in json.loads(seen.stdout)["checks"] if each["state"] == "fails"] == ["disk"]
+    assert [each["check"] for each in json.loads(seen.stdout)["checks"] if each["state"] == "fails"] == [
+        "disk"
+    ]

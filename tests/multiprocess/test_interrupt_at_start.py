@@ -179,4 +179,6 @@ def test_a_checkpoint_under_way_is_whole_or_not_there(number: int, times: int, t
     if times == 1 or number != signal.SIGINT:  # else it has ended at once
         assert found
         assert said.splitlines()[-1] == "interrupted; continue with: polyrhythm train --resume run"
-    assert not [path for path in (tmp_path / "run").rglob("*") if ".start-" in path.name or "partial" in path.name]
+    assert not [
+        path for path in (tmp_path / "run").rglob("*") if ".start-" in path.name or "partial" in path.name
+    ]

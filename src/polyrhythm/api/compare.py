@@ -346,7 +346,9 @@ def read_plan(folder: Path) -> Plan:
         where = ".".join(str(part) for part in first["loc"]) or "it"
         raise RequestError(f"{path} is no plan of a comparison: {where} {plainly(first['msg'])}") from None
     if not found.seeds or list(found.seeds) != list(range(found.seeds[0], found.seeds[0] + len(found.seeds))):
-        raise RequestError(f"{path} is no plan of a comparison: seeds should be numbers that follow each other")
+        raise RequestError(
+            f"{path} is no plan of a comparison: seeds should be numbers that follow each other"
+        )
     return plan(
         strategies=found.strategies,
         workers=found.workers,

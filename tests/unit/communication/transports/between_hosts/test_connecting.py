@@ -178,7 +178,14 @@ def test_ten_thousand_wrong_claims_change_nothing() -> None:
 
 def claim_wrongly(port: int, random: Random, count: int) -> None:
     """Connects so often to a member that waits for others, with what is no claim of one."""
-    claims = [b"", b"\0", bytes(4), bytes(4) + random.randbytes(31), random.randbytes(36), random.randbytes(500)]
+    claims = [
+        b"",
+        b"\0",
+        bytes(4),
+        bytes(4) + random.randbytes(31),
+        random.randbytes(36),
+        random.randbytes(500),
+    ]
     claims += [number.to_bytes(4, "big") + random.randbytes(32) for number in (0, 1, 2, 2**32 - 1)]
     for _ in range(count):
         with socket.create_connection((LOOPBACK, port)) as stranger, suppress(OSError):
