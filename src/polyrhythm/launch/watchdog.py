@@ -140,7 +140,7 @@ _BEATS_A_FLOOR, _FASTEST_BEAT_S, _SLOWEST_BEAT_S = 6, 0.05, 0.5
 _WATCHED = 4
 _MARGIN_BEATS = 3
 """Beyond the last limit: after a cut that was shorter, pulses need some time to be set and read again."""
-_UNANSWERED_BEATS = 3
+_UNANSWERED_BEATS, _TRIES_A_BEAT = 3, 10
 _GAPS_KEPT = 32
 _ALARM = "watchdog/alarm"
 
@@ -257,7 +257,9 @@ class Watchdog:
                 if self._connections == connection:  # else that took so long that there is yet another
                     self._store = made
             self._store.thread = threading.get_ident()
-            while self._connections == connection and not self._over.wait(self._beat_s):
+            pause_s = 0.0 if connection else self._beat_s  # a way that has been found again may be gone a second later
+            while self._connections == connection and not self._over.wait(pause_s):
+                pause_s = self._beat_s
                 self._clock.tick()
                 with suppress(RuntimeError):  # the store does not answer; the fence sees how long
                     self._look_around()
@@ -398,7 +400,8 @@ class Watchdog:
         preparing = threading.Thread()
         clock, reached_s, connected_s = LivedClock(self._beat_s), 0.0, 0.0
         unanswered_s, margin_s = _UNANSWERED_BEATS * self._beat_s, _MARGIN_BEATS * self._beat_s
-        while not self._over.wait(self._beat_s):
+        waits = False
+        while not self._over.wait(self._beat_s / _TRIES_A_BEAT if waits else self._beat_s):
             clock.tick()
             if self._reached:
                 self._reached, reached_s = False, clock.now_s

@@ -22,6 +22,9 @@ from polyrhythm.launch import watchdog as lived_clock
 from polyrhythm.launch.watchdog import GAPS, Pulse, Watchdog, WatchdogSetting, cause_of_loss, publish, read
 
 
+_LEAVE_IF_CUT_OFF = Watchdog._leave_if_cut_off
+
+
 @pytest.fixture(autouse=True)
 def _no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets no watchdog that waits for a core end the process of the tests."""
@@ -195,3 +198,54 @@ def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_n
             ]
             assert {to for to, word in store.told if word == "1 0"} == {"words/0/0", "words/2/0"}
             assert cause_of_loss(store._store, Peer(1, 0)).startswith("had said nothing for ")
+
+
+class Pauses:
+    """In place of the event that ends a watchdog: notes how long is waited, and ends it after so many."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.asked_s: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.asked_s.append(seconds)
+        return len(self.asked_s) > self.count
+
+
+class Counted:
+    """A clock that goes on by a quarter of a second at each look."""
+
+    def __init__(self, beat_s: float) -> None:
+        self.now_s = 0.0
+
+    def tick(self) -> None:
+        self.now_s += 0.25
+
+
+def test_a_way_that_is_there_for_less_than_a_second_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cuts with 0.9 s between them: the store is tried ten times a beat, and told of this rank at once."""
+    answered: list[bool] = []
+
+    def answers(store: object, patience_s: float) -> bool:
+        answered.append(len(answered) == 5)
+        return answered[-1]
+
+    monkeypatch.setattr(watchdog, "LivedClock", Counted)
+    monkeypatch.setattr(watchdog, "answers", answers)
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
+    beats: list[float] = []
+    monkeypatch.setattr(dog, "_watch", lambda connection: beats.append(connection))
+    dog._over = fence = Pauses(13)  # type: ignore[assignment]
+    _LEAVE_IF_CUT_OFF(dog)
+    assert beats == [1]
+    usual, tries = [0.5] * 7, [0.05] * 6
+    assert fence.asked_s == [*usual, *tries, 0.5]
+
+
+@pytest.mark.parametrize(("connection", "first_s"), [(0, 0.5), (1, 0.0)])
+def test_over_another_connection_a_rank_speaks_at_once(connection: int, first_s: float) -> None:
+    dog = Watchdog(setting(host_store(), 0, [], floor_s=3.0))
+    dog._connections = connection
+    dog._over = pauses = Pauses(2)  # type: ignore[assignment]
+    dog._watch(connection)
+    assert pauses.asked_s == [first_s, 0.5, 0.5]
