@@ -125,6 +125,13 @@ def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
     check_end(run, *told(run.work_dry))
 
 
+def test_replicas_whose_numbers_have_overflowed_are_equal() -> None:
+    """Delay compensation of whole numbers grows beyond all bounds, and what is no number equals nothing."""
+    run = drawn(1321)
+    assert run.spec == "mixed(replicas=2, consistency=bounded_staleness(s=1), merge=delay_compensated)"
+    check_end(run, *told(run.work_dry))
+
+
 @pytest.mark.parametrize(
     "spec",
     [

@@ -12,6 +12,11 @@ from torch import Tensor
 from polyrhythm.verification.invariant import Conditions, Ended, Invariant, Stepped, Violation
 
 
+def differing(first: Tensor, second: Tensor) -> int:
+    """Return how many numbers of two vectors differ; what has overflowed to no number at both places does not."""
+    return int(((first != second) & ~(first.isnan() & second.isnan())).sum())
+
+
 class Replicas(Invariant):
     """Members of a group hold the same bits after the same step; if gradients are known, the right ones.
 
@@ -48,13 +53,13 @@ class Replicas(Invariant):
             self._finishers[number] = set()
             self._sums_before[number] = self._sums[number].clone()
             self._check_first(event, number, step)
-        elif event.step < step or not torch.equal(first, event.vector):
+        elif event.step < step or differing(first, event.vector):
             raise Violation(
                 "a replica beside the others of its group",
                 event.rank,
                 event.time_s,
                 expected=f"step {step} and the same bits",
-                found=f"step {event.step}, {int((first != event.vector).sum())} numbers differ",
+                found=f"step {event.step}, {differing(first, event.vector)} numbers differ",
             )
         self._finishers[number].add((event.rank, (event.regrouped or {}).get(event.rank, 0)))
 
@@ -124,8 +129,8 @@ class LateReplicas(Invariant):
         taken = self._steps[-1]
         taken.finishers.add((event.rank, there.get(event.rank, 0)))
         known = taken.by_view.setdefault(view, event.vector.clone())
-        if not torch.equal(known, event.vector):
-            self._refuse(event, "the same bits as the others", int((known != event.vector).sum()))
+        if wrong := differing(known, event.vector):
+            self._refuse(event, "the same bits as the others", wrong)
         if self._gradient is not None:
             own = [self._update(event.step, view)] if len(view[1]) == 1 else []
             self._compare(event, taken.before, [*self._updates(event.step, taken, view), *own])
