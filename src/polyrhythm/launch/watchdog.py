@@ -257,7 +257,8 @@ class Watchdog:
                 if self._connections == connection:  # else that took so long that there is yet another
                     self._store = made
             self._store.thread = threading.get_ident()
-            pause_s = 0.0 if connection else self._beat_s  # a way that has been found again may be gone a second later
+            # A way that has been found again may be gone a second later.
+            pause_s = 0.0 if connection else self._beat_s
             while self._connections == connection and not self._over.wait(pause_s):
                 pause_s = self._beat_s
                 self._clock.tick()
