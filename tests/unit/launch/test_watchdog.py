@@ -21,7 +21,6 @@ from polyrhythm.launch import watchdog
 from polyrhythm.launch import watchdog as lived_clock
 from polyrhythm.launch.watchdog import GAPS, Pulse, Watchdog, WatchdogSetting, cause_of_loss, publish, read
 
-
 _LEAVE_IF_CUT_OFF = Watchdog._leave_if_cut_off
 
 
