@@ -11,14 +11,22 @@ A folder that is deleted, renamed or unmounted under a run has nobody else's fil
 the run goes on in it.
 
 So the file system itself decides atomically between a late writer and its successor, and nothing that is left behind
-can block a later start: the staging folder of a killed process is removed like any other.
+can block a later start: the staging folder of a killed process is removed like any other. That holds on network file
+systems, too, whose server renames; no lock is taken. What is special there:
+
+    an answer is lost, and the request sent again   the file is gone from its old name: it is looked for at the new one
+    a handle is stale (another host removed it)     it is looked up anew
+    a removed file is still open                    it stays as .nfs…, and its folder with it; a later start removes both
+    what this host knows of a folder is a while old  an earlier start ends later than at once, and still changes nothing
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +37,33 @@ from polyrhythm.errors import RunError
 _STAGING = re.compile(r"\.start-(\d{8})-[0-9a-f]{8}")
 _TAKEN = ".taken-"
 _NONCE_BYTES = 4
-_TRIES = 100
+_TRIES, _LOOKS = 100, 3
+
+
+def move(draft: Path, path: Path) -> None:
+    """Rename a file; one that is there is replaced.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    moved = draft.stat()
+    try:
+        draft.replace(path)
+    except FileNotFoundError:
+        found = path.stat()
+        if (found.st_ino, found.st_dev) != (moved.st_ino, moved.st_dev):
+            raise
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether there is such a folder, as far as can be seen."""
+    for _ in range(_LOOKS):
+        try:
+            return stat.S_ISDIR(path.stat().st_mode)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                return False
+    return False
 
 
 class Superseded(RunError):
@@ -50,7 +84,7 @@ class Unclaimed:
             Superseded: a later start has claimed the folder.
             OSError: the file system refused.
         """
-        self.draft(path).replace(path)
+        move(self.draft(path), path)
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it exists.
@@ -104,7 +138,7 @@ class Claim(Unclaimed):
             Superseded: a later start has claimed the folder.
         """
         staging = path.parent / self.name
-        if not staging.is_dir():
+        if not _is_folder(staging):
             self.check()
             with suppress(OSError):  # whoever writes there says so
                 staging.mkdir(parents=True, exist_ok=True)
@@ -114,7 +148,7 @@ class Claim(Unclaimed):
     def publish(self, path: Path) -> None:
         """Move a draft to its place."""
         try:
-            (path.parent / self.name / path.name).replace(path)
+            move(path.parent / self.name / path.name, path)
         except OSError:
             self.check()
             raise
@@ -130,7 +164,7 @@ class Claim(Unclaimed):
 
     def check(self) -> None:
         """Check that the staging folder exists; make it again where nothing is left of the run, nor of another."""
-        if (self.folder / self.name).is_dir():
+        if _is_folder(self.folder / self.name):
             return
         if not self._has_vanished():
             raise Superseded(f"{self.folder} belongs to a later start of this run by now, so this one ends")

@@ -10,6 +10,7 @@ again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -37,6 +38,7 @@ _FORMAT = 1
 _FILE_BYTES = 256 << 20
 _AT_ONCE = 64
 _CHECKSUMS = "checksums"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 _log = logging.getLogger(__name__)
 
@@ -129,10 +131,13 @@ def _decode_into(found: Path, split: ImageFileSplit) -> None:
     part = Path(mkdtemp(dir=found.parent, prefix=f".{found.name}."))
     try:
         _write(part, split)
-        part.replace(found)
-    except BaseException:
+        try:
+            part.replace(found)
+        except OSError:
+            if not _is_whole(found, split):  # else another host, where no lock holds, has been sooner
+                raise
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def _write(part: Path, split: ImageFileSplit) -> None:
@@ -184,9 +189,17 @@ def files_digest(split: ImageFileSplit) -> str:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Hold a lock, so that one process makes what is missing and the others find it."""
+    """Hold a lock, so that one process makes what is missing and the others find it.
+
+    Where the file system has none (NFS without its lock server), each makes it, and one of them leaves it there.
+    """
     with open(root / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log.warning("%s has no locks (%s): decoding without", root, error.strerror)
         yield
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
@@ -111,14 +112,17 @@ class EventLog:
         records = [_encoded(event.to_json()) for event in events]
         # A file's name may hold bytes that are no UTF-8; JSON has them as \udcXX.
         lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
-        content, end = "".join(lines).encode(errors="backslashreplace"), self._file.seek(0, os.SEEK_END)
+        content, end = "".join(lines).encode(errors="backslashreplace"), None
         try:
+            end = self._file.seek(0, os.SEEK_END)
             if self._file.write(content) == len(content):
                 return True
             reason = os.strerror(errno.ENOSPC)
-        except OSError as error:
+        except OSError as error:  # on a network file system also: there is no such file any more
             reason = error.strerror or str(error)
-        self._file.truncate(end)
+        if end is not None:
+            with suppress(OSError):
+                self._file.truncate(end)
         if not self._left_out:
             print(
                 f"polyrhythm: cannot write {self._path}: {reason}; events are left out until it can be written",

@@ -207,6 +207,9 @@ def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems cannot flush folders
+            raise
     finally:
         os.close(descriptor)
 
