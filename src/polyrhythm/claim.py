@@ -16,7 +16,7 @@ systems, too, whose server renames; no lock is taken. What is special there:
 
     an answer is lost, and the request sent again   the file is gone from its old name: it is looked for at the new one
     a handle is stale (another host removed it)     it is looked up anew
-    a removed file is still open                    it stays as .nfs…, and its folder with it; a later start removes both
+    a removed file is still open                    it stays as .nfs…, its folder too; a later start removes both
     what this host knows of a folder is old         an earlier start ends later than at once, and still changes nothing
 """
 
