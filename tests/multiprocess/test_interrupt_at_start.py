@@ -17,7 +17,7 @@ import pytest
 from conformance.clean_process import CONTEXT
 from multiprocess.commands import wait_for
 from polyrhythm.cli import entry
-from polyrhythm.roles.keeping import archive
+from polyrhythm.roles.checkpointing import archive
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 OPTIONS = ["--data", "digits", "--model", "mlp", "--out", "run"]
