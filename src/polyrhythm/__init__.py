@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
     from polyrhythm.api.train import train
+    from polyrhythm.api.tune import tune
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "simulate",
     "strategies",
     "train",
+    "tune",
 ]
 
 _HOMES = {
@@ -73,6 +75,7 @@ _HOMES = {
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",
+    "tune": "polyrhythm.api.tune",
     "Run": "polyrhythm.api.observed_run",
     "PolyrhythmError": "polyrhythm.errors",
     "RequestError": "polyrhythm.errors",

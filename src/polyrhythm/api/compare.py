@@ -12,15 +12,11 @@ other, since two at once would slow each other down.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -34,13 +30,13 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from polyrhythm.api.ddp import NAME as DDP
-from polyrhythm.api.ddp import train_with_ddp
-from polyrhythm.api.observed_run import Run, choose_folder
+from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import finished_run
 from polyrhythm.claim import claim
 from polyrhythm.config.assemble import default_optimizer, strategy_from
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -53,7 +49,6 @@ from polyrhythm.specs import parse, plainly
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.user_files import parse_yaml, read_text
 
-INTERRUPTED = 130
 PLAN_FILE = "plan.yaml"
 RESULT_FILE, REPORT_FILE = "comparison.json", "report.html"
 OWN = ("strategy", "workers", "seed", "until")
@@ -123,7 +118,7 @@ class Plan:
             options = {**self.options, "strategy": strategy, "workers": workers}
             options |= {"until": self.until} if self.until else {}
             for key, value in varied.items():
-                options |= _with_rate(options, value) if key == "lr" else {key: value}
+                options |= with_rate(options, value) if key == "lr" else {key: value}
             other = "".join(f", {key}={value}" for key, value in varied.items())
             for seed in self.seeds:
                 label = f"{strategy}, {workers} worker{'s' * (workers != 1)}{other}, seed {seed}"
@@ -440,14 +435,14 @@ def _make(
     if len(left) < len(planned):
         tell(f"{len(planned) - len(left)} of {len(planned)} runs are there already")
     began_s, ended = time.monotonic(), 0
-    helpers: list[_Helper] = []
+    helpers: list[RunProcess] = []
     mine = local()
 
     def make(run: PlannedRun) -> dict[str, Any]:
         if not hasattr(mine, "helper"):
-            mine.helper = _Helper()
+            mine.helper = RunProcess()
             helpers.append(mine.helper)
-        helper: _Helper = mine.helper
+        helper: RunProcess = mine.helper
         return helper.make(_task(run, what, folder / run.name))
 
     pool = ThreadPoolExecutor(jobs)
@@ -502,97 +497,7 @@ def _done(folder: Path) -> bool:
     return _started(folder) and finished_run(folder) is not None
 
 
-class _Helper:
-    """A process that makes runs one after another, so that what they leave in memory ends with it.
-
-    It reads one JSON task a line and answers one JSON line; see `serve`.
-    """
-
-    def __init__(self) -> None:
-        self._process = self._started()
-
-    def _started(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", "from polyrhythm.api.compare import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-
-    def make(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Have one run made, and return what came of it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        line = ""
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(task) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        self.close()
-        status = self._process.returncode
-        if status in {INTERRUPTED, -signal.SIGINT}:
-            return {"outcome": "interrupted"}
-        self._process = self._started()
-        return {"outcome": "failed", "error": f"its process ended with status {status}"}
-
-    def close(self) -> None:
-        """Wait until the run under way has ended, and end the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
-
-
-def serve() -> None:
-    """Make the runs that standard input names, one JSON task a line; answer one JSON line each on standard output."""
-    from polyrhythm.api.train import prepare_process
-
-    answers, sys.stdout = sys.stdout, sys.stderr
-    prepare_process()
-    for line in sys.stdin:
-        try:
-            answer = _made(json.loads(line))
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
-        if answer["outcome"] == "interrupted":
-            sys.exit(INTERRUPTED)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-def _made(task: Mapping[str, Any]) -> dict[str, Any]:
-    from polyrhythm.api.simulate import simulate
-    from polyrhythm.api.train import train
-    from polyrhythm.errors import RunError
-
-    folder, simulation, options = Path(task["folder"]), task["simulation"], task["options"]
-    run: Run | None
-    try:
-        if simulation:
-            shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was cut short
-            run = simulate(out=folder, **simulation, **options)
-        elif options["strategy"] == DDP:
-            shutil.rmtree(folder, ignore_errors=True)
-            run = train_with_ddp(out=folder, **options)
-        elif (folder / CONFIG_FILE).is_file():
-            run = train(resume=folder)
-        else:
-            run = train(out=folder, start_method="fork", **options)
-    except RequestError as error:
-        return {"outcome": "refused", "error": str(error)}
-    except RunError as error:
-        return {"outcome": "failed", "error": str(error).splitlines()[0]}
-    assert run is not None
-    told = {key: run.figures.get(key) for key in ("test_top1", "images_per_s", "seconds")}
-    return {"outcome": run.outcome, **told}
-
-
-def _with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
+def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
     """Return the optimizer with another learning rate."""
     chosen = options.get("optimizer")
     if chosen is None:

@@ -36,7 +36,7 @@ from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
-from polyrhythm.specs import build
+from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, Merged, State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy
@@ -215,7 +215,8 @@ class Archive:
         resharding = before != self._job.workers
         for key, value in self._identity.items():
             served = key == "strategy" and goes_on_from(self._job, facts["job"][key])
-            if facts["job"][key] != value and key != "workers" and not served:
+            slower = key == "optimizer" and differ_by_rate(facts["job"][key], value)
+            if facts["job"][key] != value and key != "workers" and not (served or slower):
                 raise RequestError(
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
@@ -448,6 +449,14 @@ def goes_on_from(job: Job, before: str) -> bool:
     if isinstance(job.strategy, RecutsServers) and isinstance(found, Strategy):
         return job.strategy.goes_on_from(found)
     return job.strategy == found
+
+
+def differ_by_rate(before: str, now: str) -> bool:
+    """Whether two specs of optimizers are equal but for their learning rate, which no state of theirs depends on."""
+    was, wanted = parse(before), parse(now)
+    return replace(was, arguments={**was.arguments, "lr": None}) == replace(
+        wanted, arguments={**wanted.arguments, "lr": None}
+    )
 
 
 def recutting_notice(job: Job, states: Sequence[State]) -> str:

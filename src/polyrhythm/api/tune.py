@@ -1,0 +1,873 @@
+"""The best options for a job, for the verb `tune`: many runs, each of which is an ordinary run folder.
+
+    runs/20250101-120000-tune/
+        search.yaml               what was asked for; `tune --resume FOLDER` goes on with it, or helps others with it
+        study.db                  every trial, as Optuna keeps it
+        trial-0000/               a run, with its own report; of PBT member-00-interval-00/ and so on
+        …
+        search.json  report.html  best.yaml: a recipe
+
+Optuna samples, prunes and stores; what it lacks is in `search/methods.py`. Several processes, on several hosts if they
+share the folder, may work at one study: whoever is free takes the next trial.
+
+    process 1   ── trial 0 ────────┬─ trial 2 …
+    process 2   ── trial 1 ──── ✗  │                    (killed)
+    process 1                      └─ finds 1's owner gone: marks it failed, and puts its parameters in line again;
+                                      the run goes on in the same folder, from its last checkpoint
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from polyrhythm.api.compare import with_rate
+from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.run_process import RunProcess
+from polyrhythm.api.simulate import GRADIENTS
+from polyrhythm.config.assemble import OPTIMIZERS, assemble, strategy_from
+from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.run_config import refuse_real_only
+from polyrhythm.errors import RequestError, unknown
+from polyrhythm.evaluation.target import Target
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.reporting.pages.search_page import render
+from polyrhythm.reporting.quantities import duration
+from polyrhythm.reporting.search import Search, Tried, shown
+from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.search.methods import METHODS, PRUNERS, Parent, evolved, hopeless, succeeded
+from polyrhythm.search.space import RATE, Domain, Range, Space, Values
+from polyrhythm.simulation.cluster import open_cluster
+from polyrhythm.specs import build
+from polyrhythm.user_files import parse_yaml, read_text
+
+SEARCH_FILE, STUDY_FILE, RESULT_FILE = "search.yaml", "study.db", "search.json"
+BEST_FILE, REPORT_FILE = "best.yaml", "report.html"
+GOALS = {
+    "top1": "maximize",
+    "top5": "maximize",
+    "loss": "minimize",
+    "seconds": "minimize",
+    "price": "minimize",
+}
+_KEPT = ("seconds", "price", "images_per_s", "epochs", "error")
+_STATES = {"COMPLETE": "done", "PRUNED": "stopped", "RUNNING": "running"}
+_TRIES = 3
+"""How often a trial is begun whose process dies."""
+_BEAT_S, _SILENT_S = 15.0, 120.0
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search goes on; no trial begins once it is spent.
+
+    Attributes:
+        kind: `trials`, `seconds` or `USD`.
+        amount: how many.
+    """
+
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read `60 trials`, `2h`, `90s` or `20USD`.
+
+        Raises:
+            RequestError: the text is none of these, or not above 0.
+        """
+        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
+        kind = found[2].lower() if found else ""
+        amount = float(found[1]) if found else 0.0
+        if kind in {"trial", "trials"} and amount == int(amount) and amount >= 1:
+            return cls("trials", amount)
+        if kind == "usd" and amount > 0:
+            return cls("USD", amount)
+        if kind in _UNITS and amount > 0:
+            return cls("seconds", amount * _UNITS[kind])
+        raise RequestError(f"cannot read the budget {text!r:.50}: write 60 trials, 2h, 30m or 20USD")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchPlan:
+    """What is searched; plain values, written to `search.yaml`.
+
+    Attributes:
+        space: as in its file.
+        method: one of `METHODS`.
+        budget: as the user wrote it.
+        goal: one of `GOALS`.
+        prune: one of `PRUNERS`.
+        seed: of the search, and of every trial.
+        population: of evolution and PBT.
+        interval: epochs between two looks of PBT.
+        options: that all runs have.
+        simulation: arguments of `simulate`; empty for real runs.
+        storage: of the study, as an URL for SQLAlchemy; None: a file in the folder.
+    """
+
+    space: Mapping[str, Any]
+    method: str
+    budget: str
+    goal: str
+    prune: str
+    seed: int
+    population: int
+    interval: int
+    options: Mapping[str, Any]
+    simulation: Mapping[str, Any]
+    storage: str | None = None
+
+    def command(self) -> str:
+        """Return the command that makes the same search, given the space as a file."""
+        words = ["polyrhythm", "tune", "SPACE.yaml", "--method", self.method, "--budget", f"'{self.budget}'"]
+        words += ["--goal", self.goal] if self.goal != "top1" else []
+        words += ["--prune", self.prune] if self.prune != "none" else []
+        words += ["--seed", str(self.seed)] if self.seed else []
+        for key, value in {**self.simulation, **self.options}.items():
+            if value not in (None, False):
+                words += [f"--{key.replace('_', '-')}", *([] if value is True else [f"'{value}'"])]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A search that is over, or was interrupted.
+
+    Attributes:
+        folder: where everything is.
+        search: its trials.
+        interrupted: whether the user stopped it.
+    """
+
+    folder: Path
+    search: Search
+    interrupted: bool = False
+
+
+def tune(
+    space: str | Path | Mapping[str, Any],
+    *,
+    method: str = "tpe",
+    budget: str = "20 trials",
+    goal: str = "top1",
+    prune: str = "none",
+    seed: int = 0,
+    population: int | None = None,
+    interval: int = 1,
+    recipe: str | Path | None = None,
+    cluster: str | Path | None = None,
+    storage: str | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    **options: Any,
+) -> Tuned:
+    """Search the options of a run for the best ones.
+
+    Args:
+        space: a YAML file, or a mapping as in one; see `search/space.py`.
+        method: grid, random, tpe, hyperband, evolution or pbt.
+        budget: `60 trials`, `2h` (on the clock; virtual where runs are simulated) or `20USD`.
+        goal: what the best is: top1, top5 or loss of the last test; seconds or price until `until` is reached.
+        prune: what ends trials early: none, median, halving or curve (extrapolated); hyperband has its own.
+        seed: of the search and of every run in it.
+        population: of evolution (default 10) and pbt (default 8).
+        interval: of pbt: epochs between two looks at the others.
+        recipe: a YAML file of options that all runs have.
+        cluster: simulate on it; None: the runs are real.
+        storage: a database of Optuna's for the study; None: SQLite in the folder.
+        out: the folder, new or empty; None: a new one under `runs/`.
+        jobs: runs at a time; None: one a core if they are simulated, else one.
+        **options: any field of `RunConfig` that all runs have.
+
+    Returns:
+        The folder and all trials.
+
+    Raises:
+        RequestError: something of it is wrong, or every trial was refused.
+    """
+    where = (
+        parse_yaml(read_text(Path(space), "the space"), f"the space {space}")
+        if isinstance(space, str | Path)
+        else space
+    )
+    planned = plan(
+        where,
+        method=method,
+        budget=budget,
+        goal=goal,
+        prune=prune,
+        seed=seed,
+        population=population,
+        interval=interval,
+        recipe=recipe,
+        simulation={} if cluster is None else {"cluster": str(cluster)},
+        storage=storage,
+        options=options,
+    )
+    return carry_out(planned, out=out, jobs=jobs)
+
+
+def plan(
+    space: Any,
+    *,
+    method: str,
+    budget: str,
+    goal: str = "top1",
+    prune: str = "none",
+    seed: int = 0,
+    population: int | None = None,
+    interval: int = 1,
+    recipe: str | Path | None = None,
+    simulation: Mapping[str, Any] | None = None,
+    storage: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> SearchPlan:
+    """Check what is asked for, as far as it can be without data, and return the plan; see `tune`.
+
+    Raises:
+        RequestError: something of it is wrong.
+    """
+    _optuna()
+    for what, given, known in (
+        ("method", method, METHODS),
+        ("rule of --prune", prune, PRUNERS),
+        ("goal", goal, GOALS),
+    ):
+        if given not in known:
+            raise unknown(what, given, known)
+    told = dict(simulation or {})
+    found = Space.of(space)
+    limit = Budget.parse(budget)
+    common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
+    common = {key: value for key, value in common.items() if key not in {*found.options, "seed"}}
+    _check_goal(goal, prune, method, common)
+    if told:
+        refuse_real_only({**common, **found.options})
+        if told.get("gradients", "real") not in GRADIENTS:
+            raise unknown("gradients", told["gradients"], GRADIENTS)
+        open_cluster(told["cluster"])
+    if limit.kind == "USD" and not told:
+        raise RequestError(
+            "a budget in USD needs prices: simulate on a --cluster that has some, or give trials or hours"
+        )
+    if method == "grid":
+        found.every()
+    if method == "pbt":
+        _check_pbt(found, told, interval)
+        common.setdefault("schedule", "constant")
+    many = population if population is not None else (8 if method == "pbt" else 10)
+    if many < 2:
+        raise RequestError(f"a population has at least 2 members (given {many})")
+    example = found.draw(lambda name, domain: domain.draw(Random(seed)))
+    made = SearchPlan(
+        space=dict(space),
+        method=method,
+        budget=budget,
+        goal=goal,
+        prune=prune,
+        seed=seed,
+        population=many,
+        interval=interval,
+        options=common,
+        simulation=told,
+        storage=storage,
+    )
+    for parameters in found.samples(example):
+        options = _options(made, found, parameters)
+        configure(options)
+        strategy_from(options["strategy"])
+        if options.get("optimizer") is not None:
+            build("optimizer", str(options["optimizer"]), OPTIMIZERS)
+    return made
+
+
+def _check_goal(goal: str, prune: str, method: str, common: Mapping[str, Any]) -> None:
+    if goal in {"seconds", "price"}:
+        if common.get("until") is None:
+            raise RequestError(f"--goal {goal} needs what is to be reached: give --until top1=0.9")
+        if prune != "none" or method in {"hyperband", "pbt"}:
+            what = method if method in {"hyperband", "pbt"} else f"--prune {prune}"
+            raise RequestError(f"{what} compares tests on the way: take --goal top1, top5 or loss with it")
+    if common.get("until") is not None:
+        Target.parse(str(common["until"]))
+    if method in {"hyperband", "pbt"} and prune != "none":
+        raise RequestError(f"{method} decides by itself who goes on: leave --prune {prune} out")
+
+
+def _check_pbt(space: Space, told: Mapping[str, Any], interval: int) -> None:
+    if told:
+        raise RequestError(
+            "pbt goes on from checkpoints of real runs: leave --cluster out, or take another method"
+        )
+    if interval < 1:
+        raise RequestError(f"--interval is at least 1 epoch (given {interval})")
+    for name in (
+        "strategy",
+        "model",
+        "data",
+        "workers",
+        "epochs",
+        "batch_size",
+        "batch_schedule",
+        "optimizer",
+    ):
+        if name in space.options:
+            raise RequestError(
+                f"pbt changes runs on their way, and {name} cannot change then: take it out of the space"
+            )
+
+
+def read_plan(folder: Path) -> SearchPlan:
+    """Read the plan of a folder.
+
+    Raises:
+        RequestError: there is none.
+    """
+    path = folder / SEARCH_FILE
+    if not path.is_file():
+        raise RequestError(f"{folder} is not a search (it has no {SEARCH_FILE}): name the folder of one")
+    try:
+        return SearchPlan(**parse_yaml(read_text(path, "the search"), str(path)))
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{path} is damaged ({' '.join(str(error).split())})") from None
+
+
+def carry_out(
+    what: SearchPlan,
+    *,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    jobs: int | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Tuned:
+    """Make the trials of a search that are left, beside other processes that do the same.
+
+    Args:
+        what: the plan.
+        out: the folder, new or empty; None: a new one under `runs/`.
+        resume: the folder of a search to go on with; `out` is then None.
+        jobs: runs at a time; None: one a core if they are simulated, else one.
+        tell: receives a line about every trial that has ended.
+
+    Raises:
+        RequestError: the request is wrong, or every trial was refused.
+    """
+    if jobs is not None and jobs < 1:
+        raise RequestError(f"jobs must be at least 1 (given {jobs})")
+    folder = Path(resume) if resume is not None else choose_folder(out, "tune")
+    existed = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / SEARCH_FILE).exists():
+            _publish(folder / SEARCH_FILE, yaml.safe_dump(vars(what), sort_keys=False))
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
+    study = _Study(what, folder, tell)
+    count = jobs or (available_cores() if what.simulation else 1)
+    interrupted = _work(study, count)
+    search = study.search(whole=True)
+    if not interrupted and search.trials and all(trial.error for trial in search.trials):
+        if not existed:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise RequestError(f"every trial was refused; the first: {search.trials[0].error}")
+    write(search, folder, what.command())
+    return Tuned(folder, search, interrupted)
+
+
+def write(search: Search, folder: Path, command: str) -> None:
+    """Write the results of a search into its folder, each file whole or not at all."""
+    _publish(folder / RESULT_FILE, json.dumps(search.to_json(), indent=2, allow_nan=False) + "\n")
+    _publish(folder / REPORT_FILE, render(search, folder, command))
+    best = search.best()
+    if best is not None and (folder / best.folder / CONFIG_FILE).is_file():
+        _publish(folder / BEST_FILE, (folder / best.folder / CONFIG_FILE).read_text(encoding="utf-8"))
+
+
+def _publish(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    draft.replace(path)
+
+
+def _work(study: _Study, jobs: int) -> bool:
+    """Make trials until none is left, with so many processes; return whether the user has interrupted it."""
+    processes = [RunProcess() for _ in range(jobs)]
+    stopping = threading.Event()
+
+    def work(process: RunProcess) -> bool:
+        while not stopping.is_set():
+            assigned = study.next()
+            if assigned is None:
+                return False
+            if isinstance(assigned, str):
+                stopping.wait(0.1)
+                continue
+            answer = study.made_by(process, assigned)
+            if answer["outcome"] == "interrupted":
+                stopping.set()
+                return True
+            study.ended(assigned, answer)
+        return False
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            futures = [pool.submit(work, process) for process in processes]
+            try:
+                return True in [future.result() for future in futures]
+            except KeyboardInterrupt:
+                stopping.set()
+                return True
+    finally:
+        study.leave()
+        for process in processes:
+            process.close()
+
+
+def _options(what: SearchPlan, space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a trial's run."""
+    chosen = space.run_options(parameters)
+    options = {
+        **what.options,
+        **{key: value for key, value in chosen.items() if key != RATE},
+        "seed": what.seed,
+    }
+    options.setdefault("strategy", "synchronous")
+    options.setdefault("workers", 2)
+    return {**options, **with_rate(options, chosen[RATE])} if RATE in chosen else options
+
+
+@dataclass
+class _Assigned:
+    """A trial that this process makes.
+
+    Attributes:
+        trial: Optuna's.
+        parameters: drawn for it.
+        name: of its folder.
+        begin_from: the folder of the run whose checkpoints it goes on from; "" for none.
+        epochs: of that run and this interval together; 0: as the options say.
+        curve: the goal's value after each test, by epochs done.
+        began_s: on this process's clock.
+    """
+
+    trial: Any
+    parameters: dict[str, Any]
+    name: str
+    begin_from: str = ""
+    epochs: int = 0
+    curve: dict[int, float] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+
+
+def _optuna() -> Any:
+    """Import Optuna, which says less than usual.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise RequestError("tune needs Optuna: pip install 'polyrhythm[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+class _Study:
+    """The trials of a search, shared with other processes that work at it."""
+
+    def __init__(self, what: SearchPlan, folder: Path, tell: Callable[[str], None]) -> None:
+        optuna = _optuna()
+        self._optuna = optuna
+        self.what, self.folder, self._tell = what, folder, tell
+        self.space = Space.of(what.space)
+        self._budget = Budget.parse(what.budget)
+        self._sign = 1.0 if GOALS[what.goal] == "maximize" else -1.0
+        self._began_s, self._before_s = time.monotonic(), 0.0
+        self._thread_lock = threading.RLock()
+        self._mine: dict[int, tuple[Any, dict[str, Any]]] = {}  # under way in this process, by number
+        self._epochs = 0
+        url = what.storage or f"sqlite:///{(folder / STUDY_FILE).absolute()}"
+        with self._locked(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._study = optuna.create_study(
+                study_name=f"polyrhythm {folder.absolute().name}",
+                storage=url,
+                sampler=self._sampler(),
+                pruner=self._pruner(),
+                direction=GOALS[what.goal],
+                load_if_exists=True,
+            )
+            trials = self._trials()
+            self._before_s = float(self._study.user_attrs.get("elapsed_s", 0.0))
+            if what.method == "grid" and not trials:
+                for parameters in self._affordable(self.space.every()):
+                    self._study.enqueue_trial(parameters)
+        self._left = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating.start()
+
+    def next(self) -> _Assigned | str | None:
+        """Return the next trial to make; `wait` if that depends on one under way; None if there is none left."""
+        states = self._optuna.trial.TrialState
+        with self._locked():
+            trials = self._trials()
+            self._take_over(trials)
+            trials = self._trials()
+            if not any(trial.state == states.WAITING for trial in trials):
+                if self._spent(trials) or (self.what.method == "grid" and trials):
+                    return None
+                if self.what.method == "evolution":
+                    rng = Random(f"{self.what.seed} {len(trials)}")
+                    self._study.enqueue_trial(
+                        evolved(
+                            self._parents(trials),
+                            self.space,
+                            self.what.population,
+                            max(2, self.what.population // 4),
+                            rng,
+                        )
+                    )
+                elif self.what.method == "pbt":
+                    line = self._next_interval(trials)
+                    if not isinstance(line, dict):
+                        return line
+            trial = self._study.ask()
+            parameters = self.space.draw(partial(_suggested, trial))
+            line = trial.user_attrs.get("line", {})
+            name = line.get("folder") or f"trial-{trial.number:04d}"
+            begun = {"folder": name, "owner": _owner(), "beat": time.time(), "parameters": parameters}
+            trial.set_user_attr("begun", begun)
+            self._mine[trial.number] = trial, begun
+            return _Assigned(trial, parameters, name, line.get("begin_from", ""), line.get("epochs", 0))
+
+    def made_by(self, process: RunProcess, assigned: _Assigned) -> dict[str, Any]:
+        """Have the run of a trial made; it is begun again where its process dies."""
+        options = _options(self.what, self.space, assigned.parameters)
+        task: dict[str, Any] = {
+            "folder": str(self.folder / assigned.name),
+            "simulation": dict(self.what.simulation),
+        }
+        if assigned.epochs:
+            options["epochs"] = assigned.epochs
+        if assigned.begin_from:
+            task["begin_from"] = str(self.folder / assigned.begin_from)
+            kept = ("seed", "strategy", "workers", "data", "model")
+            options = {key: value for key, value in options.items() if key not in kept}
+        watched = (
+            self.what.goal not in {"seconds", "price"} and self.what.simulation.get("gradients") != "none"
+        )
+        for _ in range(_TRIES):
+            judge = partial(self._goes_on, assigned) if watched else None
+            answer = process.make({**task, "options": options}, judge)
+            if not answer.get("died"):
+                break
+        return answer
+
+    def ended(self, assigned: _Assigned, answer: Mapping[str, Any]) -> None:
+        """Write down how a trial has ended."""
+        trial = assigned.trial
+        came = {key: answer[key] for key in _KEPT if answer.get(key) is not None}
+        came |= {"took_s": time.monotonic() - assigned.began_s, "curve": sorted(assigned.curve.items())}
+        with self._locked():
+            trial.set_user_attr("came", came)
+            if self._budget.kind == "seconds" and not self.what.simulation:
+                self._study.set_user_attr("elapsed_s", self._elapsed_s())
+            if answer["outcome"] == "stopped":
+                self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+            else:
+                self._study.tell(trial, self._value(answer))
+            del self._mine[trial.number]
+            search = self.search()
+        self._say(trial.number, answer, search)
+
+    def leave(self) -> None:
+        """Stop saying that this process is there."""
+        self._left.set()
+        self._beating.join()
+
+    def search(self, *, whole: bool = False) -> Search:
+        """Return all trials as they are now; with `whole` also what matters, which takes a while."""
+        states = self._optuna.trial.TrialState
+        found = []
+        for trial in self._trials():
+            if trial.state in {states.WAITING, states.FAIL}:  # failed: another has taken it over
+                continue
+            begun, came = trial.user_attrs.get("begun", {}), trial.user_attrs.get("came", {})
+            value = trial.value if trial.state in {states.COMPLETE, states.PRUNED} else None
+            curve = came.get("curve") or sorted(trial.intermediate_values.items())
+            found.append(
+                Tried(
+                    number=trial.number,
+                    folder=begun.get("folder", ""),
+                    parameters=begun.get("parameters", {}),
+                    value=value if value is not None and math.isfinite(value) else None,
+                    state="failed" if "error" in came else _STATES[trial.state.name],
+                    curve=[(int(epochs), float(each)) for epochs, each in curve],
+                    seconds=came.get("seconds"),
+                    price=came.get("price"),
+                    took_s=came.get("took_s"),
+                    error=came.get("error"),
+                    parent=trial.user_attrs.get("line", {}).get("begin_from") or None,
+                )
+            )
+        return Search(
+            method=self.what.method,
+            goal=self.what.goal,
+            budget=self.what.budget,
+            maximize=self._sign > 0,
+            simulated=bool(self.what.simulation),
+            trials=found,
+            importance=self._importance() if whole else {},
+        )
+
+    def _importance(self) -> dict[str, float]:
+        """Return how much of the values' variance each option explains (fANOVA), where enough trials have ended."""
+        done = [
+            trial for trial in self._trials() if trial.state.name == "COMPLETE" and math.isfinite(trial.value)
+        ]
+        if len(done) < 8 or len({trial.value for trial in done}) < 2:
+            return {}
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = self._optuna.importance.get_param_importances(self._study, normalize=True)
+        except (RuntimeError, ValueError, ImportError):  # no option that all have, or one value each
+            return {}
+        return {name: float(value) for name, value in found.items()}
+
+    def _trials(self) -> list[Any]:
+        return list(self._study.get_trials(deepcopy=False))
+
+    def _parents(self, trials: Sequence[Any]) -> list[Parent]:
+        """Return the trials that have ended, in the order in which they did."""
+        ended = [
+            each for each in trials if each.state.name in {"COMPLETE", "PRUNED"} and each.value is not None
+        ]
+        ended.sort(key=lambda trial: (trial.datetime_complete, trial.number))
+        return [
+            Parent(trial.number, trial.user_attrs["begun"]["parameters"], self._sign * trial.value)
+            for trial in ended
+        ]
+
+    def _next_interval(self, trials: Sequence[Any]) -> dict[str, Any] | str | None:
+        """Put the next interval of PBT in line: that of the member who has come least far and is not under way.
+
+        It is compared with those who have come as far as it, as they were then; nobody waits for the others.
+        """
+        done: dict[int, dict[int, Any]] = {}  # epochs -> member -> trial
+        left = dict.fromkeys(range(self.what.population), 0)
+        for trial in trials:
+            line = trial.user_attrs["line"]
+            if trial.state.name == "COMPLETE":
+                done.setdefault(line["epochs"], {})[line["member"]] = trial
+                left[line["member"]] = max(left[line["member"]], line["epochs"])
+        total = self._total_epochs()
+        under_way = {"RUNNING", "WAITING"}
+        busy = {trial.user_attrs["line"]["member"] for trial in trials if trial.state.name in under_way}
+        free = [member for member, epochs in left.items() if epochs < total and member not in busy]
+        if not free:
+            return "wait" if busy else None
+        member = min(free, key=lambda each: (left[each], each))
+        epochs = left[member]
+        rng = Random(f"{self.what.seed} {member} {epochs}")
+        interval = -(-epochs // self.what.interval)
+        line = {
+            "member": member,
+            "interval": interval,
+            "folder": f"member-{member:02d}-interval-{interval:02d}",
+            "epochs": min(epochs + self.what.interval, total),
+        }
+        if epochs:
+            parents = {
+                each: Parent(trial.number, trial.user_attrs["begun"]["parameters"], self._sign * trial.value)
+                for each, trial in done[epochs].items()
+            }
+            parent, parameters = succeeded(member, parents, self.space, rng)
+            before = next(trial for trial in done[epochs].values() if trial.number == parent.number)
+            line["begin_from"] = before.user_attrs["begun"]["folder"]
+        else:
+            parameters = self.space.draw(lambda name, domain: domain.draw(rng))
+        self._study.enqueue_trial(parameters, user_attrs={"line": line})
+        return line
+
+    def _total_epochs(self) -> int:
+        """Return the epochs of a whole run."""
+        if not self._epochs:
+            example = self.space.draw(lambda name, domain: domain.draw(Random(0)))
+            job = assemble(configure(_options(self.what, self.space, example)), CheckpointConfig())
+            self._epochs = job.learning.epochs
+        return self._epochs
+
+    def _goes_on(self, assigned: _Assigned, epoch: int, tested: Mapping[str, float]) -> bool:
+        """Note a test of a trial, and return whether it goes on."""
+        value = tested[self.what.goal]
+        heard_before = epoch in assigned.curve
+        assigned.curve[epoch] = value
+        if self.what.method != "hyperband" and self.what.prune == "none":
+            return True
+        with self._locked():
+            total = self._total_epochs()
+            if self.what.prune == "curve":
+                curve = [(step, self._sign * each) for step, each in sorted(assigned.curve.items())]
+                best = max((each.value for each in self._parents(self._trials())), default=-math.inf)
+                return epoch >= total or not hopeless(curve, total, best)
+            if not heard_before:
+                assigned.trial.report(value, epoch)
+            return epoch >= total or not assigned.trial.should_prune()
+
+    def _elapsed_s(self) -> float:
+        """Return for how long the search has been made, by its earlier processes too."""
+        return self._before_s + time.monotonic() - self._began_s
+
+    def _value(self, answer: Mapping[str, Any]) -> float:
+        """Return what a run has come to; the worst there is where it was refused, failed or did not get there."""
+        goal, done = self.what.goal, answer["outcome"] == "done"
+        if goal in {"seconds", "price"}:
+            return (
+                float(answer[goal])
+                if done and answer.get("reached") and answer.get(goal) is not None
+                else math.inf
+            )
+        value = answer.get(f"test_{goal}") if done else None
+        return float(value) if value is not None else (0.0 if self._sign > 0 else math.inf)
+
+    def _spent(self, trials: Sequence[Any]) -> bool:
+        counted = [trial for trial in trials if trial.state != self._optuna.trial.TrialState.FAIL]
+        if self._budget.kind == "trials":
+            return len(counted) >= self._budget.amount
+        if self._budget.kind == "USD":
+            return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
+        if self.what.simulation:
+            return sum(_came(trial, "seconds") for trial in counted) >= self._budget.amount
+        return self._elapsed_s() >= self._budget.amount
+
+    def _affordable(self, every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return as many combinations of a grid as the budget has trials."""
+        return every[: int(self._budget.amount)] if self._budget.kind == "trials" else every
+
+    def _take_over(self, trials: Sequence[Any]) -> None:
+        """Put in line again what others had under way who are gone."""
+        for trial in trials:
+            if trial.state.name != "RUNNING" or trial.number in self._mine:
+                continue
+            begun, line = trial.user_attrs.get("begun"), trial.user_attrs.get("line", {})
+            if begun is not None and _is_there(begun["owner"], begun["beat"]):
+                continue
+            self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+            parameters = begun["parameters"] if begun is not None else dict(trial.params)
+            line = {**line, "folder": begun["folder"]} if begun is not None else line
+            self._study.enqueue_trial(parameters, user_attrs={"line": line})
+
+    def _beat(self) -> None:
+        """Say now and then that this process is there, for those on other hosts."""
+        while not self._left.wait(_BEAT_S):
+            with self._locked():
+                for trial, begun in self._mine.values():
+                    trial.set_user_attr("begun", {**begun, "beat": time.time()})
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other threads, and other processes on this folder, from looking or changing meanwhile."""
+        with self._thread_lock, (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _sampler(self) -> Any:
+        samplers, seed = self._optuna.samplers, self.what.seed
+        if self.what.method in {"tpe", "hyperband"}:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True, group=True)
+        return samplers.RandomSampler(seed=seed)
+
+    def _pruner(self) -> Any:
+        pruners = self._optuna.pruners
+        if self.what.method == "hyperband":
+            return pruners.HyperbandPruner(
+                min_resource=1, max_resource=self._total_epochs(), reduction_factor=3
+            )
+        if self.what.prune == "median":
+            return pruners.MedianPruner(n_startup_trials=4)
+        if self.what.prune == "halving":
+            return pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        return pruners.NopPruner()
+
+    def _say(self, number: int, answer: Mapping[str, Any], search: Search) -> None:
+        trial = next(each for each in search.trials if each.number == number)
+        done = sum(each.state != "running" for each in search.trials)
+        most = f"/{self._budget.amount:.0f}" if self._budget.kind == "trials" else ""
+        if answer["outcome"] in {"refused", "failed"}:
+            came = f"{answer['outcome']}: {answer['error']}"
+        else:
+            came = f"{self.what.goal} {shown(self.what.goal, trial.value)}"
+            came += " (ended early)" if answer["outcome"] == "stopped" else ""
+            came += f", {duration(answer['seconds'])}" if answer.get("seconds") is not None else ""
+        best = search.best()
+        record = (
+            f"  (best {shown(self.what.goal, best.value)}, trial {best.number})" if best is not None else ""
+        )
+        what = ", ".join(f"{key}={_short(value)}" for key, value in trial.parameters.items())
+        self._tell(f"[{done}{most}] trial {number}: {what}: {came}{record}")
+
+
+def _suggested(trial: Any, name: str, domain: Domain) -> Any:
+    """Return Optuna's choice."""
+    if isinstance(domain, Values):
+        return trial.suggest_categorical(name, list(domain.values))
+    assert isinstance(domain, Range)
+    if domain.whole:
+        return trial.suggest_int(
+            name, int(domain.low), int(domain.high), step=int(domain.step or 1), log=domain.log
+        )
+    return trial.suggest_float(name, domain.low, domain.high, step=domain.step, log=domain.log)
+
+
+def _came(trial: Any, key: str) -> float:
+    """Return a figure of a trial that has ended; 0 where it is not known."""
+    return float(trial.user_attrs.get("came", {}).get(key) or 0.0)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _owner() -> list[Any]:
+    """Return what tells this process from all others: host, number, start."""
+    return [platform.node(), os.getpid(), _started_at(os.getpid())]
+
+
+def _started_at(pid: int) -> int:
+    """Return when a process started, in ticks since its host did; 0 if there is none, or no such figure."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _is_there(owner: Sequence[Any], beat: float) -> bool:
+    """Whether the process that has a trial under way still lives, as far as one can know from here."""
+    host, pid, started = owner
+    if host == platform.node() and started:
+        return bool(_started_at(int(pid)) == started)
+    return time.time() - beat < _SILENT_S

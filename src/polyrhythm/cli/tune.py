@@ -1,0 +1,106 @@
+"""`polyrhythm tune`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.errors import RequestError
+from polyrhythm.user_files import parse_yaml, read_text
+
+INTERRUPTED = 130
+ROWS = 10
+
+
+@partial(with_run_options, left_out=("seed",))
+def tune(
+    space: Annotated[
+        str | None, typer.Argument(metavar="SPACE", help="A YAML file: options and the values they may take.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="A YAML file of options that all runs have.")] = None,
+    method: Annotated[str, typer.Option(help="grid, random, tpe, hyperband, evolution or pbt.")] = "tpe",
+    budget: Annotated[
+        str, typer.Option(help="60 trials, 2h (virtual time where runs are simulated) or 20USD.")
+    ] = "20 trials",
+    goal: Annotated[
+        str,
+        typer.Option(help="top1, top5 or loss of the last test; seconds or price until --until is reached."),
+    ] = "top1",
+    prune: Annotated[
+        str, typer.Option(help="What ends trials early: none, median, halving or curve (extrapolated).")
+    ] = "none",
+    population: Annotated[
+        int | None, typer.Option(metavar="N", help="Of evolution (default 10) and pbt (default 8).")
+    ] = None,
+    interval: Annotated[
+        int, typer.Option(metavar="N", help="Of pbt: epochs between two looks at the others.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the search, and of every run in it.")] = 0,
+    cluster: Annotated[
+        str | None, typer.Option(help="Simulate on a cluster file or a ready cluster (default: real runs).")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Runs at a time (default: simulated ones one a core, real ones one)."),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="A database for the study, as Optuna takes it (default: SQLite in the folder)."),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="The folder, new or empty (default: a new one in runs/).")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="The folder of a search to go on with, or to help others with.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    **options: Any,
+) -> None:
+    """Search a job's options for the best: many runs, chosen and ended early by rule; a report and a recipe."""
+    from polyrhythm.api import tune as tuning
+
+    if (space is None) == (resume is None):
+        raise RequestError("name a SPACE.yaml to search, or --resume the folder of a search: one of them")
+    if resume is not None:
+        plan = tuning.read_plan(Path(resume))
+    else:
+        assert space is not None
+        plan = tuning.plan(
+            parse_yaml(read_text(Path(space), "the space"), f"the space {space}"),
+            method=method,
+            budget=budget,
+            goal=goal,
+            prune=prune,
+            seed=seed,
+            population=population,
+            interval=interval,
+            recipe=recipe,
+            simulation={} if cluster is None else {"cluster": cluster},
+            storage=storage,
+            options=options,
+        )
+    done = tuning.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=_tell)
+    if json:
+        print_json(done.search.to_json())
+    else:
+        heads, rows = done.search.table(ROWS)
+        print_table("", heads, rows)
+        print()
+        for text in done.search.verdict():
+            print(text)
+        print(f"report      {done.folder}/{tuning.REPORT_FILE}")
+        if done.search.best() is not None:
+            print(f"best        polyrhythm train {done.folder}/{tuning.BEST_FILE}")
+    if done.interrupted:
+        print(f"interrupted; go on with: polyrhythm tune --resume {done.folder}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,175 @@
+"""The trials of a search side by side: which is best, what has mattered, and what each came to when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, percent
+
+CHOSEN_BY_TEST = "It was chosen by the test images, so its figure is a little too good."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A trial.
+
+    Attributes:
+        number: counted from 0.
+        folder: of its run, inside the search's.
+        parameters: what was chosen for it.
+        value: of the goal; None where there is none: under way, failed, or the goal not reached.
+        state: `done`, `stopped` (before its end, since others did better), `failed` or `running`.
+        curve: (epochs, value) of its tests.
+        seconds: of training, virtual ones if it was simulated.
+        price: what these cost; None if that is not known.
+        took_s: on the clock, with starting and ending.
+        error: why it failed.
+        parent: the folder of the trial whose checkpoint it went on from.
+    """
+
+    number: int
+    folder: str
+    parameters: Mapping[str, Any]
+    value: float | None
+    state: str
+    curve: Sequence[tuple[int, float]] = ()
+    seconds: float | None = None
+    price: float | None = None
+    took_s: float | None = None
+    error: str | None = None
+    parent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """All trials of a search.
+
+    Attributes:
+        method: by which they were chosen.
+        goal: what their value is.
+        budget: as the user wrote it.
+        maximize: whether more is better.
+        simulated: whether their seconds are virtual ones.
+        trials: in order.
+        importance: share of the values' variance that each option explains (fANOVA); empty where it is not known.
+    """
+
+    method: str
+    goal: str
+    budget: str
+    maximize: bool
+    simulated: bool
+    trials: Sequence[Tried]
+    importance: Mapping[str, float]
+
+    def ranked(self) -> list[Tried]:
+        """Return the trials that have come to something at their end, best first."""
+        done = [trial for trial in self.trials if trial.state == "done" and trial.value is not None]
+        return sorted(done, key=lambda trial: self._order(trial.value), reverse=False)
+
+    def best(self) -> Tried | None:
+        """Return the best trial; None if none has come to its end."""
+        ranked = self.ranked()
+        return ranked[0] if ranked else None
+
+    def best_so_far(self) -> list[tuple[int, float]]:
+        """Return (number of trials that have ended, best value among them), where it changes and at the end."""
+        found: list[tuple[int, float]] = []
+        best = math.inf
+        ended = 0
+        for trial in self.trials:
+            if trial.state == "running":
+                continue
+            ended += 1
+            if trial.state == "done" and trial.value is not None and self._order(trial.value) < best:
+                best = self._order(trial.value)
+                found.append((ended, trial.value))
+        if found and found[-1][0] < ended:
+            found.append((ended, found[-1][1]))
+        return found
+
+    def verdict(self) -> list[str]:
+        """Return in sentences what has come of it."""
+        states = {
+            state: sum(trial.state == state for trial in self.trials)
+            for state in ("done", "stopped", "failed")
+        }
+        early = f", {states['stopped']} ended early" if states["stopped"] else ""
+        failed = f", {states['failed']} failed" if states["failed"] else ""
+        texts = [f"{counted(len(self.trials), 'trial')} by {self.method}{early}{failed}."]
+        best = self.best()
+        if best is None:
+            return [*texts, f"None has come to a {self.goal} at its end."]
+        chosen = ", ".join(f"{key} {_text(value)}" for key, value in best.parameters.items())
+        texts.append(
+            f"The best {self.goal} is {shown(self.goal, best.value)}, of trial {best.number}: {chosen}."
+        )
+        if self.importance:
+            name, share = max(self.importance.items(), key=lambda each: each[1])
+            texts.append(f"Most depends on {name}: {percent(share)} of what differs between trials.")
+        if self.goal in {"top1", "top5", "loss"}:
+            texts.append(CHOSEN_BY_TEST)
+        return texts
+
+    def table(self, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+        """Return heads and rows of the trials, best first, then those that have come to no end.
+
+        Args:
+            most: rows at most; None: all.
+        """
+        names = list(dict.fromkeys(name for trial in self.trials for name in trial.parameters))
+        ranked = self.ranked()
+        others = [trial for trial in self.trials if trial not in ranked]
+        heads = ["trial", self.goal, *names, "time", "price"]
+        priced = any(trial.price for trial in self.trials)
+        rows = []
+        for trial in [*ranked, *others][:most]:
+            value = shown(self.goal, trial.value) if trial.value is not None else UNKNOWN
+            remark = (
+                ""
+                if trial.state == "done"
+                else f" ({'ended early' if trial.state == 'stopped' else trial.state})"
+            )
+            rows.append(
+                [
+                    str(trial.number),
+                    value + remark,
+                    *(_text(trial.parameters[name]) if name in trial.parameters else "" for name in names),
+                    duration(trial.seconds) if trial.seconds is not None else UNKNOWN,
+                    *([f"{trial.price:.4g}" if trial.price is not None else UNKNOWN] if priced else []),
+                ]
+            )
+        return heads if priced else heads[:-1], rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `tune --json` prints."""
+        best = self.best()
+        return {
+            "method": self.method,
+            "goal": self.goal,
+            "budget": self.budget,
+            "simulated": self.simulated,
+            "best": asdict(best) if best is not None else None,
+            "importance": dict(self.importance),
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+
+    def _order(self, value: float | None) -> float:
+        assert value is not None
+        return -value if self.maximize else value
+
+
+def shown(goal: str, value: float | None) -> str:
+    """Return a value of a goal as people read it."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if goal in {"top1", "top5"}:
+        return percent(value)
+    return duration(value) if goal == "seconds" else f"{value:.4g}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Search over the options of a run: what may be chosen, and what is tried next."""
