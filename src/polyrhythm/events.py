@@ -45,6 +45,7 @@ class RunStarted(Event):
         free_running: whether no worker ever waits for a slower one.
         begun: what other numbers of workers did in unfinished epochs; empty if there are none.
         deal: what had been drawn before, where workers draw their batches, as `Dealer` writes it; else empty.
+        images: of the whole run, where workers draw their batches and so take different numbers of steps; else 0.
     """
 
     strategy: str
@@ -62,6 +63,7 @@ class RunStarted(Event):
     free_running: bool = False
     begun: dict[str, Any] = field(default_factory=dict)
     deal: dict[str, Any] = field(default_factory=dict)
+    images: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

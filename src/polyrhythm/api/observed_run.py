@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import platform
 import shutil
@@ -281,6 +282,8 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     """
     found = held_back(seen)
     figures = end.result | {"held_back": asdict(found) if found is not None else None}
+    sustained = seen.sustained_images_per_s
+    figures["sustained_images_per_s"] = None if math.isnan(sustained) else sustained
     figures["restarts"] = len(restarts)
     figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}

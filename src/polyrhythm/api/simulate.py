@@ -239,7 +239,7 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
         RequestError: the ranks do not fit, or the cluster's faults name ranks or hosts that do not exist.
     """
     strategy, traits = what.strategy, what.traits
-    layout = lay_out(where, what.workers, traits.servers, traits.placement)
+    layout = lay_out(where, what.workers, traits.servers, traits.placement, draws=what.draws)
     hosts = {layout.host_of[rank] for rank in layout.roles.workers}
     if traits.one_host and len(hosts) > 1:
         raise RequestError(

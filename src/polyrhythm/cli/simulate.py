@@ -112,7 +112,12 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     if learns:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     done = "trained in  " if learns else "dry run in  "
-    print(f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s")
+    while_all = figures["sustained_images_per_s"]
+    differs = while_all is not None and while_all > (1 + _WORTH_SAYING) * figures["images_per_s"]
+    sustained = f" ({while_all:,.0f} while all were at work)" if differs else ""
+    print(
+        f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}"
+    )
     idle = figures["nothing_left_share"]
     left = f", {percent(idle)} with nothing left to do" if idle >= _WORTH_SAYING else ""
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")

@@ -205,8 +205,23 @@ class RunFigures:
     @property
     def recent_images_per_s(self) -> float:
         """Images per second of all workers that still train, each over its last stretch."""
-        rates = [series.last.images_per_s for series in self.present if self.steps_left(series)]
+        drawn = self.started is not None and self.started.images > 0
+        rates = [series.last.images_per_s for series in self.present if drawn or self.steps_left(series)]
         return sum(rates) if rates else self.images_per_s
+
+    @property
+    def sustained_images_per_s(self) -> float:
+        """Images per second while all workers were at work: between the last first report of one, and the first last.
+
+        Not a number where there is no such time.
+        """
+        every = [series.stretches for series in self.present]
+        start_s = max((stretches[0].end_s for stretches in every), default=math.nan)
+        end_s = min((stretches[-1].end_s for stretches in every), default=math.nan)
+        if not end_s > start_s:
+            return math.nan
+        images = sum(stretch.images_between(start_s, end_s) for stretches in every for stretch in stretches)
+        return images / (end_s - start_s)
 
     @property
     def recent_loss(self) -> float:
@@ -226,7 +241,9 @@ class RunFigures:
 
     @property
     def fraction_done(self) -> float:
-        """Steps done by all workers that are there, as a fraction of all their steps."""
+        """What is done, as a fraction of the run: of its images where workers draw them, else of their steps."""
+        if self.started and self.started.images:
+            return min(1.0, self.images_seen / self.started.images)
         if not self.steps_per_worker or not self.started:
             return 0.0
         done = sum(min(series.last.step, self.steps_per_worker) for series in self.present)
@@ -234,7 +251,13 @@ class RunFigures:
 
     @property
     def time_left_s(self) -> float:
-        """Seconds until the slowest worker is through, at each one's mean pace; not a number if unknown."""
+        """Seconds until the slowest worker is through, at each one's mean pace; not a number if unknown.
+
+        Where workers draw their batches, all are through at once.
+        """
+        if self.started and self.started.images:
+            left_images = max(0, self.started.images - self.images_seen)
+            return left_images / self.images_per_s if self.images_per_s > 0 else math.nan
         paces = [(self.steps_left(series), series.total) for series in self.present]
         left = [steps * total.seconds / total.steps for steps, total in paces if total.steps]
         return max(left, default=math.nan)
@@ -306,6 +329,11 @@ class Stretch:
     def images_per_s(self) -> float:
         """Images seen per second; not a number if no time passed."""
         return self.images / self.seconds if self.seconds > 0 else math.nan
+
+    def images_between(self, start_s: float, end_s: float) -> float:
+        """Return its images in a span of time, if it took them at one rate."""
+        overlap = min(end_s, self.end_s) - max(start_s, self.end_s - self.seconds)
+        return self.images * overlap / self.seconds if overlap > 0 else 0.0
 
     @property
     def waiting_share(self) -> float:

@@ -257,12 +257,19 @@ def start_line(event: RunStarted) -> str:
     )
 
 
+def progress_of(figures: RunFigures, slowest: int) -> str:
+    """Return how far the run is: the images, where workers draw them, else the slowest worker's steps."""
+    if figures.started and figures.started.images:
+        return f"{whole(figures.images_seen)} of {whole(figures.started.images)} images"
+    return f"step {slowest}/{figures.steps_per_worker}"
+
+
 def training_line(figures: RunFigures) -> str:
     """Return how far the slowest worker is, and how well and how fast all of them train."""
     slowest = min((series.last for series in figures.present), key=lambda stretch: stretch.step)
     parts = [
         f"epoch {slowest.epoch + 1}/{figures.started.epochs if figures.started else '?'}",
-        f"step {slowest.step}/{figures.steps_per_worker}",
+        progress_of(figures, slowest.step),
         *([f"loss {significant(figures.recent_loss)}"] if not math.isnan(figures.recent_loss) else []),
         f"{whole(figures.recent_images_per_s)} images/s",
     ]

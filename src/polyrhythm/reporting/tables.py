@@ -32,6 +32,7 @@ _LABELS = {
     "steps": "Steps",
     "seconds": "Time",
     "images_per_s": "Images per second",
+    "sustained_images_per_s": "Images per second while all were at work",
     "train_loss": "Training loss",
     "test_loss": "Test loss",
     "test_top1": "Test top-1",
@@ -49,6 +50,7 @@ _LABELS = {
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     "seconds": lambda value: duration(value) + (f" ({value:,.1f} s)" if value >= MINUTE_S else ""),
     "images_per_s": whole,
+    "sustained_images_per_s": whole,
     "test_top1": percent,
     "test_top5": percent,
     "waiting_share": percent,

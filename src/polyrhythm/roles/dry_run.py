@@ -236,6 +236,15 @@ class DryRun:
         dealt = tuple(self._dealt(epoch) for epoch in range(self.epochs))
         return Dealer(Deck(dealt, (self.batch_size,) * self.epochs), [len(unit) for unit in self.units])
 
+    @property
+    def images_drawn(self) -> int:
+        """Images of the whole run, where workers draw their batches; else 0."""
+        if not self.draws:
+            return 0
+        if not self.epoch_images:
+            return self.steps * self.workers * self.batch_size
+        return sum(self._dealt(epoch) for epoch in range(self.epochs))
+
     @cached_property
     def steps_per_report(self) -> int:
         """After how many steps a worker says what it has done: a bounded number of events, however many workers."""

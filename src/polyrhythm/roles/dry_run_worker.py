@@ -302,6 +302,7 @@ class DryDuties(Duties):
                 steps_per_epoch=dry_run.steps_per_epoch,
                 parameters=dry_run.sizes.parameters,
                 free_running=not dry_run.traits.waits_for_slower,
+                images=dry_run.images_drawn,
             )
         )
         strategy = dry_run.strategy

@@ -1,7 +1,8 @@
 """Which rank runs on which host.
 
     workers            0 … N-1 fill the hosts in order, as many on each as it has places
-    shared servers     one on every workers' host in turn, from the last host backwards, as many as it has cores
+    shared servers     one on every workers' host in turn, as many as it has cores; from the last host backwards, or,
+                       where work goes to whoever is free, first on the one that computes fastest beside a server
     dedicated servers  on hosts without workers, one on each in turn, as many as it has cores
 
 Ranks are numbered as a local run numbers them (servers last), so that both learn the same.
@@ -50,7 +51,9 @@ class Layout:
         return machine.slowed_by(servers) / machine.speed * self.cluster.step_factor
 
 
-def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) -> Layout:
+def lay_out(
+    cluster: Cluster, workers: int, servers: int, placement: Placement, *, draws: bool = False
+) -> Layout:
     """Return a layout of ranks on hosts.
 
     Args:
@@ -58,6 +61,8 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
         workers: how many.
         servers: how many.
         placement: of the servers.
+        draws: whether work goes to whoever is free, so that a fast host's workers should have their servers near. Where
+            all wait for the slowest, that one should.
 
     Raises:
         RequestError: there are more ranks than places, or servers leave a host's workers nothing to compute with.
@@ -69,7 +74,7 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
             f"on {len(cluster.machines)} hosts"
         )
     used = places[:workers]
-    homes = _server_homes(cluster, used, servers, placement)
+    homes = _server_homes(cluster, used, servers, placement, draws=draws)
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
     layout = Layout(cluster, roles, (*used, *homes))
     for worker in roles.workers:
@@ -82,12 +87,17 @@ def lay_out(cluster: Cluster, workers: int, servers: int, placement: Placement) 
     return layout
 
 
-def _server_homes(cluster: Cluster, used: list[int], servers: int, placement: Placement) -> list[int]:
+def _server_homes(
+    cluster: Cluster, used: list[int], servers: int, placement: Placement, *, draws: bool
+) -> list[int]:
     if placement.dedicated:
         taken = set(used)
         hosts = [host for host in range(len(cluster.machines)) if host not in taken]
     else:
         hosts = sorted(set(used), reverse=True)
+        if draws:
+            machines = cluster.machines
+            hosts.sort(key=lambda host: machines[host].slowed_by(1) / machines[host].speed)
     room = {host: cluster.machines[host].cores for host in hosts}
     if servers > sum(room.values()):
         where = "hosts without workers hold" if placement.dedicated else "workers' hosts hold"

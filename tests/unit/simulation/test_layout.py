@@ -23,6 +23,15 @@ def test_shared_servers_go_to_workers_hosts_from_the_last_one_backwards() -> Non
     assert layout.roles.servers == (3, 4)
 
 
+def test_where_work_is_drawn_the_fastest_host_has_the_first_server() -> None:
+    where = cluster({"cores": 8}, {"cores": 8, "speed": 3}, {"cores": 8}, {"cores": 2, "speed": 3})
+    assert lay_out(where, 4, 1, Shared()).host_of[4:] == (3,)
+    assert lay_out(where, 4, 1, Shared(), draws=True).host_of[4:] == (1,)
+    assert lay_out(where, 4, 3, Shared(), draws=True).host_of[4:] == (1, 2, 3)
+    even = cluster({"count": 4, "cores": 4})
+    assert lay_out(even, 3, 2, Shared(), draws=True) == lay_out(even, 3, 2, Shared())
+
+
 def test_bsc_has_eight_workers_and_seven_servers_on_eight_nodes() -> None:
     layout = lay_out(open_cluster("bsc"), 8, 7, Shared())
     assert layout.host_of[8:] == (1, 2, 3, 4, 5, 6, 7)

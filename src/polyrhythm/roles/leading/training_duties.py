@@ -533,6 +533,7 @@ class RunFigures:
             parameters=self._replica.flat.size,
             free_running=not job.traits.waits_for_slower,
             begun=job.begun.to_json(),
+            images=job.deck.all_images if job.draws else 0,
         )
 
     def keep_arrivals(self, outcome: str) -> None:

@@ -14,6 +14,7 @@ from polyrhythm.events import (
     WorkerProgress,
 )
 from polyrhythm.reporting.figures import RunFigures, Staleness
+from polyrhythm.reporting.progress import training_line
 
 
 def test_images_per_second_of_workers_and_of_all(story):
@@ -185,3 +186,50 @@ def test_a_resumed_run_alone_knows_about_how_many_images_came_before():
     figures = RunFigures.of([resumed(1), redone(1.0, 0, 15, 200), Notice(time_s=1.0, text="")])
     # Ten steps of forty images by two workers, then these 200.
     assert figures.images_seen == 800 + 200
+
+
+def progress(worker, time_s, step, images, steps=10):
+    return WorkerProgress(
+        time_s=time_s,
+        worker=worker,
+        epoch=0,
+        step=step,
+        steps=steps,
+        images=images,
+        loss=1.0,
+        learning_rate=0.1,
+    )
+
+
+def test_the_sustained_rate_is_that_of_the_time_when_all_are_at_work():
+    """Worker 0 ends at 30 s; worker 1 starts late, since its first step waited, and goes on alone."""
+    figures = RunFigures.of(
+        [
+            *[progress(0, 10.0 * number, 10 * number, 1000) for number in (1, 2, 3)],
+            *[progress(1, 15.0 + 10 * number, 10 * number + 10, 500) for number in range(4)],
+        ]
+    )
+    # from 15 to 30 s: 100 images/s of worker 0, and 50 of worker 1
+    assert figures.sustained_images_per_s == pytest.approx(150)
+    assert figures.images_per_s == pytest.approx(5000 / 45)
+    assert math.isnan(RunFigures.of([progress(0, 1.0, 10, 10)]).sustained_images_per_s)
+
+
+def test_progress_of_drawn_work_is_by_images():
+    start = RunStarted(
+        time_s=0.0,
+        strategy="s",
+        data="d",
+        model="m",
+        workers=2,
+        servers=1,
+        epochs=1,
+        steps_per_epoch=50,
+        images=10_000,
+    )
+    fast, slow = progress(0, 10.0, 75, 7500, steps=75), progress(1, 10.0, 5, 500, steps=5)
+    figures = RunFigures.of([start, fast, slow])
+    assert figures.fraction_done == 0.8
+    assert figures.time_left_s == pytest.approx(2000 / 800)
+    assert figures.recent_images_per_s == 800  # the fast one has more than its even share, and goes on
+    assert "8,000 of 10,000 images" in training_line(figures)
