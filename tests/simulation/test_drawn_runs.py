@@ -13,8 +13,10 @@ from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.run import ConstantCluster, job_program
 from polyrhythm.simulation.simulated_run import constant_run
+from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.drawing import OPTIONS, Drawn, drawn
+from simulation.trying import layers
 
 ROUNDS = 5
 """Each strategy is drawn so many times, by turns run dry and trained."""
@@ -123,6 +125,22 @@ def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
     run = drawn(11514)
     assert run.spec == "backup_workers(servers=3)"
     check_end(run, *told(run.work_dry))
+
+
+@pytest.mark.parametrize("back_s", [0.001, 0.004, 0.007])
+def test_a_rank_lost_and_back_while_sums_are_under_way_is_missed_by_all_of_them(back_s: float) -> None:
+    """Buckets are added up under the backward pass: a successor may come before a sum has heard of the loss."""
+    joined = 0
+    for place in range(8):
+        faults = f"kill(rank=2, at_s={0.021 + place * 2e-3:.4f}, restart_after_s={back_s})"
+        spec = "synchronous(collective=rabenseifner, transfer=bfloat16, bucket_bytes=64)"
+        events: list[Event] = []
+        play(layers(spec, step_time="constant(seconds=0.01)", faults=faults), 1, events.append)
+        ended = events[-1]
+        assert isinstance(ended, RunEnded)
+        assert ended.outcome == "done"
+        joined += sum(isinstance(event, WorkerJoined) for event in events)
+    assert joined == 8
 
 
 def test_replicas_whose_numbers_have_overflowed_are_equal() -> None:
