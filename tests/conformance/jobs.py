@@ -44,6 +44,8 @@ VARIATIONS = [
     "synchronous(transfer=bfloat16)",
     "synchronous(compress=top_k(density=0.2, dense_below=0))",
     "synchronous(compress=one_bit(dense_below=0))",
+    "parameter_server(compress=one_bit(dense_below=0))",
+    "parameter_server(servers=2, consistency=synchronous, compress=top_k(density=0.2, dense_below=0))",
     "easgd(mode=synchronous, tau=1, servers=2)",
     "sgp(overlap=True)",
     "bmuf(steps=2, nesterov=True)",

@@ -53,6 +53,11 @@ def lazy_synchronous(strategy, workers, size, buckets):
 def parameter_server(strategy, workers, size, buckets):
     """A push and its answer; where another server keeps a shard: whose push it is, the push, its acknowledgement."""
     model, headers = PARAMETERS * size, strategy.servers * HEADER
+    if getattr(strategy, "compress", None) is not None:  # the same layout both ways
+        made, dtype = strategy.compress, torch.float32 if size == 4 else torch.float64
+        layout = Layout.of([(5, 16), (5,), (3, 5), (3,)], made)
+        cut = [layout.part(made, part.start, part.stop) for part in shards(PARAMETERS, strategy.servers)]
+        model = sum(part.nbytes(made, dtype) for part in cut)
     kept = (getattr(strategy, "replicas", 1) - 1) * (model + 3 * headers)
     return workers * (2 * (model + headers) + kept)
 

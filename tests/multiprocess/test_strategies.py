@@ -36,6 +36,7 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("synchronous(compress=power_sgd(rank=1, dense_below=0))", 3),
     ("synchronous(collective=two_level(group=2, between=recursive_doubling))", 4),
     ("parameter_server(servers=2, consistency=synchronous)", 3),
+    ("parameter_server(servers=2, consistency=synchronous, compress=top_k(density=0.2, dense_below=0))", 3),
     ("mixed(replicas=2, consistency=synchronous)", 3),
     ("mixed(replicas=3, consistency=synchronous, inside=synchronous(collective=rabenseifner))", 3),
     ("local_sgd(steps=2, optimizer_state=average)", 2),

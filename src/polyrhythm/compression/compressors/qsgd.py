@@ -53,7 +53,7 @@ class QSGD(Compressor):
     biased: ClassVar[bool] = False
 
     levels: int = Field(default=7, ge=1, le=127)
-    bucket: Count = 512
+    bucket: Count = 128
     norm: Literal["two", "max"] = "max"
     code: Literal["packed", "elias"] = "packed"
     seed: int = 0

@@ -59,6 +59,10 @@ class RandomK(Compressor):
     def is_biased(self) -> bool:
         return not self.scaled
 
+    @property
+    def loud(self) -> bool:
+        return self.scaled and self.density < 1 / 2
+
     def nbytes(self, place: Place) -> int:
         return count_of(place.numbers, self.density) * place.dtype.itemsize
 

@@ -8,14 +8,16 @@ strategy is a composition of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
+from polyrhythm.compression.compressor import Compressor
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.replication.replicated_server import (
     ReplicatedPushPull,
@@ -51,13 +53,14 @@ class WithServers(Strategy):
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
 
 
-class Served(WithServers, RecutsServers):
+class Served(WithServers, Compressible, RecutsServers):
     """A strategy of pushes and pulls.
 
     Attributes:
         replicas: servers that hold each shard; of two, one may be lost.
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
+        compress: what shrinks gradients on the way up, and changes of parameters on the way down; None: nothing.
     """
 
     replicas: int = Field(default=1, ge=1, le=2)
@@ -72,6 +75,8 @@ class Served(WithServers, RecutsServers):
         check_rules(*self.rules(), workers, self.servers)
         if self.replicas > 1:
             check_replicas(self.rules()[1], self.servers)
+        if self.compress is not None:
+            check_compressed(self.compress, *self.rules(), self.replicas)
 
     def goes_on_from(self, before: Strategy) -> bool:
         """Return whether only servers differ: their number, their replicas, and where they run."""
@@ -99,6 +104,9 @@ class Served(WithServers, RecutsServers):
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=consistency.waits_for_slower() and not (lockstep or consistency.drops),
+            exact_sums=self.compress is None,
+            sends_by_value=self.compress is not None,
+            plain_alone=self.compress is None,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -118,8 +126,20 @@ class Served(WithServers, RecutsServers):
         return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         consistency = self.rules()[0]
+        if self.compress is not None:
+            from polyrhythm.strategies.parameter_server.serving.compressed import (  # no other run pays for it
+                CompressedPushPull,
+                CompressedServedWorker,
+            )
+
+            return CompressedServedWorker(
+                setting,
+                CompressedPushPull(setting, self.compress),
+                dropped_late=consistency.drops,
+                scales_parts=self.traits(setting.workers.size).scales_parts,
+            )
+        link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         return ServedWorker(
             setting,
             link,
@@ -133,10 +153,49 @@ class Served(WithServers, RecutsServers):
         consistency, handling = self.rules()
         handling = replace(handling, eject_after=self.eject_after, finite=setting.finite)
 
+        session: Callable[..., ServerSession] = ServerSession
+        if self.compress is not None:
+            from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session
+
+            session = compressed_session(self.compress)
+
         def make(shard: int) -> ServerSession:
-            return shard_session(roles.workers, consistency, handling, roles.servers, shard)
+            return shard_session(roles.workers, consistency, handling, roles.servers, shard, session)
 
         return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
+
+
+def check_compressed(
+    compressor: Compressor, consistency: Consistency, handling: Handling, replicas: int
+) -> None:
+    """Raise `RequestError` where servers cannot work with what is compressed."""
+    name = compressor.name
+    if compressor.votes:
+        raise RequestError(
+            f"{name} is a vote, which an optimiser on servers does not hold: use --strategy synchronous, or one_bit"
+        )
+    if handling.aggregator.robust:
+        raise RequestError(
+            f"{handling.aggregator} compares gradients, which are others after {name}: use aggregator=weighted_mean, "
+            "or leave compress out"
+        )
+    if handling.merge.remembers:
+        raise RequestError(
+            f"{handling.merge} compares what the server answered with what it has, and workers hold another vector "
+            f"with {name}: use merge=plain, or leave compress out"
+        )
+    if consistency.own_updates:
+        raise RequestError(
+            f"with {consistency} workers go on with updates of their own, of which a server that sends differences "
+            "knows nothing: leave cached_reads or compress out"
+        )
+    if consistency.drops and compressor.feedback:
+        raise RequestError(
+            f"{consistency} drops late gradients, and with them what {name} had kept back for them: use an unbiased "
+            "compressor, such as qsgd, or another consistency"
+        )
+    if replicas > 1:
+        raise RequestError("compress needs replicas=1: a second server would not know what workers hold")
 
 
 def check_replicas(handling: Handling, servers: int) -> None:

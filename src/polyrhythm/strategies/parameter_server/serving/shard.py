@@ -64,7 +64,7 @@ def shard_session(
     handling: Handling | None = None,
     servers: tuple[int, ...] = (),
     index: int = 0,
-    session: type[ServerSession] = ServerSession,
+    session: Callable[..., ServerSession] = ServerSession,
 ) -> ServerSession:
     """Make a server that owns the optimiser of its shard.
 
