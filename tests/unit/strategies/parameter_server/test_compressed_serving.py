@@ -15,8 +15,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session
+from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session, shared_out
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
+from polyrhythm.strategies.state import Held
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -145,6 +146,19 @@ def test_an_empty_push_counts_for_nothing_and_one_of_noise_is_refused():
     bare = pack_json({key: value for key, value in server.plan.items() if key != "layout"})
     with pytest.raises(RefusedMessage, match="without the layout"):
         server.session.on_message(0, Message(Kind.CONFIGURE, bare))
+
+
+@pytest.mark.parametrize(("together", "divisor"), [(True, 3), (False, 2)])
+def test_another_number_of_workers_shares_what_was_kept_back(together, divisor):
+    name = "compression.0.residual"
+    states = {worker: ({name: random(worker)}, {"shards": 1}) for worker in range(3)}
+    held = Held(torch.zeros(NUMBERS), (5, 5, 5), states, [])
+    found = shared_out(held, 2, together=together)
+    assert sorted(found) == [0, 1]
+    whole = random(0) + random(1) + random(2)
+    for tensors, facts in found.values():
+        assert torch.allclose(tensors[name], whole / divisor, atol=1e-6)
+        assert facts == {"shards": 1}
 
 
 @pytest.mark.parametrize("servers", [1, 2])

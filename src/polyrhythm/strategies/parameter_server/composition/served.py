@@ -87,7 +87,14 @@ class Served(WithServers, Compressible, RecutsServers):
         return list(states) if len(states) == self.servers else recut(states, plan, self.servers)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        return of_servers(self.rules()[0], [(worker,) for worker in range(before)], after, after)
+        consistency = self.rules()[0]
+        plain = of_servers(consistency, [(worker,) for worker in range(before)], after, after)
+        if self.compress is None:
+            return plain
+        from polyrhythm.strategies.parameter_server.serving.compressed import shared_out
+
+        together = consistency.in_step()
+        return replace(plain, workers=lambda held, step: shared_out(held, after, together=together))
 
     def traits(self, workers: int) -> Traits:
         consistency, handling = self.rules()

@@ -29,7 +29,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import payload
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull, ServedWorker
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.state import State, below
+from polyrhythm.strategies.state import Held, State, below
 from polyrhythm.strategies.worker_part import WorkerSetting
 
 _LAYOUT, _KNOWN = "layout", "known."
@@ -136,6 +136,26 @@ class CompressedServedWorker(ServedWorker):
     def load_state(self, state: State) -> None:
         if "shards" in state[1]:
             self._link.load_state((below(_PUSHED, state[0]), state[1]))
+
+
+def shared_out(held: Held, workers: int, *, together: bool) -> dict[int, State]:
+    """Return the states of another number of workers: each has an equal part of what all had kept back.
+
+    Args:
+        held: by the checkpoint.
+        workers: how many there are now.
+        together: whether an update is of all workers, so that the sum over their number stays; else the sum does.
+    """
+    states = [held.workers[index] for index in sorted(held.workers) if held.workers[index][1]]
+    if not states:
+        return {}
+    divisor = len(held.steps) if together else workers
+    tensors: Memory = {}
+    for name, like in states[0][0].items():
+        values = [own[name] for own, _ in states if name in own]
+        alike = not like.dim() or ".factor." in name
+        tensors[name] = like if alike else torch.stack(values).sum(0) / divisor
+    return dict.fromkeys(range(workers), (tensors, states[0][1]))
 
 
 class CompressedSession(ServerSession):
