@@ -45,7 +45,12 @@ def test_replicas_agree_where_they_must(spec, workers):
     trained = simulated(make_job(spec, workers), UNEVEN)
     vectors = [vector_of(model) for model in trained.models]
     assert len(vectors) == workers
-    assert all(torch.equal(vectors[0], vector) for vector in vectors)
+    same = vectors
+    if "compress" in spec and strategy(spec).traits(workers).servers:
+        # In the end worker 0 takes what servers have, and others what has come of it.
+        assert not torch.equal(vectors[0], vectors[1])
+        same = vectors[1:]
+    assert all(torch.equal(same[0], vector) for vector in same)
     assert trained.sha256 == sha256_of(vectors[0])
 
 

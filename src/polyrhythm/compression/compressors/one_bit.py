@@ -50,7 +50,7 @@ class OneBit(Compressor):
         buckets = buckets_of(vector, self.bucket)
         above = buckets.clamp_min(0).sum(1, keepdim=True)  # zeros in what is left over add nothing
         below = buckets.clamp_max(0).sum(1, keepdim=True)
-        smaller = (buckets < 0).sum(1, keepdim=True)
+        smaller = (buckets < 0).float().sum(1, keepdim=True)  # of truth values it takes ten times as long
         larger = bucket_lengths(vector.numel(), self.bucket) - smaller
         means = torch.cat([above / larger.clamp_min(1), below / smaller.clamp_min(1)], 1)
         return torch.cat([bytes_of(means), pack(vector >= 0, 1)])

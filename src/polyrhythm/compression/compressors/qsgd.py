@@ -96,11 +96,11 @@ class QSGD(Compressor):
         else:
             check_length(self.name, payload, self.nbytes(place) if self.code == "packed" else first)
             codes = unpack(payload[first:], numbers, self.bits)
-            levels, negative = codes >> 1, (codes & 1).bool()
+            levels, negative = codes >> 1, codes & 1
         if numbers and int(levels.max()) > self.levels:
             raise MalformedMessage(f"a level above {self.levels} came")
         norms = values_of(payload[:first], torch.float32) / self.levels
-        values = torch.where(negative, -levels.float(), levels.float())
+        values = levels.float().mul_(negative.float().mul_(-2).add_(1))
         return (buckets_of(values, self.bucket) * norms[:, None]).view(-1)[:numbers].to(place.dtype)
 
     def _norm_bytes(self, place: Place) -> int:

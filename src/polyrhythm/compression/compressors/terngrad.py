@@ -73,8 +73,8 @@ class TernGrad(Compressor):
         if place.numbers and int(codes.max()) > _BITS:
             raise MalformedMessage("a ternary number came that is none of three")
         scale = values_of(payload[:SCALAR_BYTES], torch.float32)
-        signs = torch.tensor([0.0, 1.0, -1.0])
-        return (signs[codes.long()] * scale).to(place.dtype)
+        signs = (codes & 1).to(torch.int8) - (codes >> 1).to(torch.int8)
+        return (signs.float() * scale).to(place.dtype)
 
     def _clipped(self, vector: Tensor) -> Tensor:
         vector = vector.float()
