@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.simulation.injection.fault import Faults
+from polyrhythm.simulation.prices import open_prices
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.specs import Config, chosen, plainly
 from polyrhythm.training.quantities import Count, NonNegative, Positive
@@ -43,7 +44,8 @@ class HostKind(Described):
         accelerators: of each.
         workers: places for workers on each; default: one per accelerator, else one.
         speed: by which the time of a step is divided.
-        price_per_hour: of each, in the cluster's currency; None: not known.
+        machine: its name in the cluster's price list.
+        price_per_hour: of each, in the cluster's currency; None: that of `machine`, or not known.
         nic: its link to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
         server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
@@ -56,6 +58,7 @@ class HostKind(Described):
     accelerators: int = Field(default=0, ge=0)
     workers: Count | None = None
     speed: Positive = 1.0
+    machine: str | None = None
     price_per_hour: NonNegative | None = None
     nic: Link | None = None
     inside: Link | None = None
@@ -169,7 +172,8 @@ class Cluster(Described):
         step_factor: by which `step_time` is multiplied for the network and batch at hand.
         slow: by rank, the factor by which all its steps are longer.
         passing_slowness: of some ranks, or of all ranks of some hosts, for some time.
-        currency: of its prices.
+        prices: a ready price list, or the file of one, for hosts that name their `machine`.
+        currency: of its prices; that of `prices` if it is empty.
         faults: what goes wrong.
     """
 
@@ -185,6 +189,7 @@ class Cluster(Described):
     step_factor: Positive = 1.0
     slow: dict[Annotated[int, Field(ge=0)], Positive] = {}
     passing_slowness: tuple[PassingSlowness, ...] = ()
+    prices: str | None = None
     currency: str = ""
     faults: Faults = ()
 
@@ -235,9 +240,34 @@ def parse_cluster(text: str, where: str) -> Cluster:
         )
     read.setdefault("name", Path(where).stem)
     try:
-        return Cluster(**{str(key): value for key, value in read.items()})
+        return _priced(Cluster(**{str(key): value for key, value in read.items()}))
     except ValidationError as error:
         raise _explained(error, where) from None
+
+
+def _priced(cluster: Cluster) -> Cluster:
+    """Return a cluster with the prices of its price list, where hosts have none of their own."""
+    named = [kind for kind in cluster.hosts if kind.machine is not None and kind.price_per_hour is None]
+    if cluster.prices is None:
+        if named:
+            raise RequestError(
+                f"cluster {cluster.name}: host {named[0].name} is a {named[0].machine}, but there is no price list: "
+                "give prices: NAME_OR_FILE"
+            )
+        return cluster
+    known = open_prices(cluster.prices)
+    if cluster.currency not in ("", known.currency):
+        raise RequestError(
+            f"cluster {cluster.name}: its prices are in {cluster.currency}, those of {cluster.prices} in "
+            f"{known.currency}"
+        )
+    hosts = tuple(
+        kind.model_copy(update={"price_per_hour": known.of_an_hour(kind.machine)})
+        if kind.machine is not None and kind.price_per_hour is None
+        else kind
+        for kind in cluster.hosts
+    )
+    return cluster.model_copy(update={"hosts": hosts, "currency": known.currency})
 
 
 def cluster_text(cluster: Cluster) -> str:
