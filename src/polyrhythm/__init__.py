@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.strategies import strategies
     from polyrhythm.api.train import train
     from polyrhythm.api.tune import tune
+    from polyrhythm.api.why import why
     from polyrhythm.errors import PolyrhythmError, RequestError, RunError
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "strategies",
     "train",
     "tune",
+    "why",
 ]
 
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
     "strategies": "polyrhythm.api.strategies",
     "train": "polyrhythm.api.train",
     "tune": "polyrhythm.api.tune",
+    "why": "polyrhythm.api.why",
     "Run": "polyrhythm.api.observed_run",
     "PolyrhythmError": "polyrhythm.errors",
     "RequestError": "polyrhythm.errors",

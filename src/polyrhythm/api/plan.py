@@ -248,13 +248,18 @@ def plan(
     goal = Target.parse(target)
     where = open_cluster(cluster)
     _check(where, budget, deadline_s, optimise, trials, trial_epochs, options)
+    if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
+        raise RequestError(
+            f"cluster {where.name} does not say how step times grow with the batch: leave --batch-sizes out, or take a "
+            "cluster with step_of, as `polyrhythm profile` writes it"
+        )
     if currency and currency != where.currency:
         raise RequestError(
             f"cluster {where.name} has prices in {where.currency or 'no currency that it names'}, not {currency}"
         )
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     refused: dict[str, str] = {}
-    found = _rehearsed(
+    found = rehearse(
         where, list(_candidates(names, _numbers(where, workers), batch_sizes, rates)), options, refused
     )
     if not found:
@@ -326,12 +331,17 @@ def _candidates(
         if rate is not None:
             optimizer = default_optimizer(strategy_from(name), count)
             options["optimizer"] = str(optimizer.model_copy(update={"lr": rate}))
-        for spec in _with_servers(name, count):
+        for spec in with_servers(name, count):
             yield Candidate(strategy=spec, family=str(parse(name)), workers=count, options=options)
 
 
-def _with_servers(name: str, workers: int) -> list[str]:
-    """Return the spec with every number and place of servers that it leaves open."""
+def with_servers(name: str, workers: int) -> list[str]:
+    """Return a spec with every number and place of servers that it leaves open.
+
+    Args:
+        name: the spec.
+        workers: how many train; there are at most as many servers.
+    """
     made, given = strategy_from(name), parse(name)
     fields = type(made).model_fields
     varied: dict[str, list[Any]] = {}
@@ -348,10 +358,17 @@ def _with_servers(name: str, workers: int) -> list[str]:
     return found
 
 
-def _rehearsed(
+def rehearse(
     where: Cluster, candidates: Sequence[Candidate], options: Mapping[str, Any], refused: dict[str, str]
 ) -> list[Candidate]:
-    """Return the candidates that can be run, with their throughput, the highest first."""
+    """Return the candidates that can be run, with their throughput, the highest first.
+
+    Args:
+        where: the cluster; its faults are left out.
+        candidates: what to rehearse.
+        options: of the job, for all of them.
+        refused: receives the reason of every candidate that cannot be run, by its name.
+    """
     told = {key: value for key, value in options.items() if key not in ("epochs",)}
     if isinstance(told.get("data", "fashion-mnist"), str):
         told["data"] = open_data(

@@ -38,7 +38,7 @@ from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import StopRequest
-from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
+from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, open_cluster
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -154,14 +154,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
                 config.batch_size,
             )
         return where
-    dataset = open_data(
-        config.data,
-        image_size=config.image_size,
-        scale=config.scale,
-        skip_unreadable=config.skip_unreadable,
-    )
-    shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
-    factor = of.factor(step_multiply_adds(shapes, dataset.image_shape, config.batch_size))
+    factor = of.factor(_multiply_adds(config))
     assert factor is not None
     if other:
         _log.warning(
@@ -172,6 +165,34 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
             other[0],
         )
     return where.model_copy(update={"step_factor": factor})
+
+
+def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
+    """Return the cluster of a run, told that its step time is of that run: other batches follow by arithmetic.
+
+    Args:
+        where: the cluster; unchanged if it says itself how step times follow the network.
+        config: of the run.
+
+    Raises:
+        RequestError: the run's data or model cannot be had.
+    """
+    if where.step_of is not None and where.step_of.factor(1.0) is not None:
+        return where
+    work = _multiply_adds(config) / where.step_factor
+    of = StepWork(model=name_of(config.model), batch_size=config.batch_size, multiply_adds=work)
+    return where.model_copy(update={"step_of": of})
+
+
+def _multiply_adds(config: RunConfig) -> float:
+    dataset = open_data(
+        config.data,
+        image_size=config.image_size,
+        scale=config.scale,
+        skip_unreadable=config.skip_unreadable,
+    )
+    shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
+    return step_multiply_adds(shapes, dataset.image_shape, config.batch_size)
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:

@@ -38,6 +38,7 @@ from polyrhythm.cli.simulate import simulate
 from polyrhythm.cli.strategies import strategies
 from polyrhythm.cli.train import train
 from polyrhythm.cli.tune import tune
+from polyrhythm.cli.why import why
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
@@ -99,7 +100,7 @@ app = typer.Typer(
 VERBS = {
     "Train": (train, run, join),
     "Use what was trained": (evaluate, predict, export, average),
-    "Choose": (plan, compare, tune, report),
+    "Choose": (plan, compare, tune, report, why),
     "Try without the machines": (simulate, replay, profile, calibrate),
     "Look up": (strategies, analyze, augment, doctor),
 }

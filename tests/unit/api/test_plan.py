@@ -40,13 +40,13 @@ def choice(name: str, seconds: float, price: float | None) -> Choice:
 
 
 def test_servers_and_their_place_are_answers_unless_they_are_given() -> None:
-    found = planning._with_servers("parameter_server", 4)
+    found = planning.with_servers("parameter_server", 4)
     assert len(found) == 6
     assert "parameter_server(servers=2, placement=dedicated)" in found
-    assert planning._with_servers("parameter_server(servers=3, placement=shared)", 4) == [
+    assert planning.with_servers("parameter_server(servers=3, placement=shared)", 4) == [
         "parameter_server(servers=3, placement=shared)"
     ]
-    assert planning._with_servers("synchronous", 4) == ["synchronous"]
+    assert planning.with_servers("synchronous", 4) == ["synchronous"]
 
 
 def test_every_strategy_is_tried_and_of_its_servers_only_the_fastest() -> None:
@@ -77,6 +77,7 @@ def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
         ({"optimise": "beauty"}, "optimise is time or money"),
         ({"strategy": "synchronous"}, "leave --strategy out"),
         ({"trials": 0}, "must be at least 1"),
+        ({"batch_sizes": [32, 64]}, "does not say how step times grow with the batch"),
         ({"workers": [99], "strategies": "synchronous"}, "99 workers do not fit"),
         ({"strategies": "synchronos"}, "did you mean synchronous"),
     ],

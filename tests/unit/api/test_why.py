@@ -1,0 +1,55 @@
+"""`why`: what it predicts of a change is what the simulator then shows, and real runs need a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyrhythm.api.simulate import simulate
+from polyrhythm.api.why import why
+from polyrhythm.errors import RequestError
+from unit.simulation.clusters import cluster
+
+JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "workers": 4, "epochs": 2, "batch_size": 32}
+ONE = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)"
+TWO = "parameter_server(consistency=synchronous, servers=2, placement=dedicated)"
+
+
+def test_a_second_server_gains_what_it_then_does(tmp_path: Path) -> None:
+    """A server that carries so little that the step is mostly waiting for it."""
+    where = cluster({"count": 8}, step_time="constant(seconds=0.1)", server_bandwidth_bytes_per_s=5e5)
+    one = simulate(cluster=where, strategy=ONE, out=tmp_path / "one", **JOB)
+    two = simulate(cluster=where, strategy=TWO, out=tmp_path / "two", **JOB)
+    truth = two.figures["images_per_s"] / one.figures["images_per_s"] - 1
+    assert truth > 0.3
+    found = why(tmp_path / "one")
+    assert found.rehearsed_images_per_s == pytest.approx(one.figures["images_per_s"], rel=0.1)
+    by_name = {change.what: change for change in found.changes}
+    assert by_name["2 servers on hosts of their own"].gain == pytest.approx(truth, rel=0.15)
+    assert found.changes[0].gain == max(change.gain for change in found.changes)
+    batch = by_name["a batch of 64"]
+    assert 0 < batch.gain < 1  # twice the computing, the same messages
+    assert "more images" in batch.caution
+    assert "network" in found.held_back or "server" in found.held_back
+
+
+def test_a_run_that_computes_all_the_time_gains_nothing_from_servers(tmp_path: Path) -> None:
+    where = cluster({"count": 8}, step_time="constant(seconds=1)")
+    simulate(cluster=where, strategy=ONE, out=tmp_path / "run", **{**JOB, "epochs": 1})
+    gains = {change.what: change.gain for change in why(tmp_path / "run").changes}
+    assert gains["2 servers on hosts of their own"] == pytest.approx(0, abs=0.01)
+    assert gains["a batch of 64"] == pytest.approx(0, abs=0.05)
+
+
+def test_a_real_run_needs_to_be_told_its_machines(tmp_path: Path) -> None:
+    where = cluster({"count": 1}, step_time="constant(seconds=1)")
+    job = {**JOB, "workers": 1, "epochs": 1}
+    simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **job)
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    with pytest.raises(RequestError, match=r"was a real run: .* --cluster profile\.yaml"):
+        why(tmp_path / "run")
+    assert why(tmp_path / "run", cluster="office").rehearsed_images_per_s > 0
+    with pytest.raises(RequestError):
+        why(tmp_path / "nothing")
