@@ -18,7 +18,7 @@ from polyrhythm.errors import RequestError
 
 
 class Clock(Protocol):
-    """Tells and passes time, in seconds."""
+    """The time, in seconds; waiting passes it."""
 
     def now(self) -> float:
         """Seconds since the clock's own start."""

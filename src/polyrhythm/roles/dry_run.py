@@ -56,7 +56,7 @@ class StandIn:
 
     @classmethod
     def whole(cls, sizes: ModelSizes) -> StandIn:
-        """Lets every number stand for itself, as real networks need it."""
+        """Return a stand-in in which every number stands for itself, as real networks need it."""
         return cls(sizes.buckets, dtype=sizes.dtype)
 
     @classmethod
@@ -109,7 +109,7 @@ class StandIn:
         return kind(last_first, bucket_bytes=0, stands_for=self.scale)
 
     def nbytes(self, message: Message) -> int:
-        """Gives the bytes that a message of the model would have; text in it counts as it is."""
+        """Return the bytes that a message of the model would have; text in it counts as it is."""
         tensor = message.tensor
         if tensor is None or not tensor.is_floating_point():
             return message.nbytes
@@ -117,7 +117,7 @@ class StandIn:
 
 
 def as_it_was_sent(message: Message) -> Message:
-    """Gives what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
+    """Return what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
 
     A copy of those would be the same, and of a small message is most of its cost; so it is of events, whose text is
     only read. All else is copied: vectors of collectives hold numbers that count workers, and are added up where they
@@ -226,7 +226,7 @@ class DryRun:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Who takes batches of a deal together."""
+        """The workers that draw batches together, a unit each."""
         return self.traits.units(self.workers)
 
     def dealer(self) -> Dealer:
@@ -257,7 +257,7 @@ class DryRun:
         return self.optimizer.lr if self.optimizer is not None else 0.0
 
     def images(self, worker: int, step: int) -> int:
-        """Gives the images in a worker's batch."""
+        """Return the images in a worker's batch."""
         if not self.epoch_images:
             return self.batch_size
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
@@ -279,7 +279,7 @@ class DryRun:
         return min(whole, max(0, self.steps - before) * together)
 
     def plan(self, flat: FlatParameters) -> OptimizerPlan:
-        """Gives the plan of the optimiser."""
+        """Return the plan of the optimiser."""
         if self.optimizer is None:
             return OptimizerPlan("SGD", (), 0.0)
         parameters = [view.parameter for view in flat.views]

@@ -346,7 +346,7 @@ class Job:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """Who takes batches of a deal together."""
+        """The workers that draw batches together, a unit each."""
         return self.traits.units(self.workers)
 
     @cached_property

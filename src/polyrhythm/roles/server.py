@@ -299,7 +299,7 @@ AT_ONCE_S = 1e-4
 
 
 class Reporter:
-    """Says now and then what a server has done since it last said so.
+    """Reports now and then what a server has done since the last report.
 
     Args:
         index: of the server.

@@ -111,7 +111,7 @@ class KeepingPart(ServerPart, Protocol):
         """Begins as the successor of so many lost servers; gives what asks others for its shards."""
 
     def on_losses(self, rank: int, losses: int) -> list[tuple[int, Message]]:
-        """Hears what `on_loss` says, and how many that had the rank are gone."""
+        """Do what `on_loss` does, given how many that had the rank are gone."""
 
     def state_of(self, shard: int) -> State:
         """Return all that a resumed server of a shard needs.

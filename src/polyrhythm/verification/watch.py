@@ -18,7 +18,7 @@ from polyrhythm.verification.servers import agreement
 
 
 class Watch:
-    """Tells invariants what happens; implements `Observer`.
+    """Pass what happens to invariants; implements `Observer`.
 
     Args:
         invariants: are told everything, in order.

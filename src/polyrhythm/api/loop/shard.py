@@ -30,7 +30,7 @@ from polyrhythm.errors import RequestError
 
 
 class StepWeight:
-    """Hears of every batch that a shard hands out, and of every step.
+    """Notes every batch that a shard hands out, and every step.
 
     Shards may be nested (a validation pass in the middle of a training epoch), so each iteration keeps a list of its
     own, and the innermost one is in use.

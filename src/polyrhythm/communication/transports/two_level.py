@@ -205,7 +205,7 @@ def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
 
 
 Meet = Callable[[Sequence[int], str, str], list[str]]
-"""Tells some members a word under a name, and gives theirs, in their order, when all have come."""
+"""Exchanges words of some members under a name: takes this one's, and returns theirs, in order, once all have come."""
 
 
 def make_shared(

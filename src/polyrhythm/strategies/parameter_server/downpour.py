@@ -336,7 +336,7 @@ class SumRule(OptimizedRule):
 
 
 class SumGate(Gate):
-    """Lets every sum through without an answer, and those wait for parameters who come before a warm start is over.
+    """A gate that applies every sum without an answer; who comes before a warm start is over waits for parameters.
 
     Args:
         warm_start_steps: of worker 0.

@@ -61,7 +61,7 @@ def _network_namespace() -> str:
 _log = logging.getLogger(__name__)
 
 Round = Callable[[str, str], Sequence[str]]
-"""Tells all members a word under a name, and gives theirs, in the members' order, when all have come."""
+"""Exchanges words under a name: takes this member's, and returns all members', in their order, once all have come."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class TcpCard:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this process is, as its links say it.
+    """The identity of this process, as its links say it.
 
     Attributes:
         own: its number.

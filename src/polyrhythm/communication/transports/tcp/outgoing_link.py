@@ -342,7 +342,7 @@ class OutgoingTcpLink:
         return connection
 
     def _listen(self, connection: TcpSocket) -> None:
-        """Hears what the receiver says, until the connection ends; raise `OSError` if it has ended."""
+        """Handle what the receiver says, until the connection ends; raise `OSError` if it has ended."""
         word = memoryview(bytearray(WORD.size))
         while True:
             receive_into(connection, word)

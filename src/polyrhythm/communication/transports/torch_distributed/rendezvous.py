@@ -223,7 +223,7 @@ class Cards(NamedTuple):
 
 
 def join(rendezvous: Rendezvous, cards: Cards) -> None:
-    """Says that links to this rank may be opened from now on."""
+    """Announce that links to this rank may be opened from now on."""
     store = rendezvous.store
     for key, card in zip(_cards(rendezvous.own), cards, strict=True):
         store.set(key, card)
@@ -278,7 +278,7 @@ def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
 
 
 class WordListener:
-    """Hears what `tell_of_loss` leaves for this rank, on a thread of its own."""
+    """Receives what `tell_of_loss` leaves for this rank, on a thread of its own."""
 
     def __init__(self, rendezvous: Rendezvous, membership: Membership) -> None:
         self._words = _words(rendezvous.own)

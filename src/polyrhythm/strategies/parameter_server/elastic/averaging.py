@@ -493,7 +493,7 @@ class CentreRule(Rule):
 
 
 class AloneGate(Gate):
-    """Lets every worker exchange by itself."""
+    """A gate at which every worker exchanges by itself."""
 
     def part(self, pusher: int) -> Decision:
         """Exchange at once; the worker is not pulled."""
@@ -501,7 +501,7 @@ class AloneGate(Gate):
 
 
 class CentreGate(RoundsGate):
-    """Lets all workers exchange at the same time."""
+    """A gate at which all workers exchange at the same time."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)

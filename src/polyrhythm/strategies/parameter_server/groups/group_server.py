@@ -296,7 +296,7 @@ class GroupServer(CountsLatestStaleness):
         """Groups that have left, or were told to stop."""
         self._have_left: set[int] = set()
         self._pulls_ahead: dict[int, int] = {}
-        """Who has pulled for a group whose speaker is not known to be lost."""
+        """The ranks that have pulled for a group whose speaker is not known to be lost."""
         self._contributions = 0
         self._heard: dict[tuple[int, int], int] = {}
         """How many steps another server has told of a group."""

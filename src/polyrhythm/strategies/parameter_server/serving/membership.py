@@ -126,7 +126,7 @@ class PusherRegistry:
 
     @property
     def ready_to_end(self) -> int | None:
-        """Who can be given the final parameters now, since nobody can change them any more; or None."""
+        """The rank that can be given the final parameters now, since nobody can change them any more; or None."""
         return self.final if not self.there else None
 
 

@@ -118,7 +118,7 @@ class News(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """Who is there.
+    """The pushers that are there.
 
     Attributes:
         there: how many pushers.
