@@ -164,7 +164,7 @@ class Loader:
         self.mixer = mixer
         # Asked once: to look whether something is of a protocol takes longer than to cut a small batch.
         self._streamed = split if isinstance(split, Streamed) else None
-        self._uncut = split if isinstance(split, Uncut) and transform is not None else None
+        self._read = split.uncut if isinstance(split, Uncut) and transform is not None else split.images
         self._kept = split if isinstance(split, TensorSplit) and not split.is_finished else None
         self.side: int | None = None
 
@@ -232,24 +232,22 @@ class Loader:
             indices, images = self._streamed.read(indices)
         else:
             images = self._read(indices)
-        images = self._transformed(images, epoch, indices)
+        if self.transform is not None:
+            images = self._transformed(self.transform, images, epoch, indices)
         labels = self.split.labels.index_select(0, indices)
         if self.mixer is not None:
             keys = sample_keys("mixing", self.share.seed, epoch, indices)
             partners = self.mixer.partners(keys, len(self.split))
-            others = self._transformed(self._read(partners), epoch, partners)
+            others = self._read(partners)
+            if self.transform is not None:
+                others = self._transformed(self.transform, others, epoch, partners)
             images, labels = self.mixer(images, others, labels, self.split.labels[partners], keys)
         if self.side is not None:
             images = scaled(images, self.side)
         return Batch(epoch, step, images, labels, reached)
 
-    def _read(self, indices: Tensor) -> Tensor:
-        return self.split.images(indices) if self._uncut is None else self._uncut.uncut(indices)
-
-    def _transformed(self, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
-        if self.transform is None:
-            return images
-        return self.transform(images, sample_keys("transform", self.share.seed, epoch, indices))
+    def _transformed(self, transform: Transform, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
+        return transform(images, sample_keys("transform", self.share.seed, epoch, indices))
 
     def _in_blocks(
         self, split: TensorSplit, order: Tensor, epoch: int, steps: range
