@@ -74,6 +74,8 @@ def mixed(strategy, workers, size, buckets, steps):
 
 
 def local_sgd(strategy, workers, size, buckets, steps):
+    if getattr(strategy, "compress", None) is not None:
+        return steps // strategy.steps * compressed(strategy, workers, size)
     return steps // strategy.steps * all_reduce(workers, (PARAMETERS + TAIL) * size, 1)
 
 

@@ -192,7 +192,7 @@ class Strategy(Config):
     paper: ClassVar[Paper] = UNPUBLISHED
     facts: ClassVar[Facts] = UNKNOWN
     why_not_compressed: ClassVar[str] = (
-        "nothing here decodes what its ranks send; use synchronous, parameter_server, local_sgd or d_psgd"
+        "nothing here decodes what its ranks send; use synchronous, parameter_server or local_sgd"
     )
 
     def traits(self, workers: int) -> Traits:

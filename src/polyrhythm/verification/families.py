@@ -116,7 +116,8 @@ def _meets(strategy: Averaging, conditions: Conditions) -> Callable[[int], bool]
 def _averaging(strategy: Averaging, conditions: Conditions) -> list[Invariant]:
     meet = _meets(strategy, conditions)
     replicas = Meetings(Replicas(conditions, [conditions.roles.workers], alone=False), meet)
-    models = [LocalModels(conditions, meet)] if strategy.sums_gradients else []
+    exact = strategy.traits(len(conditions.roles.workers)).exact_sums
+    models = [LocalModels(conditions, meet)] if strategy.sums_gradients and exact else []
     return [*general(strategy, conditions), replicas, *models]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper
@@ -37,7 +37,7 @@ from polyrhythm.training.quantities import Count
 _OPTIMIZERS = "polyrhythm.training.optimizers"
 
 
-class DiLoCo(Averaging):
+class DiLoCo(CompressedAveraging):
     """Workers train alone for a round; an outer optimiser then steps along what the round has changed.
 
     Attributes:
@@ -81,7 +81,7 @@ class DiLoCo(Averaging):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         outer = OuterOptimizer(self.outer, setting.flat)
-        rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer)
+        rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer, mean=self.mean)
         return RoundsWorker(setting, rounds)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, GroupOutput, Paper
@@ -26,13 +26,14 @@ from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count
 
 
-class LocalSGD(Averaging):
+class LocalSGD(CompressedAveraging):
     """Workers train alone and average their models every few steps.
 
     Attributes:
         steps: of each worker between two means.
         optimizer_state: what becomes of momentum and the like at a mean: keep, average or reset.
         collective: how models are added up.
+        compress: what shrinks a round's movement before it travels; None: nothing.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -55,5 +56,10 @@ class LocalSGD(Averaging):
         return self.steps
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        rounds = Rounds(steps=self.steps, collective=self.collective, optimizer_state=self.optimizer_state)
+        rounds = Rounds(
+            steps=self.steps,
+            collective=self.collective,
+            optimizer_state=self.optimizer_state,
+            mean=self.mean,
+        )
         return RoundsWorker(setting, rounds)

@@ -9,15 +9,23 @@ would have counted at the end of the round:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
+from polyrhythm.strategies.averaging.rounds.rounds_worker import KEPT
+from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Held, Resharding, State, StateField, mean_of_optimizers
+from polyrhythm.strategies.state import Held, Resharding, State, StateField, below, mean_of_optimizers
 from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 MEET_AGAIN = "the others finish the round, and the mean is theirs; a successor joins them there"
 """What happens when a worker dies."""
@@ -61,6 +69,50 @@ class Averaging(Strategy):
         return of_rounds(after)
 
 
+def _kept_by_others(name: str, states: Sequence[State], weights: Sequence[float]) -> State:
+    """Return an equal part of what all had kept back, for each."""
+    if KEPT not in states[0][1]:
+        return {}, {}
+    from polyrhythm.strategies.compressed_mean import merged_over  # no other run pays for it
+
+    told = [(below(KEPT, tensors), facts[KEPT]) for tensors, facts in states]
+    kept, _ = merged_over(told, len(states))
+    return {KEPT + name: value for name, value in kept.items()}, {}
+
+
+class CompressedAveraging(Averaging, Compressible):
+    """An average of models whose movements may be compressed.
+
+    Attributes:
+        compress: what shrinks a round's movement before it travels; None: nothing.
+    """
+
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        super().check(workers, plan)
+        made = self.compress
+        if made is not None and (made.votes or made.own_momentum):
+            raise RequestError(
+                f"{made.name} is made for gradients, and {self.name} sends what models have moved: use top_k, "
+                "power_sgd or int8"
+            )
+
+    def traits(self, workers: int) -> Traits:
+        plain = super().traits(workers)
+        if self.compress is None:
+            return plain
+        return replace(plain, output=GroupOutput.NOTHING, exact_sums=False, sends_by_value=True)
+
+    @property
+    def mean(self) -> Callable[[Communicator, FlatParameters], ModelMean] | None:
+        """What averages compressed movements; None: whole models travel."""
+        if self.compress is None:
+            return None
+        from polyrhythm.strategies.averaging.rounds.compressed_mean import CompressedModelMean
+
+        made, collective = self.compress, self.collective
+        return lambda group, flat: CompressedModelMean(group, flat, collective, made)
+
+
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 _NEVER = -1
 _OUTER_TEXT = ", in the same round, with what the outer rule remembers"
@@ -74,6 +126,7 @@ def of_rounds(after: int) -> Resharding:
     """
     fields = (
         StateField("vector", "mean", "run"),
+        StateField(KEPT + "*", _kept_by_others, "run"),
         StateField("optimizer", mean_of_optimizers, "run"),
         StateField("optimizer.*", "reset", "run"),
         StateField("weight", "reset", "run", lambda start: 1.0),

@@ -85,6 +85,27 @@ class ModelMean:
             vector.copy_(self._flat.vector)
         return Mean(vector, total, stops > 0)
 
+    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Mean:
+        """Return the mean at the end of a round.
+
+        Args:
+            beginning: `(size,)`, where all began the round; None: nobody has kept it.
+            step: the round's last.
+            stop: as for `take`.
+            weight: as for `take`.
+        """
+        return self.take(stop, weight)
+
+    def commit(self) -> None:
+        """Take note that the last mean was whole, although it broke for this member."""
+
+    def state(self) -> State:
+        """Return what it keeps from round to round."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+
     def average(self, tensor: Tensor, weight: float, total: float) -> None:
         """Overwrite a tensor of the same shape on all members with its mean.
 

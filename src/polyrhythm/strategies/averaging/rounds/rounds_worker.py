@@ -137,6 +137,7 @@ class Rounds:
         outer: what is made of the mean; None: it is the new model.
         group: neighbouring workers that average among themselves more often; 1: none do.
         group_steps: between two means inside a group.
+        mean: makes what averages the models of all; None: whole models travel.
     """
 
     steps: int
@@ -147,6 +148,7 @@ class Rounds:
     outer: Outer | None = None
     group: int = 1
     group_steps: int = 0
+    mean: Callable[[Communicator, FlatParameters], ModelMean] | None = None
 
     def ends(self, step: int) -> bool:
         """Whether a round ends with a step."""
@@ -163,6 +165,8 @@ class Rounds:
 
 
 _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
+KEPT = "kept."
+"""Of what an average keeps from round to round."""
 _NEVER = -1
 
 
@@ -274,7 +278,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
     def take_over(self, newest: State, done: int, step: int) -> int:
         """Start from the newest worker's state, or apply the mean that it has missed and continue after it."""
         if done < 0:
-            self.load_state(newest)
+            self.load_state(_without_kept(newest))
             self._resumed, self._places.group_met = None, step - 1
             self._places.presented = step  # after so many steps it goes on, and is at no presentation
         else:
@@ -294,6 +298,10 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         for prefix, rule in self._rules():
             tensors, noted[prefix] = rule.state()
             named |= _below(prefix, tensors)
+        kept, told = self._places.all.state()
+        if told:
+            named |= _below(KEPT, kept)
+            noted[KEPT] = told
         return named, noted
 
     def load_state(self, state: State) -> None:
@@ -308,6 +316,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._optimizer.load_state(_above(_OPTIMIZER, tensors), facts["optimizer"])
         for prefix, rule in self._rules():
             rule.load_state((_above(prefix, tensors), facts[prefix]))
+        self._places.all.load_state((_above(KEPT, tensors), {}))
 
     def model_in(self, state: State) -> Tensor | None:
         tensors, facts = state
@@ -340,7 +349,8 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         return mean
 
     def _end_round(self) -> None:
-        mean = self._mean_of_all()
+        mean = self._places.all.at_end(self._beginning, self._updated, self._stop_requested, self._counts)
+        self._heard |= mean.stop_requested
         state = self._optimizer.mean_state(self._places.all, self._counts, mean.weight)
         self._flat.vector.copy_(mean.vector)  # from here on nothing can break
         if self._rounds.outer is not None:
@@ -359,6 +369,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
     def _take_missed_mean(self, newest: State, *, local: bool) -> None:
         """Copy the start of the newest worker's round if it has the common optimizer, or keep its own."""
         tensors, facts = newest
+        self._places.all.commit()
         if facts["apart"]:
             self._flat.vector.copy_(tensors["beginning"])
         of_optimizer = _above(_OPTIMIZER, tensors), facts["optimizer"]
@@ -380,6 +391,12 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _above(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _without_kept(state: State) -> State:
+    """Return a state without what its worker's averages had kept back, which is no other's."""
+    tensors, facts = state
+    return {name: value for name, value in tensors.items() if not name.startswith(KEPT)}, facts
 
 
 class Agreed(NamedTuple):
@@ -417,7 +434,8 @@ class MeetingPlaces:
         self._rounds = rounds
         self.presented = self._presented_to_all = _NEVER
         self.group_met = self._group_met_by_any = _NEVER
-        self.all = ModelMean(workers, flat, rounds.collective)
+        make = rounds.mean or (lambda group, of: ModelMean(group, of, rounds.collective))
+        self.all = make(workers, flat)
         self.group: ModelMean | None = None
         if rounds.group > 1:
             self.group = ModelMean(self._near(workers, members), flat, rounds.collective)

@@ -1,0 +1,68 @@
+"""The mean of a group's models, of whose movements in a round little travels.
+
+    x' = w + mean_i decode(C(x_i - w + e_i))        w: where the round began, the same on all; x_i: member i's model
+
+What is left out of a movement is added to that of the next round (see `strategies.compressed_mean`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.compression.compressor import Compressor
+from polyrhythm.strategies.averaging.rounds.model_mean import Mean, ModelMean
+from polyrhythm.strategies.compressed_mean import CompressedMean
+from polyrhythm.strategies.state import State
+from polyrhythm.strategies.worker_part import Step
+from polyrhythm.training.flat_parameters import FlatParameters
+
+
+class CompressedModelMean(ModelMean):
+    """As `ModelMean`, with compressed movements at the ends of rounds.
+
+    Args:
+        group: who takes part; all must call at the same steps.
+        flat: whose vector.
+        collective: how numbers are added up, where any are.
+        compressor: of the movements.
+    """
+
+    def __init__(
+        self, group: Communicator, flat: FlatParameters, collective: Collective, compressor: Compressor
+    ) -> None:
+        super().__init__(group, flat, collective)
+        self._compressor = compressor
+        self._moved = flat.another()
+        self._movement = CompressedMean(group, self._moved, compressor, collective)
+
+    def over(self, group: Communicator) -> CompressedModelMean:
+        made = CompressedModelMean(group, self._flat, self._sum.passed_on(), self._compressor)
+        made._movement = self._movement.over(group)
+        return made
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._movement.prepare()
+
+    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Mean:
+        if beginning is None or self.size == 1:
+            return self.take(stop, weight)
+        moved = self._moved.gradients
+        moved.copy_(self._flat.vector - beginning)
+        total, stops = self._movement.finish(Step(step, weight, stop))
+        if total > 0:
+            return Mean(beginning + moved, total, stops)
+        if weight > 0:  # some model was not finite, which must not stay unseen
+            return Mean(self._flat.vector * float("nan"), weight, stops)
+        return Mean(self._flat.vector.clone(), total, stops)
+
+    def commit(self) -> None:
+        self._movement.commit()
+
+    def state(self) -> State:
+        return self._movement.state()
+
+    def load_state(self, state: State) -> None:
+        self._movement.load_state(state)
