@@ -40,6 +40,7 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("mixed(replicas=2, consistency=synchronous)", 3),
     ("mixed(replicas=3, consistency=synchronous, inside=synchronous(collective=rabenseifner))", 3),
     ("local_sgd(steps=2, optimizer_state=average)", 2),
+    ("local_sgd(steps=2, compress=int8(dense_below=0))", 3),
     ("hierarchical_averaging(steps=2, steps_between=4)", 3),
     ("hybrid(scheme=b)", 3),
     ("sandblaster(servers=2, portions=3)", 3),
