@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from conformance.jobs import make_job, simulated, strategy, vector_of
+from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import of_rounds
 from polyrhythm.strategies.state import Held
@@ -48,6 +50,12 @@ def test_another_number_of_workers_shares_what_was_kept_back():
     found = of_rounds(2).worker_states(Held(torch.zeros(4), (2, 2, 2), states, []), 2)
     for tensors, _ in found.values():  # a sum of 6 over 3 is a sum of 4 over 2
         assert torch.equal(tensors["kept.own.residual"], torch.full((4,), 2.0))
+
+
+def test_a_dry_run_which_has_no_layers_is_refused():
+    config = configure({"strategy": "local_sgd", "compress": "top_k", "data": "digits", "model": "mlp"})
+    with pytest.raises(RequestError, match="gradients none has no layers"):
+        assemble_dry_run(config, steps=2)
 
 
 @pytest.mark.parametrize("compressor", ["sign_sgd", "signum", "dgc"])
