@@ -19,11 +19,8 @@ from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import DryRun
-<<<<<<< HEAD
 from polyrhythm.roles.job import steps_of
-=======
 from polyrhythm.strategies.compressing import Compressible
->>>>>>> 71474e6e (compression: a dry run, which has no layers, refuses a compressor)
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
@@ -107,8 +104,8 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     strategy.check(config.workers)
     if isinstance(strategy, Compressible) and strategy.compress is not None:
         raise RequestError(
-            f"--gradients none has no layers, of which {strategy.compress.name} would make its bytes: leave compress out, "
-            "or leave --gradients none out"
+            f"--gradients none has no layers, of which {strategy.compress.name} would make its bytes: leave compress "
+            "out, or leave --gradients none out"
         )
     dataset = open_data(
         config.data,
