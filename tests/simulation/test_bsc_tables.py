@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.api.simulate import simulate
 from polyrhythm.simulation.cluster import open_cluster
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "bsc-tables"
@@ -54,6 +55,25 @@ def test_the_committed_table_is_what_the_simulator_says_today(rows: dict[str, di
     assert [row["name"] for row in committed] == list(rows)
     for row in committed:  # of a longer run, with other drawn step times
         assert rows[row["name"]]["simulated"] == pytest.approx(row["simulated"], rel=0.03)
+
+
+@pytest.mark.parametrize(("workers", "told"), [(2, 195.60), (4, 292.22)])
+def test_the_command_of_the_readme_has_their_rates_to_ten_percent(
+    tmp_path: Path, workers: int, told: float
+) -> None:
+    figures = simulate(
+        cluster="bsc",
+        gradients="none",
+        model="resnet50",
+        image_size=224,
+        strategy="mixed(replicas=1, servers=1)",
+        workers=workers,
+        batch_size=128,
+        steps=100,
+        out=tmp_path / "run",
+    ).figures
+    assert figures["images_per_s"] == pytest.approx(told, rel=0.1)
+    assert figures["sustained_images_per_s"] == pytest.approx(told, rel=0.1)
 
 
 def test_more_servers_make_four_workers_faster_as_in_figure_1(rows: dict[str, dict[str, Any]]) -> None:
