@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import FrameType
 from typing import Any, Unpack
@@ -41,6 +42,7 @@ from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_r
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.trained import MODEL_FILE
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.feature_cache import call_apart, measure
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
 from polyrhythm.launch.children import run_local, run_restarting
 from polyrhythm.launch.process import allow_descriptors, check_loopback
@@ -49,6 +51,7 @@ from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
 from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.quantities import duration
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
@@ -198,11 +201,52 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
     return Path(resume)
 
 
+_PATIENT_S = 1800.0
+"""Seconds from which on something quicker is suggested."""
+_MANY_NUMBERS = 10**8
+_SMALL_SIDE = 32
+"""Fewer numbers of pictures than that, or smaller pictures, are trained on before a step could be measured."""
+
+
+def expected_time(job: Job, seconds: float) -> str:
+    """Return a sentence on how long a run takes on this machine, with what would be quicker where that is long."""
+    learning, (_, height, width) = job.learning, job.dataset.image_shape
+    said = (
+        f"about {duration(seconds)} on this machine, by one measured step: {learning.epochs} epochs of "
+        f"{len(job.dataset.train):,} pictures at {height} by {width} pixels"
+    )
+    if seconds <= _PATIENT_S:
+        return said
+    side = max(_SMALL_SIDE, min(height, width) // 2)
+    smaller = duration(seconds * side * side / (height * width))
+    return (
+        f"{said}. Quicker: --image-size {side} takes about {smaller} where the network allows it, and sees less; so do "
+        "fewer --epochs or a smaller --model. On few photographs the body of a trained network stands still at a small "
+        "part of the time (--weights, --fine-tuning head)"
+    )
+
+
+def measured_time(job: Job, start_method: str) -> float | None:
+    """Return a run's seconds, by one step of its network in a process of its own; None: it is soon done anyway."""
+    shape, seen = job.dataset.image_shape, job.learning.epochs * len(job.dataset.train)
+    if min(shape[1:]) < _SMALL_SIDE or seen * prod(shape) < _MANY_NUMBERS:
+        return None
+    forward_s, step_s = call_apart(
+        start_method, measure, job.make_model, shape, min(4, job.learning.batch_size), str(job.device)
+    )
+    return float(seen * step_s + job.learning.epochs * len(job.dataset.test) * forward_s)
+
+
 def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
+    seconds = None
+    if isinstance(config.data, str | Path) and not job.checkpointing.resume:
+        seconds = measured_time(job, "spawn" if job.device.type == "cuda" else start_method)
     with (
         _observed_with_trace(job, config, observers) as observed,
         entrance_of(observed.claimed(job), config) as entrance,
     ):
+        if seconds is not None:
+            observed.on_event(Notice(time_s=0, text=expected_time(job, seconds)))
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 

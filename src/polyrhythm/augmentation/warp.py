@@ -11,6 +11,9 @@ Where the image is a window of a larger one, the larger one is sampled, so that 
 corners:
 
     out[b, :, p] = larger[b, :, map_1(map_2(… p)) + centre of the window]        unless fill=frame
+
+With `fill=frame` the window alone is moved, as Deep Image's is (arXiv:1501.02876, section 4.1: "all the augmentations
+are performed on the cropped image").
 """
 
 from __future__ import annotations

@@ -358,13 +358,18 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
 
 
 def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
-    """Return SGD with its usual learning rate divided by the number of updates that one step of all workers makes.
+    """Return the strategy's own, or SGD with its usual rate divided by how many updates a step of all workers makes.
 
     N gradients that are applied one by one are N-1 updates old on average; dividing the rate by that age is the
     rule of Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD", IJCAI 2016.
     """
+    traits = strategy.traits(workers)
+    if traits.optimizer:
+        own = build("optimizer", traits.optimizer, OPTIMIZERS)
+        assert isinstance(own, OptimizerConfig)
+        return own
     usual = SGD()
-    return SGD(lr=usual.lr / strategy.traits(workers).rate_divisor)
+    return SGD(lr=usual.lr / traits.rate_divisor)
 
 
 def _made(what: str, spec: Any, *packages: str) -> Config:

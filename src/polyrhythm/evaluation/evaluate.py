@@ -69,6 +69,22 @@ class Evaluation:
         centre, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
         return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
+    @property
+    def guesses(self) -> str:
+        """A sentence where the network is hardly better than whoever knows only how frequent each class is; else empty.
+
+        Such a guess has the entropy of the classes as its loss, and as its top-1 the share of the largest class.
+        """
+        shares = self.confusion.sum(1).double() / max(self.images, 1)
+        entropy, largest = float(torch.special.entr(shares).sum()), float(shares.max())
+        if not entropy or self.loss < 0.97 * entropy or self.top1 > min(1.25 * largest, (1 + largest) / 2):
+            return ""
+        return (
+            f"the network hardly does better than guessing: loss {self.loss:.3f} (guessing: {entropy:.3f}), top-1 "
+            f"{100 * self.top1:.1f} % ({100 * largest:.1f} %). Try a learning rate ten times lower or higher, or "
+            "smaller batches, which make more steps"
+        )
+
     def confused(self, most: int = 10) -> list[dict[str, Any]]:
         """Return the most frequent mistakes, each with its `class`, what it was `taken_for`, and the `images`."""
         wrong = self.confusion.clone().fill_diagonal_(0)

@@ -1,7 +1,7 @@
 """Hybrid model and data parallelism: a joint forward and backward pass of K workers.
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
-4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1, has the same split.
+4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.2, has the same split.
 
     trunk gradient of worker i = d(w_i L_i)/d trunk      to be summed over the workers
     head gradient, slice s     = d(sum_i w_i L_i)/d s    complete on worker s: not to be summed again

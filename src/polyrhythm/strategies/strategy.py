@@ -100,6 +100,7 @@ class Traits:
         updates: how many updates the parameters get while every worker takes one step.
         gradients: how many gradients are applied, and counted, meanwhile; a mean over ranks is one.
         rate_divisor: of the default learning rate, so that the updates of a step together count as one.
+        optimizer: the default optimiser, where it is another than SGD with that rate.
         reads_newest: whether every step ends with the newest parameters there are, so that all send equally many bytes.
         skips_steps: whether a late worker skips steps to catch up with the others (`SkipsSteps.next_step`).
         output: what a group of its workers has for servers above it, which other groups share.
@@ -134,6 +135,7 @@ class Traits:
     updates: int = 1
     gradients: int = 1
     rate_divisor: int = 1
+    optimizer: str = ""
     reads_newest: bool = True
     skips_steps: bool = False
     output: GroupOutput = GroupOutput.NOTHING

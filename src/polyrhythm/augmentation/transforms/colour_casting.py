@@ -1,7 +1,7 @@
 """Colour casting: pictures under light of another colour.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3.
+section 4.1.
 
     out[c] = clip(image[c] + on[c] v[c]),    on[c] a fair coin,    v[c] ~ uniform{-strength, …, strength}
 

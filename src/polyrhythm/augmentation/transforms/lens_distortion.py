@@ -1,7 +1,7 @@
 """Lens distortion: the barrel and pincushion distortion of lenses.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3.
+section 4.1.
 
     r_source = r (1 + k r^2),    k ~ uniform[-strength, strength)
 

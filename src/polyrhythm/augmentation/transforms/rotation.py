@@ -1,7 +1,7 @@
 """Rotation: every picture is rotated about its centre by an angle of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3.
+section 4.1.
 
     source(x, y) = (x cos a - y sin a, x sin a + y cos a),    a ~ uniform[-strength, strength)
 

@@ -1,7 +1,7 @@
 """Stretching: the width and height of every picture are scaled by factors of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3: horizontal and vertical stretching.
+section 4.1: horizontal and vertical stretching.
 
     source(x, y) = (x e^-u, y e^-v),    u, v ~ uniform[-ln(1 + strength), ln(1 + strength))
 

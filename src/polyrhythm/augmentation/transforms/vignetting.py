@@ -1,7 +1,7 @@
 """Vignetting: pictures get darker towards their corners.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3.
+section 4.1.
 
     out = black + (image - black) (1 - s clip((r - r0) / (1 - r0), 0, 1)^2)
     r0 ~ uniform[0, 0.8),    s ~ uniform[0, strength)

@@ -2,7 +2,7 @@
 
 Papers: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural Networks", NIPS
 2012; R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
-section 3.3.
+section 4.1.
 
     out[b, :, y, x] = image[b, :, top[b] + y, left[b] + x],    top[b], left[b] ~ uniform{0, …, S - size}
 

@@ -1,6 +1,6 @@
 """Direct reduce-scatter and all-gather, the "butterfly synchronisation" of Deep Image.
 
-Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2.
+Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.1.
 
     rank k:  s_k = x_k[0] + x_k[1] + … + x_k[N-1]        x_k[i] is slice k of rank i's vector
              sends s_k to all

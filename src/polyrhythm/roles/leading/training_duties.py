@@ -671,6 +671,7 @@ class CheckpointCollector:
         self._archivist = self._employed()
         self.found = tested_before(ledger)
         self.tested_epochs = ledger.tested_epochs
+        self._told_of_guessing = False
 
     @property
     def saves(self) -> bool:
@@ -721,6 +722,10 @@ class CheckpointCollector:
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
+        # A first epoch may be all warm-up; by a quarter of the run something must have been learned.
+        if not self._told_of_guessing and 4 * epoch >= self.job.learning.epochs and found.guesses:
+            self._told_of_guessing = True
+            self._emitter.say(Notice(time_s=0, text=f"after epoch {epoch} {found.guesses}"))
 
     def snapshot(self, epoch: int, step: int, presented: Tensor | None = None) -> Snapshot | None:
         """Copy the run's state, if it is kept; what workers and servers hand in is a copy already.

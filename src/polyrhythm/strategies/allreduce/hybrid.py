@@ -1,7 +1,7 @@
 """Hybrid model and data parallelism: convolutions data parallel, fully connected layers cut by their neurons.
 
 Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, arXiv 1404.5997, section
-4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.1.
+4; Wu, Yan, Shan, Dang, Sun, "Deep Image", 2015, arXiv 1501.02876, section 3.2.
 
     trunk      w' = w - lr * sum_i b_i g_i / sum_i b_i     g_i worker i's mean gradient, by an all-reduce
     slice s    w' = w - lr * sum_i b_i g_is / sum_i b_i    computed by worker s from all workers' examples

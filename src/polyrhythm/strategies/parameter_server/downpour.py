@@ -9,7 +9,8 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and
 The push comes after the addition, so the first push holds one gradient and later ones n_push. The worker
 computes on while a push or a fetch travels. What was fetched before a step lacks that step, and is as late as
 its gradient. Warm start: worker 0 takes its first steps before the others get parameters. The paper's servers
-run Adagrad without an epsilon, which is the optimiser `downpour_adagrad`; any other may take its place.
+run Adagrad without an epsilon, which is the optimiser `downpour_adagrad` and the default; any other may take its
+place. The paper gives no rate, and its first step moves every number by just that.
 
 Departure from the paper: what is left in the sum is pushed at the end.
 
@@ -105,6 +106,7 @@ class Downpour(WithServers):
             updates=workers,
             gradients=workers,
             rate_divisor=workers,
+            optimizer="downpour_adagrad(lr=0.005)",
             plain_alone=False,
         )
 

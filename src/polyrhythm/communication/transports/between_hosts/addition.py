@@ -1,6 +1,6 @@
 """One all-reduce or broadcast, seen by one member: which bytes go where, and when. No network, no threads.
 
-Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2.
+Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.1.
 
     slice k of every vector  ─ PART ─▶ member k:  s_k = x_0[k] + x_1[k] + … + x_N-1[k]  ─ SUM ─▶ all
 

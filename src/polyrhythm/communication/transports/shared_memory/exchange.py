@@ -1,6 +1,6 @@
 """Collectives through shared memory, for contiguous vectors of the CPU; one at a time.
 
-Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.2, for
+Wu, Yan, Shan, Dang, Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv 1501.02876, section 3.1, for
 the direct reduce-scatter and all-gather, here with loads and stores in place of messages.
 
     sum[s] = (..((x_0[s] + x_1[s]) + x_2[s]) + ..) + x_{N-1}[s]   slice s of every chunk, added up by member s
