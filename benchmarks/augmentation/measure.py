@@ -1,7 +1,8 @@
-"""How fast pictures are changed: our batches against torchvision's transforms, picture by picture, on one core.
+"""How fast pictures are changed: our batches against torchvision's and Kornia's transforms, on one core.
 
-Both do the same to 64 pictures of 224 pixels: colour cast, rotation, stretching and flip. Seconds are those of the
-processor, so that other work on the machine counts less.
+All do the same to 64 pictures of 224 pixels: colour cast, rotation, stretching and flip. Seconds are those of the
+processor, so that other work on the machine counts less. torchvision changes picture by picture, or the whole batch
+with one draw, which changes all pictures alike; Kornia draws for each picture of a batch.
 """
 
 from __future__ import annotations
@@ -47,6 +48,29 @@ def theirs() -> Callable[[torch.Tensor], torch.Tensor]:
     )
 
 
+def kornias() -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return Kornia's chain for a batch (B, C, H, W), float from 0 to 1; each picture has draws of its own."""
+    from kornia import augmentation as K
+
+    return torch.nn.Sequential(
+        K.RandomBrightness((0.92, 1.08), p=0.875),  # it has no cast; this costs less
+        K.RandomRotation(15.0, p=1.0, resample="bilinear"),
+        K.RandomAffine(0.0, scale=(1 / 1.2, 1.2, 1 / 1.2, 1.2), p=1.0, resample="bilinear"),
+        K.RandomHorizontalFlip(p=0.5),
+    )
+
+
+def peer_of(name: str) -> Callable[[torch.Tensor], object]:
+    """Return what a peer does with a batch of bytes (B, C, H, W), bytes again where it can."""
+    if name == "kornia":
+        chain = kornias()
+        return lambda images: (chain(images / 255) * 255).round().to(torch.uint8)
+    one = theirs()
+    if name == "torchvision-batch":
+        return one
+    return lambda images: torch.stack([one(image) for image in images])
+
+
 def main() -> None:
     """Measures both in turn, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -54,31 +78,34 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--peer", choices=["torchvision", "torchvision-batch", "kornia"], default="torchvision"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     shape = (arguments.batch, 3, arguments.side, arguments.side)
     images = torch.randint(256, shape, dtype=torch.uint8)
-    ours, one = build_chain(CHAIN), theirs()
+    ours, peer = build_chain(CHAIN), peer_of(arguments.peer)
     assert ours is not None
-    times: dict[str, list[float]] = {"ours": [], "torchvision": []}
+    times: dict[str, list[float]] = {"ours": [], arguments.peer: []}
     for number in range(arguments.rounds + 1):
         keys = sample_keys("benchmark", 0, number, torch.arange(arguments.batch))
         started_s = time.process_time()
         ours(images, keys)
         between_s = time.process_time()
-        torch.stack([one(image) for image in images])
+        peer(images)
         ended_s = time.process_time()
         if number:  # the first round warms up
             times["ours"].append(between_s - started_s)
-            times["torchvision"].append(ended_s - between_s)
-    ratios = [b / a for a, b in zip(times["ours"], times["torchvision"], strict=True)]
+            times[arguments.peer].append(ended_s - between_s)
+    ratios = [b / a for a, b in zip(times["ours"], times[arguments.peer], strict=True)]
     print(
         json.dumps(
             {
                 "threads": arguments.threads,
                 "pictures": arguments.batch,
                 "ours_ms": round(1000 * median(times["ours"]), 1),
-                "torchvision_ms": round(1000 * median(times["torchvision"]), 1),
+                f"{arguments.peer}_ms": round(1000 * median(times[arguments.peer]), 1),
                 "ratio": round(median(ratios), 2),
                 "lowest": round(min(ratios), 2),
                 "highest": round(max(ratios), 2),

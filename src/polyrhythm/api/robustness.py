@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,6 +13,7 @@ from polyrhythm.config.run_config import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.ensemble import Together
 from polyrhythm.evaluation.robustness import declines
 from polyrhythm.reporting.pages.robustness_page import write_robustness
 
@@ -37,8 +38,9 @@ def robustness(
         **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
     Returns:
-        `data`, `images`, `plot`, and `models`: for each `weights`, `model`, `clean_top1` and `declines` (`name`,
-        `kind`, `strengths`, `top1`).
+        `data`, `images`, `plot`, and `models`: for each `weights`, `model`, `clean_top1`, `declines` (`name`, `kind`,
+        `strengths`, `top1`), and `corrupted_top1`, the mean over all corruptions and severities (None without any);
+        `together`: the same of their mean probabilities, where several were trained on pictures of one size.
 
     Raises:
         RequestError: the request is invalid.
@@ -48,21 +50,39 @@ def robustness(
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
     trained = [load_trained(path, device=device, **options) for path in paths]
     found = [_tested(each, images, kinds) for each in trained]
+    together = None
+    if len(trained) > 1 and len({_pictures_of(each) for each in trained}) == 1:
+        model = Together([each.model for each in trained])
+        ensemble = replace(trained[0], model=model, model_name=f"ensemble of {len(trained)}")
+        together = _tested(ensemble, images, kinds) | {"weights": "together"}
     data = trained[0].dataset.name
     if plot is not None:
-        write_robustness(Path(plot), data, found)
+        write_robustness(Path(plot), data, found if together is None else [*found, together])
     counted = min(images, len(trained[0].dataset.test))
-    return {"data": data, "images": counted, "plot": str(plot) if plot else None, "models": found}
+    return {
+        "data": data,
+        "images": counted,
+        "plot": str(plot) if plot else None,
+        "models": found,
+        "together": together,
+    }
+
+
+def _pictures_of(trained: Trained) -> tuple[object, ...]:
+    dataset = trained.dataset
+    return dataset.classes, dataset.image_shape, dataset.black, dataset.white, dataset.shown
 
 
 def _tested(trained: Trained, images: int, kinds: Sequence[str]) -> dict[str, Any]:
     test = trained.dataset.test
     indices = torch.randperm(len(test), generator=generator_for("robustness"))[:images].sort().values
     clean, found = declines(trained.model, trained.dataset, indices, trained.device, kinds)
+    corrupted = [top1 for each in found if each.kind == "corruption" for top1 in each.top1]
     return {
         "weights": str(trained.file),
         "model": trained.model_name,
         "clean_top1": clean,
+        "corrupted_top1": sum(corrupted) / len(corrupted) if corrupted else None,
         "declines": [
             {**asdict(each), "strengths": list(each.strengths), "top1": list(each.top1)} for each in found
         ],

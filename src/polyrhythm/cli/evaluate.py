@@ -167,7 +167,8 @@ def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: boo
     if as_json:
         print_json(found)
         return
-    for model in found["models"]:
+    together = [found["together"]] if found["together"] else []
+    for model in [*found["models"], *together]:
         clean = percent(model["clean_top1"])
         title = f"{model['weights']}: top-1 {clean} on {found['images']:,} images of {found['data']}"
         rows = [
@@ -178,6 +179,8 @@ def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: boo
             ]
             for each in model["declines"]
         ]
+        if model["corrupted_top1"] is not None:
+            title += f"; {percent(model['corrupted_top1'])} on average over corruptions"
         print_table(title, ["top-1 in %", "strength", "1", "2", "3", "4", "5"], rows)
     if found["plot"]:
         print(f"curves: {found['plot']}")

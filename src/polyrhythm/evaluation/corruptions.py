@@ -1,4 +1,4 @@
-"""Corruptions: nine ways in which pictures get worse, each at five severities.
+"""Corruptions: twelve ways in which pictures get worse, each at five severities.
 
 D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR
 2019, arXiv:1903.12261 (ImageNet-C), whose names and severities are kept. For every value x of a picture, in [0, 1]:
@@ -6,17 +6,26 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
     brightness        x + b                                           b = 0.1, 0.2, 0.3, 0.4, 0.5
     contrast          m + c (x - m), m the mean of the channel        c = 0.4, 0.3, 0.2, 0.1, 0.05
     defocus_blur      x * (disc of radius r / its area)               r = 3, 4, 6, 8, 10 pixels of 224
+    fog               (x + f p) max(x) / (max(x) + f), p a plasma    f = 1.5, 2, 2.5, 2.5, 3; decay 2, 2, 1.7, 1.5, 1.4
     gaussian_noise    x + s n, n ~ N(0, 1)                            s = 0.08, 0.12, 0.18, 0.26, 0.38
     impulse_noise     0 with probability p/2, 1 with p/2, else x      p = 0.03, 0.06, 0.09, 0.17, 0.27
     jpeg_compression  JPEG(x, quality)                                quality = 25, 18, 15, 10, 7
     motion_blur       mean along a line of length l, random angle     l = 10, 15, 20, 25, 30 pixels of 224
     pixelate          nearest(x scaled to s of its sides)             s = 0.6, 0.5, 0.4, 0.3, 0.25
+    snow              l x + (1 - l) max(x, 1.5 grey + 1/2) + flakes  l = 0.8, 0.7, 0.7, 0.65, 0.55; see `_snow`
     shot_noise        k / c, k ~ Poisson(c x)                         c = 60, 25, 12, 5, 3 photons for white
+    zoom_blur         mean of x, and x magnified 1, 1 + z, …, m times m = 1.1, 1.15, 1.2, 1.25, 1.3;
+                                                                      z = 0.01, 0.01, 0.02, 0.02, 0.03
 
 Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones do.
 Brightness is added to every channel instead of the value of HSV, so that grey pictures have it too. The disc of the
 defocus has a rim that is soft by one pixel and no further smoothing. All points of the motion's line have the same
-weight, instead of a Gaussian of the same extent.
+weight, instead of a Gaussian of the same extent; so have those of the flakes' lines. Left out are frost, which takes
+photographs, glass blur and elastic transform.
+
+The plasma of the fog is made by midpoint displacement (A. Fournier, D. Fussell, L. Carpenter, "Computer rendering of
+stochastic models", Communications of the ACM 25, 1982): places between known ones get their mean and a random number,
+whose range falls by the square of the decay from each scale to the next smaller one.
 """
 
 from __future__ import annotations
@@ -30,7 +39,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import conv2d, interpolate, pad
+from torch.nn.functional import affine_grid, conv2d, grid_sample, interpolate, pad
 
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
@@ -82,6 +91,15 @@ def _defocus_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
     return _blurred(images, _disc(_pixels((3.0, 4.0, 6.0, 8.0, 10.0)[level], images)))
 
 
+def _fog(images: Tensor, level: int, generators: Generators) -> Tensor:
+    height, width = images.shape[2:]
+    strength, decay = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))[level]
+    side = 1 << max(1, (max(height, width) - 1).bit_length())
+    plasmas = torch.stack([_plasma(side, decay, each)[:height, :width] for each in generators])
+    brightest = images.amax((1, 2, 3), keepdim=True)
+    return (images + strength * plasmas[:, None]) * brightest / (brightest + strength)
+
+
 def _gaussian_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
     noise = torch.stack([torch.randn(images.shape[1:], generator=each) for each in generators])
     return images + (0.08, 0.12, 0.18, 0.26, 0.38)[level] * noise
@@ -122,16 +140,49 @@ def _shot_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
     return torch.stack(counted) / photons
 
 
+def _snow(images: Tensor, level: int, generators: Generators) -> Tensor:
+    """Let flakes fall: normal noise, magnified, of which what is above a threshold is drawn out along a line."""
+    mean, spread, magnified, threshold, length, light = (
+        (0.1, 0.3, 3.0, 0.5, 10.0, 0.8),
+        (0.2, 0.3, 2.0, 0.5, 12.0, 0.7),
+        (0.55, 0.3, 4.0, 0.9, 12.0, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12.0, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12.0, 0.55),
+    )[level]
+    layers = []
+    for each in generators:
+        noise = mean + spread * torch.randn(1, 1, *images.shape[2:], generator=each)
+        flakes = _magnified(noise, magnified)
+        flakes = torch.where(flakes < threshold, 0.0, flakes).clamp(0, 1)
+        angle = pi / 4 + float(torch.rand((), generator=each)) * pi / 2
+        layers.append(_blurred(flakes, _line(_pixels(length, images), angle)))
+    snow = torch.cat(layers)
+    paler = torch.maximum(images, images.mean(1, keepdim=True) * 1.5 + 0.5)
+    return light * images + (1 - light) * paler + snow + snow.flip((2, 3))
+
+
+def _zoom_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
+    most, step = ((1.1, 0.01), (1.15, 0.01), (1.2, 0.02), (1.25, 0.02), (1.3, 0.03))[level]
+    factors = [1 + number * step for number in range(int((most - 1) / step + 1e-6) + 1)]
+    total = images.clone()
+    for factor in factors:
+        total += _magnified(images, factor)
+    return total / (len(factors) + 1)
+
+
 CORRUPTIONS: dict[str, Callable[[Tensor, int, Generators], Tensor]] = {
     "brightness": _brightness,
     "contrast": _contrast,
     "defocus_blur": _defocus_blur,
+    "fog": _fog,
     "gaussian_noise": _gaussian_noise,
     "impulse_noise": _impulse_noise,
     "jpeg_compression": _jpeg_compression,
     "motion_blur": _motion_blur,
     "pixelate": _pixelate,
     "shot_noise": _shot_noise,
+    "snow": _snow,
+    "zoom_blur": _zoom_blur,
 }
 """Each maps pictures (B, C, H, W) float32 in [0, 1], a level 0 to 4 and a generator per picture to new pictures."""
 
@@ -146,6 +197,33 @@ def _blurred(images: Tensor, kernel: Tensor) -> Tensor:
     channels, half = images.shape[1], kernel.shape[0] // 2
     weight = kernel.to(images.dtype).expand(channels, 1, *kernel.shape)
     return conv2d(pad(images, (half,) * 4, mode="replicate"), weight, groups=channels)
+
+
+def _magnified(images: Tensor, factor: float) -> Tensor:
+    """Return the middle of images (B, C, H, W), magnified to their size (bilinear)."""
+    scale = torch.tensor([[1 / factor, 0, 0], [0, 1 / factor, 0]], dtype=images.dtype)
+    grid = affine_grid(scale.expand(len(images), 2, 3), list(images.shape), align_corners=False)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _plasma(side: int, decay: float, generator: torch.Generator) -> Tensor:
+    """Return a random cloud (side, side) from 0 to 1, which continues at the opposite edges; `side` a power of 2."""
+    cloud, step, spread = torch.zeros(side, side), side, 100.0
+
+    def displaced(total: Tensor) -> Tensor:
+        return total / 4 + spread * spread * (2 * torch.rand(total.shape, generator=generator) - 1)
+
+    while step >= 2:
+        half = step // 2
+        corners = cloud[::step, ::step]
+        pairs = corners + corners.roll(-1, 0)
+        cloud[half::step, half::step] = displaced(pairs + pairs.roll(-1, 1))
+        middles = cloud[half::step, half::step]
+        cloud[::step, half::step] = displaced(middles + middles.roll(1, 0) + corners + corners.roll(-1, 1))
+        cloud[half::step, ::step] = displaced(middles + middles.roll(1, 1) + corners + corners.roll(-1, 0))
+        step, spread = half, spread / decay
+    cloud -= cloud.min()
+    return cloud / cloud.max().clamp_min(1e-12)
 
 
 def _disc(radius: float) -> Tensor:

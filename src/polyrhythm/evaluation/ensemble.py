@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Predictor = Callable[[Tensor], Tensor]
 """Maps numbers of images, (B,) int64, to class probabilities (B, classes)."""
@@ -34,6 +34,26 @@ def log_probabilities(predictors: Sequence[Predictor]) -> Callable[[Tensor], Ten
         return average([predict(indices) for predict in predictors]).clamp_min(_SMALLEST).log()
 
     return together
+
+
+class Together(nn.Module):
+    """Networks as one, whose outputs are the logarithms of their mean probabilities.
+
+    Args:
+        members: map pictures (B, C, H, W) to logits (B, classes).
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return log probabilities (B, classes) of pictures (B, C, H, W)."""
+        return (
+            average([member(pictures).float().softmax(1) for member in self.members])
+            .clamp_min(_SMALLEST)
+            .log()
+        )
 
 
 def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> list[int]:

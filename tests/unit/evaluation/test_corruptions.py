@@ -113,3 +113,37 @@ def test_compression_is_pillows() -> None:
     torch.testing.assert_close(_corruption("jpeg_compression")(picture, 3, torch.tensor([0]), UNIT), expected)
     with pytest.raises(RequestError, match="pictures of 2 channels"):
         _corruption("jpeg_compression")(picture[:, :2], 1, torch.tensor([0]), UNIT)
+
+
+def test_fog_is_a_cloud_that_the_brightest_place_bears() -> None:
+    grey, indices = torch.full((6, 3, 48, 60), 0.5), torch.arange(6)
+    found = _corruption("fog")(grey, 1, indices, UNIT)
+    # x + f p, scaled by max(x) / (max(x) + f): from a quarter of the grey to all of it, as p goes from 0 to 1.
+    cloud = (found / (0.5 / (0.5 + 1.5)) - 0.5) / 1.5
+    assert cloud.min() >= -1e-5
+    assert cloud.max() <= 1 + 1e-5
+    assert torch.equal(found[:, 0], found[:, 2])  # fog has no colour
+    near = (cloud[..., 1:] - cloud[..., :-1]).square().mean()
+    far = (cloud[..., 24:] - cloud[..., :-24]).square().mean()
+    assert far > 20 * near  # large shapes
+    apart = (cloud[0] - cloud[1]).abs().mean()
+    assert apart > 0.05  # each picture has its own
+
+
+def test_snow_brightens_flat_pictures_by_flakes_and_their_mirror() -> None:
+    dark, indices = torch.zeros(5, 1, 64, 64), torch.arange(5)
+    found = _corruption("snow")(dark, 2, indices, UNIT)
+    pale = 0.3 * 0.5  # (1 - l) max(0, 1.5 grey + 1/2)
+    assert found.min() >= pale - 1e-6
+    flakes = found - pale
+    torch.testing.assert_close(flakes, flakes.flip((2, 3)), atol=1e-5, rtol=0)
+    share = float((flakes > 0.05).float().mean())
+    assert 0.05 < share < 0.9
+
+
+def test_zoom_blur_is_the_mean_of_magnified_pictures() -> None:
+    # Magnified f times, the slope of a plane through the centre becomes 1/f of it.
+    places = (torch.arange(41.0) - 20).expand(1, 1, 41, 41)
+    found = _corruption("zoom_blur")((places + 20) / 40, 1, torch.tensor([0]), UNIT)
+    slope = (1 + sum(1 / (1 + number / 100) for number in range(11))) / 12
+    torch.testing.assert_close(found * 40 - 20, places * slope, atol=1e-3, rtol=0)

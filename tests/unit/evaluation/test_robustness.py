@@ -97,3 +97,25 @@ def test_only_the_kinds_that_were_named_are_tested(dataset: Dataset) -> None:
     assert found == [each for each in every if each.name in ("vignetting", "contrast")]
     with pytest.raises(RequestError, match=r"unknown kind of change 'vigneting': did you mean vignetting"):
         declines(_Light(), dataset, torch.arange(20), kinds=["vigneting"])
+
+
+def test_several_are_tested_together_and_summed_up(tmp_path: Path) -> None:
+    files = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = create_model("mlp", classes=10, image_shape=(1, 8, 8))
+        files.append(tmp_path / f"{seed}.safetensors")
+        save_weights(model, files[-1], {"model": "mlp", "data": "digits"})
+    found = polyrhythm.robustness(
+        files, images=200, kinds=["contrast", "rotation"], plot=tmp_path / "page.html"
+    )
+    for each in (*found["models"], found["together"]):
+        (contrast,) = [decline for decline in each["declines"] if decline["kind"] == "corruption"]
+        assert each["corrupted_top1"] == pytest.approx(sum(contrast["top1"]) / 5)
+    both = polyrhythm.evaluate(files)["test_top1"]
+    whole = polyrhythm.robustness(files, images=100_000, kinds=["contrast"])
+    assert whole["together"]["clean_top1"] == pytest.approx(both)
+    assert "together: " in (tmp_path / "page.html").read_text()
+    alone = polyrhythm.robustness(files[0], images=20, kinds=["rotation"])
+    assert alone["together"] is None
+    assert alone["models"][0]["corrupted_top1"] is None

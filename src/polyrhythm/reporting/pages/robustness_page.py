@@ -62,6 +62,11 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
     ]
 
 
+def _summary(model: Mapping[str, Any]) -> str:
+    mean = model.get("corrupted_top1")
+    return "" if mean is None else f", {100 * mean:.1f} % on average over corruptions"
+
+
 def _table(model: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(each["name"])}</th>'
@@ -73,6 +78,7 @@ def _table(model: Mapping[str, Any]) -> str:
         for each in model["declines"]
     )
     heading = (
-        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on the pictures as they are</h3>"
+        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on the pictures as they are"
+        f"{_summary(model)}</h3>"
     )
     return f'{heading}<div class="scroll"><table>{rows}</table></div>'
