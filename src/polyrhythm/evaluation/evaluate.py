@@ -73,8 +73,11 @@ class Evaluation:
     def guesses(self) -> str:
         """A sentence where the network is hardly better than whoever knows only how frequent each class is; else empty.
 
-        Such a guess has the entropy of the classes as its loss, and as its top-1 the share of the largest class.
+        Such a guess has the entropy of the classes as its loss, and as its top-1 the share of the largest class. Of
+        fewer than a hundred images nothing is said.
         """
+        if self.images < 100:
+            return ""
         shares = self.confusion.sum(1).double() / max(self.images, 1)
         entropy, largest = float(torch.special.entr(shares).sum()), float(shares.max())
         if not entropy or self.loss < 0.97 * entropy or self.top1 > min(1.25 * largest, (1 + largest) / 2):
