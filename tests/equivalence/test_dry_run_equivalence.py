@@ -25,7 +25,7 @@ from polyrhythm.simulation.run import program_of
 from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
 from polyrhythm.specs import build
 from polyrhythm.strategies.role_assignment import roles_in_order
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.strategies.strategy import HasStages, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes, time_shares
@@ -106,14 +106,18 @@ def _both(
     flats = partial(FlatParameters, bucket_bytes=bucket_bytes)
     job = make_job(spec, 3, model=model, epochs=epochs, optimizer="sgd(lr=0.01)", schedule="constant")
     ended: set[int] = set()
-    noted = cast(Strategy, _NotedEnds(job.strategy, ended))
+    plain = job.strategy
+    noted = cast(Strategy, _NotedEnds(plain, ended))
     job = replace(job, strategy=noted, time_shares=partial(time_shares, image_shape=SHAPE))
     if sizes is None:
         made = model()
         flat = flats(made)
         numbers = tuple(min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets)
-        head = cut(made, None).sizes if job.traits.cuts_network else ()
-        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE), head=head)
+        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE))
+        if isinstance(plain, HasStages):
+            sizes = plain.sizes_of_parts(sizes, made, SHAPE, 3)
+        elif job.traits.cuts_network:
+            sizes = replace(sizes, head=cut(made, None).sizes)
     optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
     assert isinstance(optimizer, OptimizerConfig)
     dry_run = DryRun(

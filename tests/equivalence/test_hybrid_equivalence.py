@@ -64,7 +64,7 @@ def test_all_schemes_send_the_same_numbers_in_more_or_fewer_messages() -> None:
 def test_what_it_cannot_train_is_refused_with_the_reason() -> None:
     refused = [
         (make_job("hybrid", 2, model=normed_last), "does not end in fully connected layers"),
-        (make_job("hybrid", 2, precision="bfloat16"), "runs a network in two parts, in full precision"),
+        (make_job("hybrid", 2, precision="bfloat16"), "runs a network in parts, in full precision"),
         (make_job("hybrid", 2, weight_average=0.9), "has no whole model to average after each step"),
         (make_job("hybrid", 2, optimizer="lars"), "LARSOptimizer looks at whole layers"),
     ]

@@ -43,6 +43,7 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("local_sgd(steps=2, compress=int8(dense_below=0))", 3),
     ("hierarchical_averaging(steps=2, steps_between=4)", 3),
     ("hybrid(scheme=b)", 3),
+    ("pipeline(stages=2, microbatches=4, schedule=gpipe)", 2),
     ("sandblaster(servers=2, portions=3)", 3),
 ]
 
@@ -130,7 +131,7 @@ def test_out_of_step_real_processes_apply_every_gradient_once(spec, tmp_path):
         assert result["bytes_sent_per_step"] == 2 * (PARAMETERS * 4 + 2 * 64)
 
 
-@pytest.mark.parametrize(("spec", "workers"), [("hybrid", 3)])
+@pytest.mark.parametrize(("spec", "workers"), [("hybrid", 3), ("pipeline", 2)])
 def test_a_killed_worker_is_named_within_seconds(spec, workers, tmp_path):
     killed_at = []
 

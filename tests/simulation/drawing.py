@@ -22,6 +22,7 @@ from polyrhythm.simulation.run import simulate_on
 from polyrhythm.simulation.trials import Trial, drawn_death, faults_of, faults_text, play
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.pipeline.pipeline import Pipeline
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.model_sizes import ModelSizes
 
@@ -52,6 +53,9 @@ _ROUNDS: dict[str, list[Any]] = {
 }
 _ELASTIC = _SERVERS | {"mode": ["asynchronous", "synchronous"], "tau": [1, 2, 3], "alpha": [0.1, 0.5]}
 
+LAYERS = 4
+"""Of the network that is trained; more stages there cannot be."""
+
 OPTIONS: dict[str, dict[str, list[Any]]] = {
     "ad_psgd": {"topology": _TOPOLOGIES},
     "backup_workers": _SERVED | {"spare": [0, 1, 2]},
@@ -75,6 +79,20 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "parallel_sgd": {"collective": _COLLECTIVES},
     "parameter_server": _SERVED | {"consistency": _GATES, "merge": _MERGES, "aggregator": _AGGREGATORS},
     "periodic_averaging": _SERVERS | {"steps": [1, 2, 3], "share": [0.3]},
+    "pipeline": {
+        "microbatches": [1, 2, 4, 6],
+        "schedule": [
+            "gpipe",
+            "zero_bubble",
+            "interleaved",
+            "weight_stashing",
+            "weight_stashing(vertical=True)",
+            "double_buffered",
+        ],
+        "replicas": [2],
+        "inside": _INSIDE,
+        "recompute": [False, True],
+    },
     "post_local_sgd": _ROUNDS | {"after": [0, 2, 100]},
     "sandblaster": _SERVERS | {"portions": [1, 2, 3], "memory": [0, 3], "trials": [0, 2], "tolerance": [0.1]},
     "sgp": {"topology": _TOPOLOGIES, "overlap": [False, True]},
@@ -196,7 +214,10 @@ def drawn(seed: int, *, only: str | None = None) -> Drawn:
         spec = _spec(name, random)
         workers = random.choice([1, 2, 3, 3, 4, 4, 5, 6])
         try:
-            strategy(spec).check(workers)
+            chosen = strategy(spec)
+            chosen.check(workers)
+            if isinstance(chosen, Pipeline) and chosen.ranks(workers) * chosen.schedule.chunks > LAYERS:
+                continue
             return _run(seed, spec, workers, random)
         except RequestError:
             continue

@@ -122,7 +122,7 @@ def test_nobody_waits_for_a_late_worker_0_that_was_told_to_stop(servers: str) ->
 
 
 def test_after_a_stop_an_update_may_be_of_the_few_who_are_left() -> None:
-    run = drawn(11514)
+    run = drawn(11514, only="backup_workers")
     assert run.spec == "backup_workers(servers=3)"
     check_end(run, *told(run.work_dry))
 

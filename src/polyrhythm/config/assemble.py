@@ -46,7 +46,7 @@ from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.strategy import Remarks, Strategy
+from polyrhythm.strategies.strategy import HasStages, Remarks, Strategy
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution, Precision, check_execution, check_learns_alone
@@ -557,7 +557,10 @@ def try_out(
     flat = FlatParameters(model)
     strategy.check_model(flat)
     strategy.check(workers, OptimizerPlan.of(made, flat))
-    if traits.cuts_network:
+    if isinstance(strategy, HasStages):
+        with torch.random.fork_rng(devices=[]):
+            strategy.check_network(model, flat, flat.vector.new_zeros(1, *image_shape), workers)
+    elif traits.cuts_network:
         with torch.random.fork_rng(devices=[]):
             Ownership.of(flat, cut(model, flat.vector.new_zeros(1, *image_shape)), workers)
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

@@ -21,7 +21,7 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import steps_of
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.strategy import SizesBuckets, Strategy
+from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 
@@ -169,7 +169,9 @@ def sizes_for(
     asked = strategy.bucket_bytes_for(None, like) if isinstance(strategy, SizesBuckets) else None
     sizes = sizes_of(model, image_shape, asked)
     traits = strategy.traits(workers)
-    if traits.cuts_network:
+    if isinstance(strategy, HasStages):
+        sizes = strategy.sizes_of_parts(sizes, model, image_shape, workers)
+    elif traits.cuts_network:
         sizes = replace(sizes, head=cut(model, None).sizes)
     if traits.shards:
         shards(sizes.parameters, traits.shards)

@@ -70,6 +70,8 @@ class Share:
         stand_in: absent workers of whose images it sees a part; None if there are none.
         sizes: the workers' relative parts of a step; empty: all alike.
         images: of the epoch's order that are dealt; 0: all.
+        parts: where several workers see the same images: into how many parts a step's are dealt; worker w sees that of
+            number w mod `parts`. 0: each worker has images of its own.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -84,6 +86,7 @@ class Share:
     stand_in: StandIn | None = None
     sizes: tuple[float, ...] = ()
     images: int = 0
+    parts: int = 0
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -100,7 +103,8 @@ class Share:
         if self.sizes:
             places = places_of(len(order), step, self.together)
             return self._part(order[places.start : places.stop])
-        own = dealt(order, step, self.worker, self.workers, self.together)
+        parts = self.parts or self.workers
+        own = dealt(order, step, self.worker % parts, parts, self.together)
         if self.stand_in is None:
             return own
         return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.together)])
@@ -133,6 +137,29 @@ class Batch:
     def size(self) -> int:
         """B."""
         return len(self.labels)
+
+
+@dataclass(frozen=True)
+class PartOfBatch(Batch):
+    """A batch that several workers compute together, of whose images each counts its part.
+
+    Attributes:
+        place: of this worker among them.
+        workers: how many they are.
+    """
+
+    place: int = 0
+    workers: int = 1
+
+    @classmethod
+    def of(cls, batch: Batch, place: int, workers: int) -> PartOfBatch:
+        """Return a batch of which this worker counts a part."""
+        return cls(batch.epoch, batch.step, batch.images, batch.labels, batch.reached, place, workers)
+
+    @property
+    def size(self) -> int:
+        """Images that count as this worker's."""
+        return max(0, -(-(len(self.labels) - self.place) // self.workers))
 
 
 class Loader:
@@ -183,7 +210,7 @@ class Loader:
         make = partial(self._batch, order, epoch)
         if self.ahead:
             return _prepared_ahead(make, steps, self.ahead)
-        if self._kept is not None and self.transform is None and self.mixer is None:
+        if self._kept is not None and self.transform is None and self.mixer is None and not self.share.parts:
             return self._in_blocks(self._kept, order, epoch, steps)
         return (make(step) for step in steps)
 

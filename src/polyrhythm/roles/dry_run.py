@@ -263,6 +263,14 @@ class DryRun:
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
         return batch_images(self._dealt(epoch), in_epoch, worker, self.workers, self.batch_size)
 
+    def images_of_pipeline(self, step: int, pipeline: int, pipelines: int) -> int:
+        """Return the images of one of the pipelines' batches of a step."""
+        together = self.workers * self.batch_size
+        if not self.epoch_images:
+            return together // pipelines
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        return batch_images(self._dealt(epoch), in_epoch, pipeline, pipelines, together // pipelines)
+
     def images_together(self, step: int) -> int:
         """Return the images of all workers' batches of a step."""
         together = self.workers * self.batch_size

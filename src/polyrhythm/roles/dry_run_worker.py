@@ -108,7 +108,7 @@ class DryWorkload:
             world.leader_returns,
         )
         self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)
-        self._computes_together = dry_run.traits.cuts_network
+        self._computes_together = dry_run.traits.cuts_network and not dry_run.traits.pipelines
         if self._computes_together:
             self.replica.part.divide(dry_division(flat, dry_run.sizes.head, len(world.roles.workers)))
         self.batch_size, self.rate_ratio = dry_run.batch_size, 1.0
@@ -187,6 +187,29 @@ def _without_loss(logits: Tensor, place: slice) -> Tensor:
     return logits
 
 
+class DryPipelineWorkload(DryWorkload):
+    """As `DryWorkload`, where workers compute a batch together and let the time pass between their messages."""
+
+    __slots__ = ()
+
+    def __init__(self, dry_run: DryRun, world: World) -> None:
+        super().__init__(dry_run, world)
+        self.replica.part.take_sizes(dry_run.sizes.pieces)
+
+    def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
+        """Let the workers of a pipeline take their step together."""
+        dry_run, pipelines = self._dry_run, self._dry_run.traits.pipelines
+        images = dry_run.images_of_pipeline(step.number, self._worker % pipelines, pipelines)
+        full = dry_run.workers * self.batch_size // pipelines
+        self._pace.forward((), self._use)
+        self.replica.part.compute_dry(step, images, full, self._pace.part)
+        if self._gradient is not None:
+            self._gradient(self._worker, step.number, self.replica.flat.gradients)
+        if self._timer is not None:
+            self._timer.lap("backward")
+        return self._computed
+
+
 class DryCalendar:
     """The epochs of a dry run, the last one perhaps not whole; see `Calendar`.
 
@@ -222,7 +245,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     """
     if dry_run.timings:
         world = world.timed()
-    workload = DryWorkload(dry_run, world)
+    workload = (DryPipelineWorkload if dry_run.traits.pipelines else DryWorkload)(dry_run, world)
     drawing = deal_communicator(world) if dry_run.draws else None
     control: ControlPlane = (
         dry_leader(dry_run, world, workload.replica.part)

@@ -452,7 +452,7 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
         return
     if dtype != torch.float32 or compiled:
         raise RequestError(
-            f"{strategy} runs a network in two parts, in full precision and not compiled: leave precision and "
+            f"{strategy} runs a network in parts, in full precision and not compiled: leave precision and "
             "compile out, or use synchronous"
         )
     if learning.weight_average and workers > 1:

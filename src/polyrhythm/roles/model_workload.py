@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from polyrhythm.data.balance import split
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.dealing import StandIn, places_of
-from polyrhythm.data.loader import Batch, Loader, Share
+from polyrhythm.data.loader import Batch, Loader, PartOfBatch, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
+from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import division
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import Step
+from polyrhythm.strategies.worker_part import SharedBatch, Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import (
     Execution,
@@ -142,6 +143,10 @@ class ModelWorkload:
         )
         largest = job.calendar.largest_step(epoch)
         self._full = split(largest, self.sizes)[self._place] if self.sizes else -(-largest // job.workers)
+        if pipelines := job.traits.pipelines:
+            self._loader.share = replace(self._loader.share, parts=pipelines)
+            place, count = self.worker // pipelines, job.workers // pipelines
+            return (PartOfBatch.of(batch, place, count) for batch in self._loader.epoch(epoch, start))
         return self._loader.epoch(epoch, start)
 
     def continue_with(self, job: Job) -> None:
@@ -297,10 +302,15 @@ class ModelWorkload:
         return value
 
     def _compute_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
-        """Let the workers compute their gradients together, once the time of computing has passed."""
-        if self._pace is not None:
-            self._pace.backward(self._shares, self.replica.announce)
-        self._seed(step.number)
+        """Let the workers compute their gradients together, once the time of computing has passed.
+
+        In a pipeline it passes between their messages.
+        """
+        pipelines = self._job.traits.pipelines
+        if not pipelines:
+            if self._pace is not None:
+                self._pace.backward(self._shares, self.replica.announce)
+            self._seed(step.number)
         objective = self._objective
 
         def loss(logits: Tensor, place: slice) -> Tensor:
@@ -312,19 +322,43 @@ class ModelWorkload:
 
         inputs = channels_innermost(images) if self._job.learning.execution.channels_last else images
         with by_running_statistics(self.replica.model) if len(images) == 1 else nullcontext():
-            value = self.replica.part.compute(step, inputs, loss)
+            if pipelines:
+                value = self.replica.part.compute_stages(step, self._shared(inputs, loss, step, rate))
+            else:
+                value = self.replica.part.compute(step, inputs, loss)
         if self._timer is not None:
             self._timer.lap("backward")
         return value
 
+    def _shared(self, images: Tensor, loss: Loss, step: Step, rate: float) -> SharedBatch:
+        """Return a batch as the workers of a pipeline compute it; random numbers do not depend on who does."""
+        pipelines, pace, job = self._job.traits.pipelines, self._pace, self._job
+
+        def seed(microbatch: int, layer: int) -> None:
+            pipeline = self.worker % pipelines
+            drawn = seed_for("microbatch", job.learning.seed, pipeline, step.number, microbatch, layer)
+            torch.default_generator.manual_seed(drawn)
+            if job.device.type == "cuda":
+                torch.cuda.manual_seed(drawn)
+
+        def pass_time(share: float) -> None:
+            if pace is not None:
+                pace.part(share)
+
+        full = job.workers * self.batch_size // pipelines
+        return SharedBatch(images, full, loss, rate * self.rate_ratio, seed, pass_time)
+
     def _cut(self, model: nn.Module, job: Job) -> None:
-        """Give the strategy the network in two parts.
+        """Give the strategy the network in two parts, or as it cuts it.
 
         Raises:
             RequestError: the network does not allow it.
         """
         vector = self.replica.flat.vector
         image = vector.new_zeros(1, *job.dataset.image_shape)
+        if job.traits.pipelines:
+            self.replica.part.take_network(model, image)
+            return
         workers = self.replica.workers.size
         self.replica.part.divide(division(self.replica.flat, cut(model, image), workers))
 

@@ -84,6 +84,10 @@ class DrawnPace:
             self.clock.sleep(self._step_s * (1 - FORWARD_SHARE) * share)
             ready(bucket)
 
+    def part(self, share: float) -> None:
+        """Sleep for a share of the step that `forward` has drawn the time of, for who computes it in parts."""
+        self.clock.sleep(self._step_s * share)
+
 
 HandleMessage = Callable[[int, Message], list[tuple[int, Message]]]
 HandleLoss = Callable[[int], list[tuple[int, Message]]]

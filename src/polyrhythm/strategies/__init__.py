@@ -5,4 +5,5 @@ FAMILIES = (
     "polyrhythm.strategies.averaging",
     "polyrhythm.strategies.gossip",
     "polyrhythm.strategies.parameter_server",
+    "polyrhythm.strategies.pipeline",
 )

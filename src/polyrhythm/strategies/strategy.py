@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
@@ -27,6 +27,7 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding, State, same_for_all
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -124,8 +125,10 @@ class Traits:
         counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
         scales_parts: whether workers that wait for slower ones now and then push each gradient in proportion to its
             samples, so that batches may be of unequal sizes there, too.
-        cuts_network: whether workers share a network's last layers, and so compute together (`CutsNetwork.compute`);
+        cuts_network: whether workers share a network's layers, and compute together (`CutsNetwork`, `ComputesStages`);
             what another worker trains of them comes at the end of an epoch.
+        pipelines: where workers form pipelines, into how many parts a step's images are dealt, one a pipeline; worker w
+            is in pipeline w mod `pipelines`. 0: each worker has images of its own.
     """
 
     lockstep: bool = True
@@ -156,6 +159,7 @@ class Traits:
     counts_samples: bool = True
     scales_parts: bool = False
     cuts_network: bool = False
+    pipelines: int = 0
 
     @property
     def identical(self) -> bool:
@@ -182,8 +186,8 @@ UNKNOWN = Facts(bytes_per_step="", staleness="", use_it="")
 class Strategy(Config):
     """A strategy's configuration; declares what holds for its runs, and makes its worker and server parts.
 
-    What only some strategies offer besides are small bases that they take on: `Remarks`, `SizesBuckets`,
-    `AveragesGradients` and `RecutsServers`.
+    What only some strategies offer besides are small bases that they take on: `Remarks`, `HasStages`,
+    `SizesBuckets`, `AveragesGradients` and `RecutsServers`.
 
     Attributes:
         paper: that it comes from; for the generated tables.
@@ -274,6 +278,40 @@ class Remarks:
     def remark(self, workers: int) -> str:
         """Return a remark of one line for the start of a run with so many workers; empty if there is none."""
         return ""
+
+
+class HasStages:
+    """Taken on by a strategy whose workers hold stages of a network (`Traits.pipelines`)."""
+
+    def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
+        """Refuse a network that cannot be cut for so many workers.
+
+        Args:
+            model: on the CPU; not changed.
+            flat: its parameters.
+            image: (1, C, H, W), zeros like the pictures that it will see.
+            workers: how many there are.
+
+        Raises:
+            RequestError: with the reason and the place.
+        """
+        raise NotImplementedError
+
+    def sizes_of_parts(
+        self, sizes: ModelSizes, model: nn.Module, image_shape: tuple[int, int, int], workers: int
+    ) -> ModelSizes:
+        """Return the sizes of a model with those of the parts that it is cut into, for a dry run.
+
+        Args:
+            sizes: of the whole.
+            model: on the meta device.
+            image_shape: (C, H, W) of a picture.
+            workers: how many there are.
+
+        Raises:
+            RequestError: it cannot be cut so.
+        """
+        raise NotImplementedError
 
 
 class SizesBuckets:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.partition.hybrid_pass import Loss
@@ -21,6 +21,7 @@ from polyrhythm.partition.ownership import Division
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -211,6 +212,74 @@ class CutsNetwork:
 
         Returns:
             Their mean loss; 0 without any.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SharedBatch:
+    """A batch whose gradients workers compute together.
+
+    Attributes:
+        images: (B, C, H, W); maybe none.
+        full: B of a batch that is not ragged.
+        loss: of some of them.
+        learning_rate: to update with.
+        seed: fixes the random numbers that are drawn next, from the number of a microbatch and of a layer.
+        pass_time: lets a share of the time of a step of this worker pass, where time is virtual.
+    """
+
+    images: Tensor
+    full: int
+    loss: Loss
+    learning_rate: float
+    seed: Callable[[int, int], None]
+    pass_time: Callable[[float], None]
+
+
+class ComputesStages:
+    """Taken on by a part that computes stages of a network, and passes on what others need; see `Traits.pipelines`."""
+
+    def take_network(self, model: nn.Module, image: Tensor) -> None:
+        """Take the network, whose parameters are views of the flat vector; called before `load_state` and `start`.
+
+        Args:
+            model: on its device.
+            image: (1, C, H, W), zeros like the pictures that it will see.
+
+        Raises:
+            RequestError: it cannot be cut so.
+        """
+        raise NotImplementedError
+
+    def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
+        """Take the sizes of a network, for a dry run.
+
+        Args:
+            pieces: between which it can be cut; none where only the number of its parameters is known.
+        """
+        raise NotImplementedError
+
+    def compute_stages(self, step: Step, batch: SharedBatch) -> float:
+        """Compute the gradients of a step together with the others.
+
+        Args:
+            step: as it was given to `begin`.
+            batch: of all workers of its pipeline.
+
+        Returns:
+            Its mean loss; 0 without any images.
+        """
+        raise NotImplementedError
+
+    def compute_dry(self, step: Step, images: int, full: int, pass_time: Callable[[float], None]) -> None:
+        """Exchange what a step would, and let its time pass.
+
+        Args:
+            step: as it was given to `begin`.
+            images: of the batch that workers compute together.
+            full: of one that is not ragged.
+            pass_time: lets a share of the time of a step of this worker pass.
         """
         raise NotImplementedError
 
@@ -459,6 +528,9 @@ class WorkerCalls:
         self.before_use = part.before_use if isinstance(part, LazyUse) else _ignore
         if isinstance(part, CutsNetwork):
             self.divide, self.compute = part.divide, part.compute
+        if isinstance(part, ComputesStages):
+            self.take_network, self.take_sizes = part.take_network, part.take_sizes
+            self.compute_stages, self.compute_dry = part.compute_stages, part.compute_dry
         self.skips_steps = isinstance(part, SkipsSteps)
         self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
         self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing

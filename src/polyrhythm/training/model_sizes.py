@@ -22,6 +22,25 @@ from polyrhythm.training.flat_parameters import FlatParameters
 
 
 @dataclass(frozen=True)
+class PieceSize:
+    """A piece of a network, between two places where it can be cut.
+
+    Attributes:
+        name: of its last layer.
+        parameters: trained numbers in it.
+        operations: floating-point operations of the forward pass of one picture.
+        outputs: numbers of each value that goes on behind it to later pieces, of one picture.
+        kept: numbers that its backward pass needs, of one picture.
+    """
+
+    name: str
+    parameters: int
+    operations: float
+    outputs: tuple[int, ...]
+    kept: int
+
+
+@dataclass(frozen=True)
 class ModelSizes:
     """All that moving a model's gradients depends on.
 
@@ -31,12 +50,14 @@ class ModelSizes:
         dtype: of the parameters.
         head: features that go into the fully connected layers at its end, and the neurons of each; empty where nobody
             cuts them.
+        pieces: between which it can be cut; empty where nobody does.
     """
 
     buckets: tuple[int, ...]
     shares: tuple[float, ...]
     dtype: torch.dtype = torch.float32
     head: tuple[int, ...] = ()
+    pieces: tuple[PieceSize, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.buckets) == len(self.shares) > 0, "every bucket has a share"

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,24 @@ class Erring(nn.Module):
         return out
 
 
+def erring_layer() -> nn.Module:
+    """Makes a perceptron whose last layer errs at its tenth pass; stages of a pipeline run each layer by itself."""
+    made, passes = perceptron(), count(1)
+
+    def err(_layer: nn.Module, _inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if outputs.requires_grad and next(passes) == AT_STEP:
+            outputs.register_hook(lambda gradient: gradient * math.nan)
+
+    next(reversed(list(made.children()))).register_forward_hook(err)
+    return made
+
+
 def not_finite(spec: str, folder: Path) -> Seen:
     """Lets one step of one worker err: it is left out, or the run ends with it."""
     brake = Brake(folder / "brake", AT_STEP)
-    job = replace(job_of(spec, folder / "run", epochs=4), make_model=lambda: Erring(brake))
+    pipelined = strategy(spec).traits(ERRS + 1).pipelines
+    make = erring_layer if pipelined else lambda: Erring(brake)
+    job = replace(job_of(spec, folder / "run", epochs=4), make_model=make)
     try:
         events = played(job)
     except RequestError as error:

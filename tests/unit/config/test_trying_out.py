@@ -34,9 +34,9 @@ def assembled(**values: Any) -> Job:
         ),
         (
             {"strategy": "hybrid", "precision": "bfloat16"},
-            "hybrid runs a network in two parts, in full precision",
+            "hybrid runs a network in parts, in full precision",
         ),
-        ({"strategy": "hybrid", "compile": True}, "hybrid runs a network in two parts, in full precision"),
+        ({"strategy": "hybrid", "compile": True}, "hybrid runs a network in parts, in full precision"),
         (
             {"strategy": "hybrid", "weight_average": 0.9},
             "hybrid has no whole model to average after each step",

@@ -1,0 +1,281 @@
+"""One rank's passes of a pipeline: units in the order of a schedule, and the messages between stages.
+
+    stage s     ◀── values of microbatch m ── stage s-1      forward; with it, whether anybody so far wants to stop
+    stage s     ── their gradients ──▶ stage s-1             backward; with it, the loss, and whether anybody wants to
+
+Chunk c of rank k is stage c K + k. Sends are started and not waited for until a step's end, so a rank waits for nothing
+but what its next unit needs, in the order that `timetable` has.
+
+What a stage computes is a `StageWork`: of a network (`stage_work.py`), or in a dry run nothing but sizes
+(`SizedStage`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RunError
+from polyrhythm.partition.schedule import Schedule, Unit
+
+FORWARD_SHARE = 1 / 3
+"""Of the time of a stage's passes; the backward pass has one product for the inputs and one for the weights."""
+
+
+@dataclass
+class Pipelined:
+    """A batch in the pipeline.
+
+    Attributes:
+        rows: pictures of each microbatch.
+        first: number of its first microbatch in the run, by which messages are known.
+        learning_rate: to update with after it.
+        pass_time: lets a share of a step's time pass, where time is virtual.
+        stop: whether any stage is known to want to stop after it.
+        loss: the sum of its microbatches' shares of the mean loss, as far as they are known.
+    """
+
+    rows: tuple[int, ...]
+    first: int = 0
+    learning_rate: float = 0.0
+    pass_time: Callable[[float], None] = lambda share: None
+    stop: bool = False
+    loss: float = 0.0
+
+    @property
+    def images(self) -> int:
+        """Pictures in all."""
+        return sum(self.rows)
+
+
+def rows_of(images: int, microbatches: int) -> tuple[int, ...]:
+    """Return how many pictures each microbatch has: the first ones one more where they do not divide."""
+    least, more = divmod(images, microbatches)
+    return tuple(least + (number < more) for number in range(microbatches))
+
+
+class StageWork(Protocol):
+    """What one stage computes.
+
+    Attributes:
+        share: of the whole network's time.
+        recomputes: whether its forward pass is run again before its backward pass.
+    """
+
+    share: float
+    recomputes: bool
+
+    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
+        """Return the values for the next stage; none of the last.
+
+        Args:
+            number: of the microbatch in the stream.
+            values: of the stage before; none for the first.
+        """
+
+    def take(self, number: int, message: Message, position: int) -> Tensor:
+        """Return a value that has come, or raise `RunError` if it is none."""
+
+    def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
+        """Return the gradient of a value that has been sent, or raise `RunError` if it is none."""
+
+    def loss(self, number: int) -> float:
+        """Return a microbatch's share of its batch's mean loss; of the last stage, after `forward`."""
+
+    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Add to the gradients of the parameters, or where this is split leave it to `weights`; return the inputs'."""
+
+    def weights(self, number: int) -> None:
+        """Add to the gradients of the parameters what `backward` has left."""
+
+    @property
+    def inputs(self) -> int:
+        """How many values come from the stage before."""
+
+    @property
+    def outputs(self) -> int:
+        """How many values go to the next stage."""
+
+
+@dataclass
+class PipelinePass:
+    """One rank's part of a pipeline. All ranks must be given the same batches in the same order.
+
+    Args:
+        schedule: the order of units.
+        microbatches: of a batch.
+        group: the ranks of the pipeline, in the order of their stages.
+        stages: this rank's, in the order of their chunks.
+
+    Attributes:
+        batches: in the pipeline, by number; the first one is 0 whenever it was empty.
+        live: of how many microbatches and chunks activations are kept now.
+        most_live: the most that there were at once.
+    """
+
+    schedule: Schedule
+    microbatches: int
+    group: Communicator
+    stages: Sequence[StageWork]
+    batches: dict[int, Pipelined] = field(default_factory=dict)
+    live: int = 0
+    most_live: int = 0
+    _sent: deque[Handle] = field(default_factory=deque)
+    _early: dict[tuple[int, int, tuple[int, int]], Message] = field(default_factory=dict)
+
+    def run(self, unit: Unit) -> None:
+        """Compute a unit; its microbatch counts from the first one of batch 0."""
+        number = unit.microbatch
+        batch = self.batches[number // self.microbatches]
+        position = number % self.microbatches
+        # A microbatch without pictures does not travel; the first one does, with the requests to stop.
+        if batch.rows[position] or position == 0:
+            {"F": self._forward, "B": self._backward, "W": self._weights}[unit.kind](unit, batch)
+
+    def finish_sends(self) -> None:
+        """Wait until all that was sent has left."""
+        while self._sent:
+            self._sent.popleft().wait()
+
+    def _forward(self, unit: Unit, batch: Pipelined) -> None:
+        number, stage, place = unit.microbatch, self.stages[unit.chunk], self._place(unit)
+        rows, known_as = batch.rows[number % self.microbatches], batch.first + number % self.microbatches
+        values = []
+        for position in range(stage.inputs):
+            message = self._receive(place - 1, 2 * (place - 1), (known_as, position))
+            batch.stop = batch.stop or message.stop
+            values.append(stage.take(number, message, position))
+        self._pass(batch, stage, rows, FORWARD_SHARE)
+        self.live += 1
+        self.most_live = max(self.most_live, self.live)
+        outputs = stage.forward(number, values)
+        if place + 1 < self._places:
+            for position, value in enumerate(outputs):
+                self._send(
+                    place + 1,
+                    Message(Kind.VECTOR, value, position, known_as, stop=batch.stop, tag=2 * place),
+                )
+        else:
+            batch.loss += stage.loss(number)
+
+    def _backward(self, unit: Unit, batch: Pipelined) -> None:
+        number, stage, place = unit.microbatch, self.stages[unit.chunk], self._place(unit)
+        rows, known_as = batch.rows[number % self.microbatches], batch.first + number % self.microbatches
+        gradients = []
+        loss = stage.loss(number) if place + 1 == self._places else 0.0
+        for position in range(stage.outputs):
+            message = self._receive(place + 1, 2 * place + 1, (known_as, position))
+            if position == 0:
+                loss = message.weight
+                if unit.chunk + 1 == len(self.stages):
+                    batch.loss += loss
+            batch.stop = batch.stop or message.stop
+            gradients.append(stage.take_gradient(number, message, position))
+        split = self.schedule.splits_backward
+        whole = 1 - FORWARD_SHARE
+        self._pass(
+            batch, stage, rows, whole / (2 if split else 1) + (FORWARD_SHARE if stage.recomputes else 0)
+        )
+        found = stage.backward(number, gradients)
+        self.live -= 1
+        for position, value in enumerate(found if place else []):
+            self._send(
+                place - 1,
+                Message(
+                    Kind.VECTOR, value, position, known_as, loss, stop=batch.stop, tag=2 * (place - 1) + 1
+                ),
+            )
+
+    def _weights(self, unit: Unit, batch: Pipelined) -> None:
+        stage = self.stages[unit.chunk]
+        self._pass(batch, stage, batch.rows[unit.microbatch % self.microbatches], (1 - FORWARD_SHARE) / 2)
+        stage.weights(unit.microbatch)
+
+    def _pass(self, batch: Pipelined, stage: StageWork, rows: int, share: float) -> None:
+        """Let the time of a unit pass: K workers' pictures go through a stage, of which these are some."""
+        if rows:
+            batch.pass_time(self.group.size * stage.share * share * rows / batch.images)
+
+    @property
+    def _places(self) -> int:
+        return self.group.size * len(self.stages)
+
+    def _place(self, unit: Unit) -> int:
+        return unit.chunk * self.group.size + self.group.rank
+
+    def _send(self, place: int, message: Message) -> None:
+        while self._sent and self._sent[0].done():
+            self._sent.popleft().wait()
+        self._sent.append(self.group.start_send(place % self.group.size, message))
+
+    def _receive(self, place: int, tag: int, wanted: tuple[int, int]) -> Message:
+        """Wait for a value, by its microbatch and its position among the values; others may overtake it."""
+        source = place % self.group.size
+        while (source, tag, wanted) not in self._early:
+            _, message = self.group.receive(source, tag)
+            found = message.step, message.version
+            if message.tensor is None or found[0] >= wanted[0] + 2 * self._places * self.microbatches:
+                raise RunError(
+                    f"worker {source} of the pipeline sent microbatch {found[0]} where {wanted[0]} was expected; all "
+                    "workers must train the same network"
+                )
+            if found >= wanted:  # else it has come twice
+                self._early[source, tag, found] = message
+        return self._early.pop((source, tag, wanted))
+
+
+class SizedStage:
+    """A stage of a dry run: what it sends has the size of its values, and nothing is computed.
+
+    Args:
+        share: of the whole network's time.
+        before: numbers of each value that comes from the stage before, of one picture.
+        after: likewise of those that go to the next one.
+        made: returns a tensor that stands for so many numbers of each of a microbatch's pictures.
+        recomputes: whether its forward pass is run again.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        before: tuple[int, ...],
+        after: tuple[int, ...],
+        made: Callable[[int, int], Tensor],
+        *,
+        recomputes: bool = False,
+    ) -> None:
+        self.share = share
+        self.recomputes = recomputes
+        self.inputs, self.outputs = len(before), len(after)
+        self._before, self._after = before, after
+        self._made = made
+
+    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
+        """Return what stands for the values for the next stage."""
+        return [self._made(number, numbers) for numbers in self._after]
+
+    def take(self, number: int, message: Message, position: int) -> Tensor:
+        """Return what has come."""
+        assert message.tensor is not None
+        return message.tensor
+
+    def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
+        """Return what has come."""
+        return self.take(number, message, position)
+
+    def loss(self, number: int) -> float:
+        """Return 0: nothing is learned."""
+        return 0.0
+
+    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Return what stands for the gradients of the values that came."""
+        return [self._made(number, numbers) for numbers in self._before]
+
+    def weights(self, number: int) -> None:
+        """Nothing is computed."""

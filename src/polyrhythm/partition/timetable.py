@@ -1,0 +1,152 @@
+"""When every unit of a schedule runs, from the times that units and messages take: makespan, idle time, memory.
+
+    a unit starts when its rank has done all before it, and what it waits for has been computed and sent
+
+As the ranks themselves do it, so that a pipeline's time is known beforehand, contention of links aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from polyrhythm.partition.schedule import Schedule, Unit
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds of one stage for one microbatch.
+
+    Attributes:
+        forward: of a unit F.
+        backward: of a unit B; where the schedule splits the backward pass, of that for inputs.
+        weights: of a unit W.
+        send: of its outputs to the next stage; their gradients take as long.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0
+    weights: float = 1.0
+    send: float = 0.0
+
+    def of(self, unit: Unit) -> float:
+        """Return the seconds of a unit."""
+        return {"F": self.forward, "B": self.backward, "W": self.weights}[unit.kind]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A unit and when it runs."""
+
+    unit: Unit
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """When all units run.
+
+    Attributes:
+        ranks: of every rank, in order.
+    """
+
+    ranks: tuple[tuple[Span, ...], ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds until the last unit has ended."""
+        return max(spans[-1].end_s for spans in self.ranks if spans)
+
+    def idle_s(self, rank: int) -> float:
+        """Return for how long a rank has nothing to do until the last of all has ended."""
+        return self.makespan_s - sum(span.end_s - span.start_s for span in self.ranks[rank])
+
+    @property
+    def bubble(self) -> float:
+        """Idle time of all ranks, over all time."""
+        count = len(self.ranks)
+        return sum(self.idle_s(rank) for rank in range(count)) / (count * self.makespan_s)
+
+    def live(self, rank: int, until: str = "B") -> int:
+        """Return of how many microbatches and chunks a rank keeps activations at once.
+
+        Args:
+            rank: its number.
+            until: the kind of unit after which they are no longer needed: B or W.
+        """
+        now = most = 0
+        for span in self.ranks[rank]:
+            now += span.unit.kind == "F"
+            most = max(most, now)
+            now -= span.unit.kind == until
+        return most
+
+    def picture(self, rank: int) -> str:
+        """Return a rank's row, a column for each unit of time: `F0 .. B0`."""
+        cells: list[str] = []
+        for span in self.ranks[rank]:
+            cells += [".."] * (round(span.start_s) - len(cells))
+            cells.append(f"{span.unit.kind}{span.unit.microbatch}")
+        return " ".join(cells)
+
+
+def timetable(
+    schedule: Schedule,
+    ranks: int,
+    microbatches: int,
+    times: Callable[[int], StageTimes] | Sequence[StageTimes],
+) -> Timetable:
+    """Return when every unit runs.
+
+    Args:
+        schedule: the order of each rank's units.
+        ranks: K.
+        microbatches: M.
+        times: of the stages, by their numbers; chunk c of rank k is stage c K + k.
+    """
+    of_stage = times.__getitem__ if isinstance(times, Sequence) else times
+    stages = ranks * schedule.chunks
+    orders = [list(schedule.units(rank, ranks, microbatches)) for rank in range(ranks)]
+    ended: dict[tuple[str, int, int], float] = {}
+    found: list[list[Span]] = [[] for _ in range(ranks)]
+    left = sum(map(len, orders))
+    while left:
+        before = left
+        for rank, order in enumerate(orders):
+            spans = found[rank]
+            while len(spans) < len(order):
+                unit = order[len(spans)]
+                stage = unit.chunk * ranks + rank
+                ready = _ready_s(unit, stage, stages, ended, of_stage)
+                if ready is None:
+                    break
+                start = max(ready, spans[-1].end_s if spans else 0.0)
+                end = start + of_stage(stage).of(unit)
+                ended[unit.kind, stage, unit.microbatch] = end
+                spans.append(Span(unit, start, end))
+                left -= 1
+        assert left < before, f"the order of {schedule} is a deadlock"
+    return Timetable(tuple(tuple(spans) for spans in found))
+
+
+def _ready_s(
+    unit: Unit,
+    stage: int,
+    stages: int,
+    ended: dict[tuple[str, int, int], float],
+    of_stage: Callable[[int], StageTimes],
+) -> float | None:
+    """Return when what a unit waits for is there; None if that is not known yet."""
+    if unit.kind == "F":
+        if stage == 0:
+            return 0.0
+        at = ended.get(("F", stage - 1, unit.microbatch))
+        return None if at is None else at + of_stage(stage - 1).send
+    if unit.kind == "W":
+        return ended.get(("B", stage, unit.microbatch))
+    own = ended.get(("F", stage, unit.microbatch))
+    if own is None or stage == stages - 1:
+        return own
+    at = ended.get(("B", stage + 1, unit.microbatch))
+    return None if at is None else max(own, at + of_stage(stage).send)

@@ -1,0 +1,210 @@
+"""The parameters of one stage of a network, as a flat vector of their own beside the whole network's.
+
+    whole    [ conv1 | conv2 | conv3 | … | head ]      on every worker; of other stages, as they were told last
+    stage            [ conv2 | conv3 ]                 trained here: parameters, gradients, optimiser
+
+Layers of a stage need not lie side by side in the whole vector: a stage has pieces of it, in the order of the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.training.flat_optimizer import ELEMENTWISE, Span, joined
+from polyrhythm.training.flat_parameters import FlatParameters, View
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_state import Packed, recut_optimizer
+
+
+class WeightVersions:
+    """Versions of a vector of parameters: the newest, and copies of those that something is still computed with.
+
+    A pass goes forward and backward on the same memory: autograd keeps views of weights, which an update of the newest
+    version would change under it.
+
+    Args:
+        flat: the parameters.
+
+    Attributes:
+        newest: number of the newest one: how many updates there were.
+        most: how many copies there were at once.
+    """
+
+    def __init__(self, flat: FlatParameters) -> None:
+        self._flat = flat
+        self._kept: dict[int, Tensor] = {}
+        self.newest = 0
+        self.most = 0
+
+    @contextmanager
+    def at(self, version: int, *, updated_before_backward: bool) -> Iterator[None]:
+        """Let the model compute with a version of its parameters, in a `with`.
+
+        Args:
+            version: its number; of an older one there is a copy.
+            updated_before_backward: whether the newest may be updated between a pass and its backward pass.
+        """
+        if version == self.newest and not (updated_before_backward or version in self._kept):
+            yield
+            return
+        if version == self.newest:
+            self.keep()
+        self._show(self._kept[version])
+        try:
+            yield
+        finally:
+            self._show(self._flat.vector)
+
+    def keep(self) -> None:
+        """Copy the newest version, which will still be needed when it has been updated."""
+        if self.newest not in self._kept:
+            self._kept[self.newest] = self._flat.vector.clone()
+            self.most = max(self.most, len(self._kept))
+
+    def updated(self, oldest: int) -> None:
+        """Note that there is a new version, and forget those before the oldest that is needed."""
+        self.newest += 1
+        for version in [version for version in self._kept if version < oldest]:
+            del self._kept[version]
+
+    def clear(self) -> None:
+        """Begin to count anew."""
+        self._kept.clear()
+        self.newest = 0
+
+    def _show(self, vector: Tensor) -> None:
+        for view in self._flat.views:
+            view.parameter.data = vector[view.start : view.stop].view(view.parameter.shape)
+
+
+class StageParameters:
+    """What one worker trains of a network.
+
+    Args:
+        whole: the network's parameters; those of this worker's stage move to memory of their own.
+        owned: of each rank of the pipeline, its parameters in the whole vector.
+        rank: this worker's.
+
+    Attributes:
+        flat: the stage's; the whole network's, where there is one rank.
+        pieces: of each rank, the slices of the whole vector that are its own, in order.
+    """
+
+    def __init__(self, whole: FlatParameters, owned: Sequence[Sequence[View]], rank: int = 0) -> None:
+        self._whole = whole
+        self.flat = whole
+        self.pieces = [_slices(views) for views in owned]
+        self._own = self.pieces[rank]
+        if len(owned) > 1:
+            views = sorted(owned[rank], key=lambda view: view.start)
+            self.flat = FlatParameters(_held([view.parameter for view in views], whole.vector))
+
+    @classmethod
+    def of_sizes(cls, whole: FlatParameters, numbers: Sequence[int], rank: int) -> StageParameters:
+        """Return those of a dry run, whose numbers stand for others.
+
+        Args:
+            whole: what stands for the network.
+            numbers: that each rank's stages have, which `whole` stands for.
+            rank: this worker's.
+        """
+        made = cls(whole, [whole.views])
+        if len(numbers) > 1:
+            ends = [round(end / whole.stands_for) for end in accumulate(numbers)]
+            ends[-1] = whole.size
+            made.pieces = [[slice(*place)] if place[0] < place[1] else [] for place in pairwise([0, *ends])]
+            made._own = made.pieces[rank]
+            size = sum(piece.stop - piece.start for piece in made._own)
+            parameters = [nn.Parameter(whole.vector.new_zeros(size))] if size else []
+            held = _held(parameters, whole.vector)
+            made.flat = type(whole)(held, bucket_bytes=0, stands_for=whole.stands_for)
+        return made
+
+    def take(self) -> None:
+        """Overwrite the stage's parameters with those in the whole vector."""
+        if self.flat is self._whole:
+            return
+        for piece, place in self._places():
+            self.flat.vector[place].copy_(self._whole.vector[piece])
+
+    def give(self) -> None:
+        """Overwrite the stage's part of the whole vector."""
+        if self.flat is self._whole:
+            return
+        for piece, place in self._places():
+            self._whole.vector[piece].copy_(self.flat.vector[place])
+
+    def plan(self, plan: OptimizerPlan) -> OptimizerPlan:
+        """Return the plan of the stage's vector, from that of the whole one."""
+        return plan if self.flat is self._whole else stage_plan(plan, self._own)
+
+    def recut(self, states: Sequence[tuple[list[slice], Packed]], plan: OptimizerPlan) -> Packed:
+        """Return the state of the stage's optimiser, from those of other stages.
+
+        Args:
+            states: of each of these, its pieces of the whole vector and its packed state; together they are all of it.
+            plan: of the whole vector.
+        """
+        before: list[slice] = []
+        packed: list[Packed] = []
+        for pieces, state in states:
+            its_plan, size = stage_plan(plan, pieces), sum(each.stop - each.start for each in pieces)
+            for piece, place in _paired(pieces):
+                before.append(piece)
+                packed.append(recut_optimizer([state], its_plan, [slice(0, size)], place))
+        order = sorted(range(len(before)), key=lambda number: before[number].start)
+        before, packed = [before[number] for number in order], [packed[number] for number in order]
+        places = [place for _, place in _paired(self._own)]
+        own = [recut_optimizer(packed, plan, before, piece) for piece in self._own]
+        trained = [(place, state) for place, state in zip(places, own, strict=True) if state[1]]
+        if not trained:
+            return {}, {}
+        size = places[-1].stop
+        return recut_optimizer(
+            [state for _, state in trained],
+            stage_plan(plan, self._own),
+            [place for place, _ in trained],
+            slice(0, size),
+        )
+
+    def _places(self) -> list[tuple[slice, slice]]:
+        return _paired(self._own)
+
+
+def stage_plan(plan: OptimizerPlan, pieces: Sequence[slice]) -> OptimizerPlan:
+    """Return the plan of a vector made of pieces of a plan's."""
+    spans = [
+        Span(place.start + span.start, place.start + span.stop, span.options)
+        for piece, place in _paired(pieces)
+        for span in plan.part(piece.start, piece.stop).spans
+    ]
+    found = joined(tuple(spans)) if plan.kind in ELEMENTWISE and spans else tuple(spans)
+    return replace(plan, spans=found, own=None)
+
+
+def _held(parameters: Sequence[nn.Parameter], like: Tensor) -> nn.Module:
+    """Return a module of parameters; of one number that nothing depends on, where there are none."""
+    return nn.ParameterList(parameters or [nn.Parameter(torch.zeros_like(like[:1]))])
+
+
+def _slices(views: Sequence[View]) -> list[slice]:
+    """Return the pieces of the vector that these parameters are, neighbours together."""
+    found: list[slice] = []
+    for view in sorted(views, key=lambda view: view.start):
+        if found and found[-1].stop == view.start:
+            found[-1] = slice(found[-1].start, view.stop)
+        else:
+            found.append(slice(view.start, view.stop))
+    return found
+
+
+def _paired(pieces: Sequence[slice]) -> list[tuple[slice, slice]]:
+    """Return each piece with its place in the vector that they make together."""
+    ends = [0, *accumulate(piece.stop - piece.start for piece in pieces)]
+    return [(piece, slice(*place)) for piece, place in zip(pieces, pairwise(ends), strict=True)]

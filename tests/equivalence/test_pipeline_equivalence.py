@@ -1,0 +1,286 @@
+"""A pipeline with a flush is one rank that does the same microbatches, and one without is its rule, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from conformance.jobs import (
+    CLASSES,
+    SIDE,
+    cosine,
+    make_job,
+    resumed,
+    shared_out,
+    simulated,
+    uneven,
+    vector_of,
+)
+from polyrhythm.data.dealing import epoch_order
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.job import Job
+from polyrhythm.simulation.run import ConstantCluster
+
+UNEVEN = ConstantCluster(step_s=uneven)
+FLUSHING = ["gpipe", "one_forward_one_backward", "zero_bubble"]
+BATCH = 12
+
+
+def layered() -> nn.Module:
+    """Makes a network of ten children, some of them with weights."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * SIDE * SIDE, 9),
+        nn.Tanh(),
+        nn.Linear(9, 8),
+        nn.Tanh(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+def drawing() -> nn.Module:
+    """Makes a network that normalises by batch and draws random numbers in two places."""
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(3 * SIDE * SIDE, 9), nn.Dropout(0.4), nn.ReLU(), nn.Linear(9, CLASSES),
+    )  # fmt: skip
+
+
+class Skipping(nn.Module):
+    """A network whose values skip layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 3, 3, padding=1)
+        self.second = nn.Conv2d(3, 3, 3, padding=1)
+        self.third = nn.Conv2d(3, 3, 3, padding=1)
+        self.head = nn.Linear(3 * SIDE * SIDE, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = torch.tanh(self.first(images))
+        second = torch.tanh(self.second(first))
+        third = torch.tanh(self.third(second)) + first * 0.5
+        return self.head(torch.flatten(third + second, 1))
+
+
+def job_of(spec: str, workers: int, **options: object) -> Job:
+    """Makes a job whose workers have together 12 pictures a step; the last step of an epoch is ragged."""
+    return make_job(spec, workers, batch_size=BATCH // workers, **({"model": layered} | options))  # type: ignore[arg-type]
+
+
+def microbatched(job: Job, microbatches: int) -> nn.Module:
+    """Trains one model in plain torch, whose gradients are added up over microbatches."""
+    learning, train = job.learning, job.dataset.train
+    torch.manual_seed(learning.seed)
+    model = job.make_model()
+    optimizer = learning.optimizer.create(model.parameters())
+    step = 0
+    for epoch in range(learning.epochs):
+        batches = shared_out(epoch_order(len(train), epoch, learning.seed), BATCH)
+        for indices in batches:
+            for group in optimizer.param_groups:
+                group["lr"] = cosine(job, step, len(batches) * learning.epochs)
+            optimizer.zero_grad()
+            for part in indices.tensor_split(microbatches):
+                loss = functional.cross_entropy(model(train.images(part)), train.labels[part])
+                (loss * (len(part) / len(indices))).backward()
+            optimizer.step()
+            step += 1
+    return model
+
+
+@pytest.mark.parametrize(("workers", "optimizer"), [(1, "adam"), (2, "lars"), (4, "sgd(momentum=0.9)")])
+@pytest.mark.parametrize("schedule", FLUSHING)
+def test_stages_train_as_one_rank_bit_for_bit(workers: int, schedule: str, optimizer: str) -> None:
+    job = job_of(f"pipeline(schedule={schedule}, microbatches=4)", workers, optimizer=optimizer)
+    found = simulated(job, UNEVEN)
+    assert torch.equal(vector_of(found.models[0]), vector_of(microbatched(job, 4)))
+    assert found.result["staleness"]["mean"] == 0
+
+
+@pytest.mark.parametrize("v", [1, 2, 4])
+def test_interleaved_stages_train_as_one_rank_bit_for_bit(v: int) -> None:
+    job = job_of(f"pipeline(schedule=interleaved(v={v}), microbatches=4)", 2)
+    assert torch.equal(vector_of(simulated(job).models[0]), vector_of(microbatched(job, 4)))
+
+
+def test_values_that_skip_stages_are_carried_on() -> None:
+    whole = microbatched(job_of("pipeline", 4, model=Skipping), 4)
+    for spec in ("pipeline", "pipeline(cut=[first, second, third])", "pipeline(recompute=True)"):
+        assert torch.equal(vector_of(simulated(job_of(spec, 4, model=Skipping)).models[0]), vector_of(whole))
+
+
+def test_random_numbers_and_normalisation_do_not_depend_on_where_the_network_is_cut() -> None:
+    """Nor do running statistics, of which the test loss is made."""
+    found = {
+        (spec, workers): simulated(job_of(spec, workers, model=drawing, optimizer="adam"))
+        for spec, workers in [
+            ("pipeline", 1),
+            ("pipeline", 2),
+            ("pipeline(recompute=True)", 3),
+            ("pipeline(schedule=zero_bubble)", 3),
+            ("pipeline(schedule=interleaved)", 2),
+        ]
+    }
+    assert len({each.sha256 for each in found.values()}) == 1
+    losses = [each.result["test_loss"] for each in found.values()]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_copies_of_stages_are_one_large_batch(stages: int) -> None:
+    job = job_of(f"pipeline(replicas=2, stages={stages}, microbatches=2)", 2 * stages, dtype=torch.float64)
+    whole = make_job("synchronous", 1, batch_size=BATCH, model=layered, dtype=torch.float64)
+    torch.testing.assert_close(
+        vector_of(simulated(job, UNEVEN).models[0]),
+        vector_of(simulated(whole).models[0]),
+        rtol=1e-9,
+        atol=1e-11,
+    )
+
+
+# Without a flush: the rules, by hand
+
+STAGES = [slice(0, 4), slice(4, 7), slice(7, 10)]
+CUT = "cut=['3', '6']"
+
+
+def stream(job: Job, microbatches: int) -> list[tuple[list[Tensor], float]]:
+    """Gives the pictures' numbers in microbatches of each batch of the first epoch, and its learning rate."""
+    batches = shared_out(epoch_order(len(job.dataset.train), 0, job.learning.seed), BATCH)
+    return [
+        (list(indices.tensor_split(microbatches)), cosine(job, step, len(batches)))
+        for step, indices in enumerate(batches)
+    ]
+
+
+def by_hand(job: Job, units: Sequence[tuple[list[Tensor], float]], delays: Sequence[int]) -> Tensor:
+    """Trains by w(t+1) = w(t) - lr grad f(w_0(t - d_0), w_1(t - d_1), …), each unit t the mean over its parts."""
+    train = job.dataset.train
+    torch.manual_seed(job.learning.seed)
+    model = job.make_model()
+    layers = [list(model[place].parameters()) for place in STAGES]
+    history = [[[value.detach().clone() for value in stage] for stage in layers]]
+    for number, (parts, rate) in enumerate(units):
+        for stage, (layer, delay) in enumerate(zip(layers, delays, strict=True)):
+            for parameter, value in zip(layer, history[max(0, number - delay)][stage], strict=True):
+                parameter.data = value.clone()
+        model.zero_grad()
+        whole = sum(map(len, parts))
+        for part in parts:
+            loss = functional.cross_entropy(model(train.images(part).double()), train.labels[part])
+            (loss if len(parts) == 1 else loss * (len(part) / whole)).backward()
+        history.append(
+            [
+                [value - rate * parameter.grad for value, parameter in zip(values, stage, strict=True)]  # type: ignore[operator]
+                for values, stage in zip(history[-1], layers, strict=True)
+            ]
+        )
+    return torch.cat([value.reshape(-1) for stage in history[-1] for value in stage])
+
+
+@pytest.mark.parametrize(
+    ("spec", "delays", "microbatches"),
+    [
+        ("weight_stashing", (2, 1, 0), 1),
+        ("weight_stashing", (2, 1, 0), 3),
+        ("weight_stashing(vertical=True)", (2, 2, 2), 1),
+        ("weight_stashing(vertical=True)", (2, 2, 2), 2),
+        ("double_buffered", (1, 1, 1), 3),
+        ("double_buffered", (1, 1, 1), 4),
+    ],
+)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_pipeline_without_a_flush_keeps_to_its_rule(
+    spec: str, delays: tuple[int, ...], microbatches: int, recompute: bool
+) -> None:
+    text = f"pipeline(schedule={spec}, microbatches={microbatches}, {CUT}, recompute={recompute})"
+    job = job_of(text, 3, epochs=1, dtype=torch.float64, optimizer="sgd(momentum=0.0)")
+    batches = stream(job, microbatches)
+    units = batches
+    if spec.startswith("weight_stashing"):
+        units = [([part], rate) for parts, rate in batches for part in parts]
+    found = simulated(job, UNEVEN)
+    torch.testing.assert_close(
+        vector_of(found.models[0]), by_hand(job, units, delays), rtol=1e-12, atol=1e-14
+    )
+    count = len(units)
+    histogram = {int(key): value for key, value in found.result["staleness"]["histogram"].items()}
+    expected: dict[int, int] = {}
+    for delay in delays:
+        for number in range(count):
+            expected[min(number, delay)] = expected.get(min(number, delay), 0) + 1
+    assert histogram == expected
+
+
+# Checkpoints, and what is refused
+
+
+def test_it_resumes_with_the_bits_of_a_run_without_a_break_also_in_other_stages(tmp_path: Path) -> None:
+    job = job_of("pipeline(microbatches=4)", 4, optimizer="adam", epochs=3)
+    whole = simulated(job, UNEVEN)
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
+    first = simulated(kept, replace(UNEVEN, stop_at_s=0.1))
+    assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
+    second = simulated(resumed(kept), UNEVEN)
+    assert second.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_another_number_of_stages_goes_on_where_a_checkpoint_ends(workers: int, tmp_path: Path) -> None:
+    """As data parallel workers do who go on as so many, optimiser and all."""
+
+    def gone_on(spec: str, stop_s: float) -> Tensor:
+        options = {"model": layered, "batch_size": 2, "optimizer": "adam", "dtype": torch.float64}
+        folder = tmp_path / spec[:4]
+        folder.mkdir()
+        job = make_job(spec, 4, folder=folder, **options)  # type: ignore[arg-type]
+        assert simulated(job, ConstantCluster(stop_at_s=stop_s)).checkpoint_steps == [5]
+        others = make_job(spec, workers, folder=folder, **options)  # type: ignore[arg-type]
+        return vector_of(simulated(resumed(others)).models[0])
+
+    expected = gone_on("synchronous", 0.035)
+    torch.testing.assert_close(gone_on("pipeline(microbatches=2)", 0.11), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_what_it_cannot_do_is_refused_in_a_line() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(SIDE * SIDE, CLASSES)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(images.flatten(1) if float(images.sum()) > 0 else -images.flatten(1))
+
+    refused = [
+        (
+            job_of("pipeline", 2, model=Asking),
+            r"Asking cannot be cut into stages: .* at test_pipeline_equiv.*py:\d+",
+        ),
+        (job_of("pipeline(cut=['9'])", 2), "cannot be cut behind '9'; it can behind 0, 1, 2"),
+        (job_of("pipeline(cut=['3', '6'])", 2), "cuts behind 2 layers, which makes 3 stages of 2"),
+        (make_job("pipeline", 12, model=layered), "asks for 12 stages, and the network can be cut into"),
+        (job_of("pipeline", 2, precision="bfloat16"), "runs a network in parts, in full precision"),
+    ]
+    for job, words in refused:
+        with pytest.raises(RequestError, match=words) as caught:
+            simulated(job)
+        assert "\n" not in str(caught.value)
+    for spec, workers, words in [
+        ("pipeline(stages=2)", 3, "needs 2 times 1 workers .given 3.: ask for --workers 2"),
+        ("pipeline(schedule=interleaved, microbatches=5)", 2, "ask for a multiple of 2 microbatches"),
+        ("pipeline(replicas=2, inside=hybrid)", 4, "copies of a stage must go in step"),
+        ("pipeline(replicas=2, inside=local_sgd, schedule=double_buffered)", 4, "use inside=synchronous"),
+    ]:
+        with pytest.raises(RequestError, match=words):
+            make_job(spec, workers).strategy.check(workers)
