@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
@@ -15,12 +15,13 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.api.loop.coordination import Coordination
+from polyrhythm.api.loop.coordination import Coordination, say
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.shard import Shard, StepWeight, batches_of
-from polyrhythm.api.loop.store_board import Posted, where_all_are
+from polyrhythm.api.loop.store_board import Posted, StoreBoard, where_all_are
+from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of
@@ -64,7 +65,7 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     """
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
-    chosen = strategy if isinstance(strategy, Strategy) else strategy_from(strategy)
+    chosen = (strategy if isinstance(strategy, Strategy) else strategy_from(strategy)).in_own_loop()
     ask_names_briefly()
     rendezvous, roles = meet(chosen)
     if started_by_torchrun() and not started_by_run():
@@ -138,6 +139,8 @@ class Group:
         self._coordination = Coordination(strategy, world, home)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
+        self._joins = 0
+        self._watch: LoopWatch | None = None
 
     @property
     def workers(self) -> int:
@@ -179,8 +182,8 @@ class Group:
         coordination = self._coordination
         trainer = coordination.take(replica)
         steps = StepRetry(trainer)
+        traits = self._strategy.traits(self.workers)
         replica.run_hook = steps.guard
-        coordination.reform = coordination.entry.reform = steps.regroup
         made = DistributedOptimizer(
             optimizer,
             steps,
@@ -189,12 +192,17 @@ class Group:
             self._mean_of(replica),
             str(self._strategy),
             coordination.server_states,
+            identical=traits.identical and traits.exchange_every == 1,
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
+        coordination.reform = coordination.entry.reform = made.regroup
         made.exchange_begins = coordination.step_begins
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
+        store = self._home.rendezvous.store.clone()  # the watch has a thread of its own
+        self._watch = LoopWatch(StoreBoard(store, lambda: None), self.rank, many, self._steps, say)
+        made.waiting = self._watch.waiting
         made.register_step_pre_hook(lambda *_: coordination.step_begins())
         made.register_step_post_hook(lambda *_: coordination.step_done())
         self._optimizer = coordination.loop_progress.optimizer = made
@@ -211,6 +219,29 @@ class Group:
         Without it the result is the same, with one exchange a pass. Strategies that exchange in `step` ignore it.
         """
         return self._optimized().gradients.accumulate()
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Let a loop end sooner on some workers than on others, as torch's `Join`; all workers must use it.
+
+            with group.join():
+                for x, y in my_own_batches:          # as many as this worker has
+                    criterion(model(x), y).backward()
+                    optimizer.step()
+
+        Who is through takes part with nothing while others go on, so that means are those of whoever still has batches;
+        in the end all are at the parameters and the optimizer's state of a worker that has taken the most steps. Where
+        each worker goes at its own pace, nothing need be done. Step schedules by epochs, not by batches of unequal
+        number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step.
+        """
+        optimizer = self._optimized()
+        number, self._joins = self._joins, self._joins + 1
+        traits = self._strategy.traits(self.workers)
+        optimizer.uneven = traits.lockstep
+        yield
+        optimizer.uneven = False
+        if traits.lockstep and self.workers > 1:
+            optimizer.take_part_until(self._coordination.ends, number)
 
     def mean_gradients(self) -> bool:
         """Overwrite the gradients with the workers' mean, if the strategy's workers have the same parameters.
@@ -334,9 +365,13 @@ class Group:
     ) -> None:
         if self._optimizer is not None and kind is not None:
             self._optimizer.gradients.close()
-        if kind is None:
-            self._finish()
-            return
+        try:
+            if kind is None:
+                self._finish()
+                return
+        finally:
+            if self._watch is not None:
+                self._watch.close()
         own, store = self._home.rendezvous.own, self._home.rendezvous.store
         with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
             if isinstance(error, LetGo):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
-from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -176,8 +177,13 @@ class Replica(FlatReplica):
             leader_returns=world.leader_returns,
         )
         super().__init__(strategy, world, setting, announce=announce)
-        if own_loop and not self.part.holds_mean:
+        if own_loop and self.part.follows is not Follows.OBJECT:
             OptimizerPlan.of(optimizer, flat)  # of any class only where the object itself makes the steps
+        own = self.plan.own
+        if own is not None and own.asks_for_closure and not self.part.holds_mean:
+            raise RequestError(
+                f"{self.plan.kind} needs a closure at every step: use synchronous, or another optimizer"
+            )
         self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
         self._parameters = [len(bucket.parameters) for bucket in flat.buckets]
         self._missing: list[int] = []

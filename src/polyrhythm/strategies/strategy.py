@@ -209,6 +209,10 @@ class Strategy(Config):
         """Return what such a run does when a rank is lost."""
         return FaultPolicy()
 
+    def in_own_loop(self) -> Strategy:
+        """Return what it is in a loop that a user writes, which may look at all between two steps."""
+        return self
+
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuse options that cannot work with so many workers, or an optimiser that they cannot run.
 

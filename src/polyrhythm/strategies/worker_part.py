@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -36,12 +37,15 @@ class Step:
         weight: samples that the gradient is the mean of, in units of a full batch; 0 for an empty batch.
         stop: whether this worker has been asked to stop.
         share: this worker's part of a full global batch, over an equal part.
+        plan: of the optimiser as it is at this step, in a user's own loop that has changed more than the learning rate;
+            None: as at the start.
     """
 
     number: int
     weight: float = 1.0
     stop: bool = False
     share: float = 1.0
+    plan: OptimizerPlan | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,36 @@ class WorkerSetting:
     leader_returns: bool = False
 
 
+class Follows(Enum):
+    """What of a user's own loop an update follows, besides gradients and learning rates.
+
+    Attributes:
+        NOTHING: all else is as at the start.
+        PLAN: options, and which parameters have a gradient, travel with the step (`Step.plan`).
+        OBJECT: everything, since the user's own optimiser object makes it (`OptimizerPlan.whole`).
+    """
+
+    NOTHING = "learning rates"
+    PLAN = "options"
+    OBJECT = "object"
+
+
+class Writes(Enum):
+    """What becomes of parameters that a user's own loop changes in the flat vector between two steps.
+
+    Attributes:
+        LOST: they are overwritten, so the loop is refused.
+        KEPT: training goes on from them.
+        ADDED: how far they moved (`FlatParameters.change`) is added to where the worker's parameters are kept.
+        IN_STEP: servers take them, where all workers hold, and so change, the same parameters.
+    """
+
+    LOST = "lost"
+    KEPT = "kept"
+    ADDED = "added"
+    IN_STEP = "in step"
+
+
 class WorkerPart:
     """What a strategy does on one worker.
 
@@ -82,9 +116,13 @@ class WorkerPart:
     Attributes:
         staleness: how many gradients were applied at which staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
+        follows: what of a user's own loop its updates follow.
+        writes: what becomes of parameters that such a loop changes between two steps.
     """
 
     replicated: bool = False
+    follows: Follows = Follows.NOTHING
+    writes: Writes = Writes.LOST
 
     def __init__(self) -> None:
         self.staleness: Counter[int] = Counter()
@@ -501,6 +539,8 @@ class WorkerCalls:
     Attributes:
         inner: the part.
         replicated: see `WorkerPart`.
+        follows: likewise.
+        writes: likewise; they are kept where the user's own object makes the updates.
         uses_bucket_ready: whether it makes use of `bucket_ready`.
         holds_mean: whether it has `average` and `update`.
         uses_before_use: whether it needs `before_use`.
@@ -509,7 +549,8 @@ class WorkerCalls:
 
     def __init__(self, part: WorkerPart) -> None:
         self.inner = part
-        self.replicated = part.replicated
+        self.replicated, self.follows = part.replicated, part.follows
+        self.writes = Writes.KEPT if part.follows is Follows.OBJECT else part.writes
         self.start, self.gradients_ready = part.start, part.gradients_ready
         self.begin = part.begin if isinstance(part, BeginsEarly) else _ignore_step
         self.settle, self.end, self.state, self.load_state = (

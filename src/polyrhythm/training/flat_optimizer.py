@@ -152,6 +152,9 @@ class FlatOptimizer:
         self._gradient: Tensor | None = None
         self._rates = [group["lr"] for group in groups]
         self._rate = rate
+        self._kind = kind
+        self._options: list[dict[str, Any] | None] | None = None
+        """What the groups began with, None of those that came later; known once a step had a plan of its own."""
 
     @property
     def inner(self) -> torch.optim.Optimizer | None:
@@ -193,19 +196,135 @@ class FlatOptimizer:
         with torch.no_grad():
             self._step(optimizer)
 
+    def step_as(self, gradient: Tensor, learning_rate: float, spans: Sequence[Span], rate: float) -> None:
+        """Update the vector with other options than at the start, and only in places.
+
+        Where a span ends inside a slice of which all numbers were treated alike so far, the slice is cut in two. What
+        none covers rests: neither momentum nor decay moves it.
+
+        Args:
+            gradient: `(n,)`, not changed.
+            learning_rate: to which that of every span has its ratio to `rate`.
+            spans: with their options; ordered, without overlap.
+            rate: as the spans' learning rates are given.
+        """
+        self._cut([span.start for span in spans] + [span.stop for span in spans])
+        for span in spans:
+            self._cover(span)
+        optimizer, options = self._optimizer, self._options
+        if optimizer is None or options is None:
+            return
+        scale = learning_rate / rate if rate else 1.0
+        for group, place in zip(optimizer.param_groups, self._slices, strict=True):
+            inside = (each for each in spans if each.start <= place.start and place.stop <= each.stop)
+            found = next(inside, None)
+            group["params"][0].grad = None if found is None else gradient[place]
+            if found is not None:
+                own = float(found.options["lr"])
+                group.update(_tuples(found.options) | {"lr": own if scale == 1.0 else own * scale})
+        with torch.no_grad():
+            self._step(optimizer)
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.update(before or {})
+        self._gradient = None
+
+    def _cut(self, edges: Iterable[int]) -> None:
+        """Cut slices in two, with copies of their state, so that every edge that is inside of one is between two."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            self._options = []
+            return
+        if self._options is None:
+            self._options = [
+                {key: group[key] for key in group if key != "params"} for group in optimizer.param_groups
+            ]
+        for edge in sorted(set(edges)):
+            inside = [at for at, place in enumerate(self._slices) if place.start < edge < place.stop]
+            for at in inside:
+                place, group = self._slices[at], optimizer.param_groups[at]
+                old = group["params"][0]
+                state = optimizer.state.pop(old, {})
+                parts = [slice(place.start, edge), slice(edge, place.stop)]
+                news = [self._parameter(part) for part in parts]
+                for new, part in zip(news, parts, strict=True):
+                    inner = slice(part.start - place.start, part.stop - place.start)
+                    if state:
+                        optimizer.state[new] = {key: _part(value, old, inner) for key, value in state.items()}
+                groups = [{**group, "params": [new]} for new in news]
+                optimizer.param_groups[at : at + 1] = groups
+                self._slices[at : at + 1] = parts
+                self._options[at : at + 1] = [self._options[at]] * 2
+                self._rates[at : at + 1] = [self._rates[at]] * 2
+        self._changed()
+
+    def _cover(self, span: Span) -> None:
+        """Make slices for what of a span none covers: what was frozen when the optimiser was made."""
+        begins = span.start
+        inside = [place for place in self._slices if span.start <= place.start and place.stop <= span.stop]
+        missing = []
+        for place in inside:
+            if begins < place.start:
+                missing.append(slice(begins, place.start))
+            begins = place.stop
+        if begins < span.stop:
+            missing.append(slice(begins, span.stop))
+        for place in missing:
+            group = {"params": [self._parameter(place)], **_tuples(span.options)}
+            if self._optimizer is None:
+                self._optimizer, self._options = _made(self._kind, [group]), [None]
+                self._slices, self._rates = [place], [group["lr"]]
+            else:
+                assert self._options is not None, "it has been cut"
+                at = sum(each.start < place.start for each in self._slices)
+                self._optimizer.add_param_group(group)
+                self._optimizer.param_groups.insert(at, self._optimizer.param_groups.pop())
+                self._slices.insert(at, place)
+                self._options.insert(at, None)
+                self._rates.insert(at, group["lr"])
+        self._changed()
+
+    def _parameter(self, place: slice) -> nn.Parameter:
+        made = nn.Parameter(self._vector[place])
+        made.data = self._vector[place]
+        return made
+
+    def _changed(self) -> None:
+        assert self._optimizer is None or self._options is not None, "it has been cut"
+        self._gradient = None
+        self._parameters = (
+            [group["params"][0] for group in self._optimizer.param_groups] if self._optimizer else []
+        )
+        self._is_sgd = self._is_sgd and None not in (self._options or [])
+
     def _show(self, gradient: Tensor, groups: list[dict[str, Any]]) -> None:
-        """Make a vector the gradient of all slices."""
+        """Make a vector the gradient of all slices, but for those that are there by another plan than the first."""
         self._gradient = gradient
         whole = self._slices == [slice(0, len(gradient))]
-        for group, place in zip(groups, self._slices, strict=True):
-            group["params"][0].grad = gradient if whole else gradient[place]
+        for number, (group, place) in enumerate(zip(groups, self._slices, strict=True)):
+            rests = self._options is not None and self._options[number] is None
+            group["params"][0].grad = None if rests else gradient if whole else gradient[place]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
-        return pack_optimizer_state(self._optimizer) if self._optimizer is not None else ({}, {})
+        if self._optimizer is None:
+            return {}, {}
+        tensors, facts = pack_optimizer_state(self._optimizer)
+        if self._options is None:
+            return tensors, facts
+        cut = [
+            [place.start, place.stop, options is None]
+            for place, options in zip(self._slices, self._options, strict=True)
+        ]
+        return tensors, facts | {"slices": cut}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Load what `state` returned."""
+        """Load what `state` returned, cut as it was then."""
+        cut = facts.get("slices", ())
+        if cut:
+            self._cut([edge for start, stop, _ in cut for edge in (start, stop)])
+            for (start, stop, later), options in zip(cut, facts["groups"], strict=True):
+                if later:
+                    self._cover(Span(start, stop, options))
         if self._optimizer is not None:
             unpack_optimizer_state(self._optimizer, tensors, facts)
 
@@ -222,6 +341,13 @@ def _unwrapped(kind: str) -> Callable[[torch.optim.Optimizer], object]:
         method = inner
     step: Callable[[torch.optim.Optimizer], object] = method
     return step
+
+
+def _part(value: Any, parameter: Tensor, place: slice) -> Any:
+    """Return what a part of a parameter keeps of its state."""
+    if not isinstance(value, Tensor):
+        return value
+    return value[place].clone() if value.shape == parameter.shape else value.clone()
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,7 @@ class FlatParameters:
         stands_for: as given.
         without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
             zero. Kept by loops that users write.
+        change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
@@ -94,6 +95,7 @@ class FlatParameters:
             if parameter.requires_grad or id(parameter) in later
         ]
         self.without_gradient: tuple[int, ...] = ()
+        self.change: Tensor | None = None
         if not any(parameter.requires_grad for _, parameter in named):
             raise RequestError("the model has no parameter to train: let at least one require a gradient")
         dtypes = {str(parameter.dtype) for _, parameter in named}

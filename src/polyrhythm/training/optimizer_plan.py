@@ -12,10 +12,10 @@ The plan says how, in JSON: nothing that a server receives is executed or unpick
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from sys import float_info
 from typing import Any
 
@@ -141,9 +141,46 @@ class OptimizerPlan:
         ]
         return OptimizerPlan(self.kind, tuple(inside), self.rate)
 
+    def without(self, places: Iterable[tuple[int, int]]) -> OptimizerPlan:
+        """Return the plan of a step in which some parameters, given by start and stop, are not trained."""
+        spans = list(self.spans)
+        for start, stop in places:
+            cut: list[Span] = []
+            for span in spans:
+                if span.stop <= start or stop <= span.start:
+                    cut.append(span)
+                    continue
+                if span.start < start:
+                    cut.append(Span(span.start, start, span.options))
+                if stop < span.stop:
+                    cut.append(Span(stop, span.stop, span.options))
+            spans = cut
+        return OptimizerPlan(self.kind, tuple(spans), self.rate)
+
+    def united(self, others: Sequence[OptimizerPlan]) -> OptimizerPlan:
+        """Return the plan that trains what this one or another does, each with the options of the first that does."""
+        plans = [self, *others]
+        edges = sorted({edge for plan in plans for span in plan.spans for edge in (span.start, span.stop)})
+        spans = []
+        for start, stop in pairwise(edges):
+            found = (
+                span for plan in plans for span in plan.spans if span.start <= start and stop <= span.stop
+            )
+            if (first := next(found, None)) is not None:
+                spans.append(Span(start, stop, first.options))
+        return OptimizerPlan(
+            self.kind, joined(spans) if self.kind in ELEMENTWISE else tuple(spans), self.rate
+        )
+
     def whole(self, vector: Tensor) -> FlatOptimizer | OwnOptimizer:
         """Return the user's own optimiser of the model's flat vector, or make one of its kind."""
         return self.build(vector) if self.own is None else self.own
+
+    @classmethod
+    def of_step(cls, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> OptimizerPlan:
+        """Make the plan of one step, of what is trained and of the options as they are now."""
+        plan = cls.of(optimizer, flat)
+        return replace(plan, rate=max(float(span.options["lr"]) for span in plan.spans))
 
     def build(self, vector: Tensor) -> FlatOptimizer:
         """Make the optimiser of a vector which this plan covers.
@@ -154,6 +191,18 @@ class OptimizerPlan:
         if self.kind not in KINDS:
             raise _not_on_slices(self.kind)
         return FlatOptimizer(self.kind, self.spans, self.rate, vector)
+
+
+def update_as(
+    optimizer: FlatOptimizer, flat: FlatParameters, plan: OptimizerPlan | None, rate: float
+) -> None:
+    """Update with the flat gradients, by the plan of a step of a user's loop; None: as at the start."""
+    if plan is None:
+        optimizer.step(flat.gradients, rate)
+        return
+    missing = [flat.views[position] for position in flat.without_gradient]
+    spans = plan.without([(view.start, view.stop) for view in missing]).spans
+    optimizer.step_as(flat.gradients, rate, spans, plan.rate)
 
 
 def _not_on_slices(kind: str) -> RequestError:

@@ -204,7 +204,7 @@ def test_states_of_something_else_are_refused(group: Group) -> None:
 
 
 def test_options_that_the_strategy_cannot_follow_are_refused() -> None:
-    with join("local_sgd") as group:
+    with join("local_sgd(optimizer_state=average)") as group:
         _refuse_options(group)
 
 
@@ -236,7 +236,10 @@ def test_several_optimizers_are_refused() -> None:
 def test_a_ratio_that_nobody_can_know_is_refused() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters(), "lr": 0.2}]
-    with pytest.raises(RequestError, match="make the scheduler after"), join("local_sgd") as group:
+    with (
+        pytest.raises(RequestError, match="make the scheduler after"),
+        join("local_sgd(optimizer_state=average)") as group,
+    ):
         group.distribute(model, torch.optim.SGD(groups))
 
 

@@ -15,7 +15,7 @@ from polyrhythm.api.loop.epochs import EpochProgress, Epochs, LoopEntry
 from polyrhythm.api.loop.loop_duties import LoopDuties, load_final_model, meets_every_step
 from polyrhythm.api.loop.position import Logbook, LoopProgress
 from polyrhythm.api.loop.shard import Host, Seat
-from polyrhythm.api.loop.store_board import Means, StoreBoard
+from polyrhythm.api.loop.store_board import Ends, Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, Notice, ServerLost
@@ -72,6 +72,7 @@ class Coordination(Host):
         entry: how this worker joins the others.
         epochs: of its loop.
         means: over the workers.
+        ends: of loops that end after unequal numbers of steps.
         workers: how many share the present epoch, or the last one.
     """
 
@@ -103,6 +104,7 @@ class Coordination(Host):
         self.entry.duties = self._duties
         self.epochs = Epochs(self._worker, self.board, self.loop_progress, self.entry)
         self.means = Means(self._worker, self.board, self._statuses, self._awaited)
+        self.ends = Ends(self._worker, self.board, self._statuses)
         self._trainer: Trainer | None = None
 
     @property
@@ -177,7 +179,7 @@ class Coordination(Host):
             never = not self._duties.is_there(worker) if final else statuses[worker] is WorkerStatus.GONE
             if self.entry.waits or never:
                 many = "the last" if self._duties.knows else "at most"
-                _say(
+                say(
                     f"of worker {worker}, which is lost, {many} {left} of its {of} batches of an epoch are not seen"
                 )
         self._duties.unseen.clear()
@@ -259,8 +261,9 @@ class Coordination(Host):
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
-            _say(event.text)
+            say(event.text)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line for whoever started the run."""
     print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import isclose
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyrhythm.api.loop.gradients import Gradients, Mean, line_of_script
 from polyrhythm.api.loop.shard import StepWeight
+from polyrhythm.api.loop.store_board import Ends
+from polyrhythm.communication.message import pack_tensors, unpack_tensors
 from polyrhythm.errors import OutOfStep, RequestError
 from polyrhythm.roles.control_messages import ShardState
 from polyrhythm.roles.replica import FlatReplica, Replica
@@ -34,7 +37,8 @@ from polyrhythm.roles.trainer import StepRetry
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import PLACES, Step
+from polyrhythm.strategies.worker_part import PLACES, Follows, Step, Writes
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class LazyStart:
@@ -117,12 +121,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mean: when a worker holds the mean of all gradients.
         strategy: the strategy's spec, for saved states.
         servers: their side of saved states, on the worker that leads.
+        identical: whether all workers hold the same parameters after every step.
 
     Attributes:
         exchange_begins: called before gradients are exchanged.
         where_all_are: returns what to say of workers that are not at the same place, given where this one is.
+        waiting: entered while this worker waits for others.
         over: whether the run has ended.
         gradients: of the step under way.
+        uneven: whether workers may be at different places of their loops.
         steps: that this worker has done.
     """
 
@@ -135,11 +142,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mean: Mean,
         strategy: str,
         servers: ServerStates | None = None,
+        *,
+        identical: bool = True,
     ) -> None:
         self._closed = False
+        self._inner = optimizer
+        self._identical = identical
+        self._stepped: Tensor | None = None
         self._asked_weight = 0.0
         self.exchange_begins: Callable[[], None] = lambda: None
         self.where_all_are: Callable[[str], str] = lambda own: own
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
@@ -153,7 +166,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._weight = weight
         optimized = [each for group in self.param_groups for each in group["params"]]
         self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients, optimized)
-        self._has_stepped = False
+        self._has_stepped = self._was_averaged = False
+        self._exchanges = 0
+        self.uneven = False
         self._said = False
         self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
         self._strategy = strategy
@@ -161,7 +176,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._options = [_options(group) for group in self.param_groups]
         self._rates = [float(group["lr"]) for group in self.param_groups]
         self._lead = _first_in_vector(self.param_groups, self._replica)
-        if mean is not Mean.STEP and self._rates[self._lead] == 0 and any(self._rates):
+        follows = self._replica.part.follows
+        if follows is Follows.NOTHING and self._rates[self._lead] == 0 and any(self._rates):
             raise RequestError(
                 f"param group {self._lead} has learning rate 0 and another has not, so their ratio is unknown: make "
                 "the scheduler after group.distribute"
@@ -232,23 +248,94 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def finish(self) -> None:
         """Agree with the others that no step is left, where every worker holds the mean of all gradients.
 
+        Where servers hold the parameters, they get what the loop has written to them after its last step.
+
         Raises:
             OutOfStep: another worker takes more steps.
         """
         if self.gradients.mean is Mean.STEP and not self._steps.trainer.over:
             self.gradients.zero(to_none=True)
             self._steps_average(0.0, PLACES)
+        elif self._stepped is not None:
+            self._replica.flat.change = self._change()
+            if self._replica.flat.change is not None:
+                self.gradients.zero(to_none=True)
+                self._steps.take(Step(self.steps, 0.0), self._lead_rate)
+
+    def take_part_until(self, ends: Ends, number: int) -> None:
+        """Take part with nothing in what the others exchange, until the loops of all have ended.
+
+        Every worker then goes on from the state of one that has taken most steps.
+
+        Args:
+            ends: by which all say that they have come to the end.
+            number: of this end, from 0.
+
+        Raises:
+            RequestError: the optimiser asks for a closure, which nobody could evaluate here.
+        """
+        own = self._replica.plan.own
+        if own is not None and own.asks_for_closure:
+            raise RequestError("group.join cannot go on for an optimizer whose steps need a closure")
+        steps = self.steps
+        ends.say(number, self._exchanges)
+        while (told := ends.exchanges(number)) is None or self._exchanges <= max(told.values()):
+            self._exchange_nothing()
+        self.gradients.zero(to_none=True)
+        if self.gradients.mean is Mean.STEP:
+            self._take_over(steps)
+
+    def _exchange_nothing(self) -> None:
+        """Take part in one exchange without a gradient."""
+        self.start()
+        self.gradients.zero(to_none=True)
+        if self.gradients.mean is Mean.STEP:
+            self.gradients.note_missing()
+            self._steps_average(0.0, 0)
+            return
+        if self._was_averaged:
+            self.gradients.mean_of(self._replica.workers, 0.0)
+        self._replica.flat.change = self._change()
+        self._steps.take(Step(self.steps, 0.0), self._lead_rate)
+        self._stepped_to_here()
+        self.steps += 1
+        self._exchanges += 1
+
+    def _take_over(self, steps: int) -> None:
+        """Take over parameters, state and options of the first worker with the most steps; all call it."""
+        replica = self._replica
+        workers = replica.workers
+        done = torch.zeros(workers.size, dtype=torch.int64)
+        done[workers.rank] = steps
+        workers.all_reduce(done)
+        root, most = int(done.argmax()), int(done.max())
+        if bool((done == most).all()):
+            return
+        workers.broadcast(replica.flat.vector, root)
+        packed = (
+            pack_tensors(*replica.part.state()) if workers.rank == root else torch.empty(0, dtype=torch.uint8)
+        )
+        size = torch.tensor([len(packed)])
+        workers.broadcast(size, root)
+        packed = packed if workers.rank == root else torch.empty(int(size), dtype=torch.uint8)
+        workers.broadcast(packed, root)
+        if workers.rank != root:
+            replica.part.load_state(unpack_tensors(packed))
+        self.steps = most
+        self._steps.trainer.step = most
 
     def _steps_average(self, weight: float, place: int) -> None:
         self.exchange_begins()
+        self._exchanges += 1
         try:
-            self._steps.average(Step(self.steps, weight), place)
+            with self.waiting():
+                self._steps.average(Step(self.steps, weight), place)
         except OutOfStep:
             raise OutOfStep(self.where_all_are(self._where(place))) from None
 
     def _place(self) -> int:
         """Return a number for the batch under way, which differs from those of the batches around it."""
-        if self._weight.batch is None:
+        if self._weight.batch is None or self.uneven:
             return 0
         shard, epoch, batch = self._weight.batch
         return (13 * shard + 7 * epoch + batch) % (PLACES - 2)
@@ -264,8 +351,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _exchange(self) -> None:
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
-        rate = self._learning_rate()
-        self._check_frozen()
+        rate, plan = self._terms()
         if not self.gradients.averaged and self.gradients.changed_by_loop():
             self._say_whose_gradients()
         if not self._has_stepped and self.gradients.averages:
@@ -273,14 +359,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._replica.workers.all_reduce(changed)  # they go on alike
             self.gradients.averages = bool(changed)
         self._has_stepped = True
+        self._was_averaged = self.gradients.averaged
         weight = self._asked_weight if self.gradients.averaged else self._next_weight()
         left_out = self.steps < self._goes_on_with
         if weight == 0 or left_out:
             self.zero_grad()
         if not left_out:
-            self._steps.take(Step(self.steps, weight), rate)
+            self._replica.flat.change = self._change()
+            with self.waiting():
+                self._steps.take(Step(self.steps, weight, plan=plan), rate)
             self._goes_on_with = self._replica.part.next_step(self.steps)
         self.gradients.zero(to_none=True)
+        self._exchanges += 1
+        self._stepped_to_here()
+
+    def _stepped_to_here(self) -> None:
+        if self._stepped is not None:
+            self._stepped.copy_(self._replica.flat.vector)
 
     def _next_weight(self) -> float:
         weight = self._weight.take()
@@ -302,7 +397,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
         """
-        self._steps.guard(self._replica.settle)
+        self._between_steps(lambda: self._steps.guard(self._replica.settle))
 
     def start(self) -> bool:
         """Start the replica if it has not started; return whether it has done so now."""
@@ -316,8 +411,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.start() or self.steps == self._epoch_began_at:
             return
         self.settle()
-        self._steps.guard(self._replica.part.catch_up)
+        self._between_steps(lambda: self._steps.guard(self._replica.part.catch_up))
         self._epoch_began_at = self.steps
+
+    def regroup(self) -> None:
+        """Regroup with whoever is there; see `StepRetry.regroup`."""
+        self._between_steps(self._steps.regroup)
+
+    def _between_steps(self, act: Callable[[], None]) -> None:
+        """Let the strategy change the parameters; what the loop has written stays, and is told with the next step."""
+        flat = self._replica.flat
+        change = self._change() if self._stepped is not None else None
+        written = None if change is None else flat.vector.clone()
+        if change is not None and self._stepped is not None:
+            flat.vector.copy_(self._stepped)
+        act()
+        self._stepped_to_here()
+        if change is not None and written is not None:
+            if self._replica.part.writes is Writes.ADDED:
+                flat.vector.add_(change)
+            else:
+                flat.vector.copy_(written)
 
     def go_on_at(self, step: int) -> None:
         """Go on with a step at which the others are, whatever this worker, a successor, was told at its start."""
@@ -391,6 +505,69 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "param groups cannot be added to a distributed optimizer: add them before distribute"
             )
         super().add_param_group(param_group)
+
+    def _terms(self) -> tuple[float, OptimizerPlan | None]:
+        """Return the learning rate of the step under way, and the optimiser's plan where that has changed.
+
+        Raises:
+            RequestError: it has changed, and nothing of it travels with the steps of this strategy.
+        """
+        follows, flat = self._replica.part.follows, self._replica.flat
+        lead = self._lead_rate
+        if follows is not Follows.NOTHING:
+            self.gradients.note_missing()
+        if follows is Follows.OBJECT:
+            return lead, None
+        if follows is Follows.PLAN and (flat.without_gradient or self._has_changed()):
+            plan = OptimizerPlan.of_step(self._inner, flat)
+            return plan.rate, plan
+        self._check_frozen()
+        return self._learning_rate(), None
+
+    @property
+    def _lead_rate(self) -> float:
+        return float(self.param_groups[self._lead]["lr"])
+
+    def _has_changed(self) -> bool:
+        """Whether the optimiser is another one than at the start, but for a learning rate of all groups."""
+        if any(
+            view.parameter.requires_grad != trained
+            for view, trained in zip(self._replica.flat.views, self._trained, strict=True)
+        ):
+            return True
+        if any(
+            group[key] != value
+            for group, options in zip(self.param_groups, self._options, strict=True)
+            for key, value in options.items()
+        ):
+            return True
+        base, lead = self._rates[self._lead], float(self.param_groups[self._lead]["lr"])
+        return any(
+            float(group["lr"]) * base != lead * rate
+            for group, rate in zip(self.param_groups, self._rates, strict=True)
+        )
+
+    def _change(self) -> Tensor | None:
+        """Return how far the loop has moved the parameters since the last step, `(size,)`; None if it has not.
+
+        Raises:
+            RequestError: the strategy overwrites what it has written.
+        """
+        flat, part = self._replica.flat, self._replica.part
+        if part.writes is Writes.KEPT:
+            return None
+        flat.gather_parameters()
+        if self._stepped is None:
+            self._stepped = flat.vector.clone()
+            return None
+        change = None if torch.equal(self._stepped, flat.vector) else flat.vector - self._stepped
+        fits = part.writes is Writes.ADDED or (part.writes is Writes.IN_STEP and self._identical)
+        if change is not None and not fits:
+            raise RequestError(
+                f"parameters were changed after optimizer.step(), which {self._strategy} would overwrite: change them "
+                "with a strategy whose workers hold one model, such as synchronous, or each its own, such as local_sgd"
+            )
+        return change
 
     def _learning_rate(self) -> float:
         """Return that of the group which leads, to which the strategy keeps the others' ratio."""

@@ -15,6 +15,7 @@ they are of a worker's own gradients, that is said once.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -177,10 +178,15 @@ def _inside_backward(frame: FrameType | None) -> bool:
 
 
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, polyrhythm))
+_STANDARD, _INSTALLED = str(Path(threading.__file__).parent), "site-packages"
 
 
 def line_of_script(frame: FrameType | None) -> str:
     """Return the file and line of the user's program that called, in parentheses; empty if there is none."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or (file.startswith(_STANDARD) and _INSTALLED not in file)

@@ -139,6 +139,40 @@ class Posted:
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
 
 
+class Ends:
+    """Says for one worker when its loop has ended, and hears when all have.
+
+    Args:
+        worker: its index.
+        board: where all say so.
+        statuses: of the workers; who is lost, or behind the others, is not waited for.
+    """
+
+    def __init__(self, worker: int, board: StoreBoard, statuses: WorkerStatuses) -> None:
+        self._worker = worker
+        self._board = board
+        self._statuses = statuses
+
+    def say(self, number: int, exchanges: int) -> None:
+        """Say that this worker's loop has ended after so many exchanges with the others.
+
+        Args:
+            number: of the loop, from 0.
+            exchanges: that it took part in.
+        """
+        self._board.post(_end_key(number, self._worker), str(exchanges))
+
+    def exchanges(self, number: int) -> dict[int, int] | None:
+        """Return after how many exchanges the loop of each worker has ended; None while one goes on."""
+        here = [worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE]
+        told = self._board.read_all([_end_key(number, worker) for worker in here])
+        return None if told is None else dict(zip(here, map(int, told), strict=True))
+
+
+def _end_key(number: int, worker: int) -> str:
+    return f"script/ended/{number}/{worker}"
+
+
 class Means:
     """Takes part in means for one worker.
 

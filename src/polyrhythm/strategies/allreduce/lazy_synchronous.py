@@ -57,6 +57,7 @@ from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.bucket_scheduling import (
     BucketBytes,
     BucketTimes,
@@ -119,6 +120,10 @@ class LazySynchronous(Strategy, SizesBuckets):
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
         return bucket_bytes_for(self.bucket_bytes, workers, self.collective, like)
+
+    def in_own_loop(self) -> Strategy:
+        """Return `synchronous`, whose numbers are the same: a loop may use parameters at once after a step."""
+        return Synchronous(collective=self.collective, bucket_bytes=self.bucket_bytes)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return LazyWorker(setting, self.collective, self.piece_bytes)

@@ -50,6 +50,7 @@ from polyrhythm.strategies.strategy import (
 )
 from polyrhythm.strategies.worker_part import (
     PLACES,
+    Follows,
     HoldsMeanGradient,
     OverlapsBackward,
     Regroups,
@@ -139,6 +140,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
     """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
 
     replicated = True
+    follows = Follows.OBJECT
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()

@@ -41,10 +41,12 @@ from polyrhythm.strategies.worker_part import (
     Background,
     BeginsEarly,
     CatchesUp,
+    Follows,
     Step,
     UsesServers,
     WorkerPart,
     WorkerSetting,
+    Writes,
 )
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -100,6 +102,9 @@ class ADPSGD(Strategy, Remarks):
 class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
     """Notifies its keeper when a step begins and when there is a gradient."""
 
+    follows = Follows.PLAN
+    writes = Writes.ADDED
+
     def __init__(self, setting: WorkerSetting, topology: Topology) -> None:
         super().__init__()
         self._network = setting.network
@@ -140,6 +145,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if step.stop and self._place.others:
             self._network.send(self._place.rank, Message(Kind.EVENT, stop=True))
+        self._keeper.plan = step.plan
         push = Message(Kind.PUSH, step=step.number, weight=step.weight, learning_rate=learning_rate)
         return self._ask(push).stop or step.stop
 

@@ -33,7 +33,7 @@ from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import BeginsEarly, Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -83,9 +83,11 @@ class DPSGD(InTurns):
 class DPSGDWorker(TurnsWorker, BeginsEarly):
     """Sends its parameters when a step begins, and mixes in those of its neighbours before the update."""
 
+    follows = Follows.OBJECT
+
     def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:
         super().__init__(setting, strategy.topology, strategy.check)
-        self._optimizer = setting.plan.build(setting.flat.vector)
+        self._optimizer = setting.plan.whole(setting.flat.vector)
         self._resumed = False
         self._sends: list[Handle] = []
 

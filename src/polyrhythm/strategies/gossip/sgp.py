@@ -41,7 +41,8 @@ from polyrhythm.strategies.state import Resharding, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.topologies.one_peer_exponential import OnePeerExponential
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
-from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import Follows, Step, WorkerPart, WorkerSetting, Writes
+from polyrhythm.training.optimizer_plan import update_as
 
 
 class SGP(InTurns):
@@ -86,6 +87,9 @@ class SGP(InTurns):
 class SGPWorker(TurnsWorker):
     """Keeps x and a; the flat vector is z."""
 
+    follows = Follows.PLAN
+    writes = Writes.ADDED
+
     def __init__(self, setting: WorkerSetting, strategy: SGP) -> None:
         super().__init__(setting, strategy.topology, strategy.check, int(strategy.overlap))
         self._overlap = strategy.overlap
@@ -108,7 +112,9 @@ class SGPWorker(TurnsWorker):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Update, push, and take what was pushed to this worker."""
         self._pass_stop_on(step)
-        self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
+        if self._flat.change is not None:
+            self._numerator.add_(self._flat.change, alpha=self._mass)
+        self._learn(step, lambda: update_as(self._optimizer, self._flat, step.plan, learning_rate))
         if self._mixes(step.number):
             self._push_and_take(step.number)
         torch.div(self._numerator, self._mass, out=self._flat.vector)

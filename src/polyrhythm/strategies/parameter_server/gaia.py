@@ -143,7 +143,8 @@ class Gaia(WithServers):
         """Return the part of one worker, to whom the servers of its site are all there are."""
         sites = SiteMap.of(setting.roles, self.sites)
         servers = sites.servers[sites.site_of(setting.network.rank)]
-        return ServedWorker(replace(setting, roles=RoleAssignment(setting.roles.workers, servers)))
+        roles = RoleAssignment(setting.roles.workers, servers)
+        return ServedWorker(replace(setting, roles=roles), takes_plans=False)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         sites = SiteMap.of(setting.roles, self.sites)

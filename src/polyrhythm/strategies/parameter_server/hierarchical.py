@@ -37,6 +37,13 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
+from polyrhythm.strategies.parameter_server.serving.planned_push import (
+    Planned,
+    admit_planned_push,
+    common_plan,
+    packed_push,
+    unpacked_push,
+)
 from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.rule import (
@@ -340,6 +347,7 @@ class LeafRule(Rule):
 
     converses = True
     repeats = False
+    admit = staticmethod(admit_planned_push)
 
     def __init__(self, gate: LeafGate, levels: Levels, index: int) -> None:
         super().__init__(gate)
@@ -375,13 +383,22 @@ class LeafRule(Rule):
         """Push the mean; it counts as an update when the roots have answered."""
         weights = [entry.weight for entry in batch]
         weighs = any(weight > 0 for weight in weights)
-        whole = mean([entry.gradient for entry in batch], weights) if weighs else batch[0].gradient
+        pushes = [unpacked_push(entry.gradient, len(self.values)) for entry in batch]
+        whole = mean([push.gradient for push in pushes], weights) if weighs else pushes[0].gradient
+        plan = common_plan(pushes, weights)
+        written = next((push.written for push in pushes if push.written is not None), None)
         self.told += [
             (
                 root,
                 Message(
                     Kind.PUSH,
-                    whole[shard],
+                    packed_push(
+                        Planned(
+                            whole[shard],
+                            None if plan is None else plan.part(shard.start, shard.stop),
+                            None if written is None else written[shard],
+                        )
+                    ),
                     version=self._versions[root],
                     step=batch[0].step,
                     weight=sum(weights),

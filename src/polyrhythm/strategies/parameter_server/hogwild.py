@@ -27,7 +27,8 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.state import Resharding, State, StateField
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
-from polyrhythm.strategies.worker_part import CatchesUp, Step, UsesServers, WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import CatchesUp, Follows, Step, UsesServers, WorkerPart, WorkerSetting
+from polyrhythm.training.optimizer_plan import update_as
 
 
 class Hogwild(Strategy):
@@ -89,6 +90,8 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     so its successor takes that step again.
     """
 
+    follows = Follows.PLAN
+
     def __init__(self, setting: WorkerSetting) -> None:
         super().__init__()
         self._workers = setting.workers
@@ -140,7 +143,7 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if step.weight > 0:
             self.staleness[int((self._counts[:-1] - self._read[:-1]).sum())] += 1
-            self._optimizer.step(self._flat.gradients, learning_rate)
+            update_as(self._optimizer, self._flat, step.plan, learning_rate)
         self._counts[self._rank] += 1
         if step.stop:
             self._counts[-1] = 1

@@ -69,6 +69,7 @@ from polyrhythm.strategies.strategy import (
 )
 from polyrhythm.strategies.worker_part import (
     CatchesUp,
+    Follows,
     OverlapsBackward,
     Presents,
     Reassembled,
@@ -79,6 +80,7 @@ from polyrhythm.strategies.worker_part import (
     WorkerCalls,
     WorkerPart,
     WorkerSetting,
+    Writes,
 )
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -195,7 +197,7 @@ class Mixed(WithServers, SizesBuckets):
         circle = Circle(setting, number, members)
         if isinstance(self.inside, AveragesGradients):
             mean_of = partial(self.inside.gradient_mean, flat=setting.flat)
-            return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting.plan))
+            return MixedWorker(setting, circle, Gradients(mean_of, circle.group, setting))
         return MixedWorker(setting, circle, Models(setting, circle.group, self.inside))
 
     def server(self, setting: ServerSetting) -> ServerPart:
@@ -272,11 +274,13 @@ class InsidePart:
         plan: of the optimiser that the servers run.
         steps: of a contribution.
         apart: whether members have taken steps that the servers have not heard of.
+        follows: what of a user's own loop its updates follow.
     """
 
     plan: OptimizerPlan
     steps = 1
     apart = False
+    follows = Follows.NOTHING
 
     def start(self, step: int) -> None:
         """Begin at this step, with all members, at the servers' parameters."""
@@ -335,13 +339,16 @@ class Gradients(InsidePart):
 
     Args:
         mean_of: makes the mean of a group's gradients.
-        plan: the user's optimiser.
     """
 
+    follows = Follows.PLAN
+
     def __init__(
-        self, mean_of: Callable[[Communicator], GradientMean], group: Communicator, plan: OptimizerPlan
+        self, mean_of: Callable[[Communicator], GradientMean], group: Communicator, setting: WorkerSetting
     ) -> None:
-        self.plan = plan
+        self.plan = setting.plan
+        self._flat = setting.flat
+        self._group = group
         self._mean = mean_of(group)
 
     def start(self, step: int) -> None:
@@ -354,16 +361,34 @@ class Gradients(InsidePart):
         self._mean.start(bucket)
 
     def contribute(self, step: Step, learning_rate: float) -> Contribution:
-        weight, stop = self._mean.finish(step)
-        return Contribution(Step(step.number, weight, stop), learning_rate)
+        self._mean.word = step.stop + _PLANNED * (step.plan is not None)
+        try:
+            weight, stop = self._mean.finish(step)
+        finally:
+            self._mean.word = None
+        if self._group.size > 1 and self._mean.words >= _PLANNED:
+            stop = self._mean.words % _PLANNED > 0
+            self._agree_on_missing(step)
+        return Contribution(Step(step.number, weight, stop, plan=step.plan), learning_rate)
+
+    def _agree_on_missing(self, step: Step) -> None:
+        """Note as without a gradient only the parameters that are so on all members."""
+        flat = self._flat
+        there = torch.full((len(flat.views),), float(step.weight > 0), device=flat.vector.device)
+        there[list(flat.without_gradient)] = 0.0
+        self._group.all_reduce(there)
+        flat.without_gradient = tuple((there == 0).nonzero().flatten().tolist())
 
     def break_off(self) -> None:
         self._mean.break_off()
 
     def regroup(self, group: Communicator) -> None:
+        self._group = group
         self._mean = self._mean.over(group)
 
 
+_PLANNED = 4096
+"""More than there are members, whose sums of it must be exact."""
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 
 
@@ -383,6 +408,7 @@ class Models(InsidePart):
         self._flat = setting.flat
         self._group = group
         self._part = WorkerCalls(inside.worker(replace(setting, workers=group)))
+        self.follows = self._part.follows
         self._read = torch.zeros_like(setting.flat.vector)
         self._done = 0
         self._stop_requested = False
@@ -549,6 +575,8 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         self._circle = circle
         self._flat = setting.flat
         self._inside = inside
+        self.follows = inside.follows
+        self.writes = Writes.IN_STEP
         self._leads_run = setting.workers.rank == 0
         self._servers = self._link() if circle.speaks and not setting.succeeds else None
         self._left_out = 0

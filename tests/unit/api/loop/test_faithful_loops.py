@@ -46,15 +46,27 @@ IN_STEP = [
 ]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+ON_SLICES = [each for each in VARIATIONS if each not in ("own_optimizer", "muon", "lbfgs")]
+"""Those whose optimizers can run on a server's slice."""
+NEEDS_MEAN = {"logs_norms"}
+
+
 @pytest.mark.parametrize(
-    "variation",
-    ["clip_norm", "clip_value", "group_clips", "accumulates", "accumulates_without_exchange", "two_passes"],
+    ("strategy", "variation", "workers"),
+    [
+        (
+            strategy,
+            variation,
+            2 + (at + number) % 2,
+        )  # each with 2 or 3 workers, which takes half as long as both
+        for number, strategy in enumerate(IN_STEP)
+        for at, variation in enumerate(ON_SLICES if "(" in strategy else ["clip_norm", "clamps"])
+    ],
 )
-@pytest.mark.parametrize("strategy", IN_STEP)
-def test_whoever_goes_in_step_clips_the_mean(strategy: str, variation: str, workers: int) -> None:
+def test_whoever_goes_in_step_is_the_plain_one(strategy: str, variation: str, workers: int) -> None:
     vectors, seen = trained(variation, strategy, workers)
     expected, observed = plain(variation, workers)
     torch.testing.assert_close(vectors[0], expected, rtol=1e-12, atol=1e-12)
-    for each in seen:
-        assert each == pytest.approx(observed, rel=1e-12, abs=1e-12)
+    if variation not in NEEDS_MEAN:
+        for each in seen:
+            assert each == pytest.approx(observed, rel=1e-12, abs=1e-12)

@@ -38,7 +38,7 @@ def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> 
     Raises:
         BaseException: what the first rank raised.
     """
-    strategy = strategy_from(spec)
+    strategy = strategy_from(spec).in_own_loop()
     size = workers + strategy.traits(workers).servers
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
     store = host_store()

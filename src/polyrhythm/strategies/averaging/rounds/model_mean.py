@@ -133,13 +133,18 @@ class LocalOptimizer:
         plan: of the optimiser.
         flat: what it updates.
         at_average: what becomes of its state.
+
+    Attributes:
+        is_own: whether it is the user's own object.
     """
 
     def __init__(self, plan: OptimizerPlan, flat: FlatParameters, at_average: AtAverage) -> None:
         self._plan = plan
         self._flat = flat
         self._at_average = at_average
-        self._optimizer = plan.build(flat.vector)
+        # What is averaged must have one layout on all, also on those whose parameters had no gradient yet.
+        self.is_own = plan.own is not None and at_average != "average"
+        self._optimizer = plan.whole(flat.vector) if self.is_own else plan.build(flat.vector)
         self._sizes: dict[str, int] | None = None
 
     def step(self, learning_rate: float) -> None:
@@ -170,7 +175,10 @@ class LocalOptimizer:
             mean_state: what `mean_state` gave.
         """
         if self._at_average == "reset":
-            self._optimizer = self._plan.build(self._flat.vector)
+            if self._plan.own is not None and self.is_own:
+                self._plan.own.inner.state.clear()
+            else:
+                self._optimizer = self._plan.build(self._flat.vector)
         elif mean_state is not None:
             parts = self._parts()
             for part, value in zip(

@@ -30,7 +30,15 @@ from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, Mean, ModelMean
 from polyrhythm.strategies.state import State
-from polyrhythm.strategies.worker_part import HoldsModel, Presents, Regroups, Step, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    Follows,
+    HoldsModel,
+    Presents,
+    Regroups,
+    Step,
+    WorkerSetting,
+    Writes,
+)
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.natural_gradient import Fisher, natural_gradient
 
@@ -187,6 +195,8 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         members = tuple(range(setting.workers.size))
         self._places = MeetingPlaces(setting.workers, members, setting.flat, rounds)
         self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
+        self.writes = Writes.KEPT
+        self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
         self._apart = False
         self._weight = 1.0
         self._shares, self._steps = 0.0, 0

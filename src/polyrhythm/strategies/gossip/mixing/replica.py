@@ -25,6 +25,7 @@ from polyrhythm.strategies.state import (
     own_steps,
 )
 from polyrhythm.training.flat_optimizer import FlatOptimizer
+from polyrhythm.training.optimizer_plan import OwnOptimizer
 from polyrhythm.training.optimizer_state import weighted_mean
 
 _OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
@@ -90,14 +91,16 @@ def mean_of_all(workers: Communicator, vector: Tensor) -> Tensor:
     return total.div_(workers.size)
 
 
-def packed(tensors: dict[str, Tensor], facts: dict[str, Any], optimizer: FlatOptimizer) -> State:
+def packed(
+    tensors: dict[str, Tensor], facts: dict[str, Any], optimizer: FlatOptimizer | OwnOptimizer
+) -> State:
     """Return a state of named tensors, facts and an optimizer's state."""
     of_optimizer, optimizer_facts = optimizer.state()
     named = {_OPTIMIZER + name: value for name, value in of_optimizer.items()}
     return tensors | named, {**facts, "optimizer": optimizer_facts}
 
 
-def unpacked(state: State, optimizer: FlatOptimizer) -> State:
+def unpacked(state: State, optimizer: FlatOptimizer | OwnOptimizer) -> State:
     """Restore an optimizer from what `packed` returned, and return the rest."""
     tensors, facts = state
     inside = {

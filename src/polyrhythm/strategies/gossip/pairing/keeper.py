@@ -33,6 +33,7 @@ from torch import Tensor
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.topology import Topology, unreached
 from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ class Keeper:
         heard: the step that each partner was last heard to be in.
         absent: partners that are lost.
         stop: whether someone was asked to stop.
+        plan: of the worker's optimiser in the present step, where a user's own loop has changed it.
     """
 
     def __init__(self, place: Place, setting: WorkerSetting) -> None:
@@ -172,6 +174,7 @@ class Keeper:
         self.heard: dict[int, int] = {}
         self.absent: set[int] = set()
         self.stop = False
+        self.plan: OptimizerPlan | None = None
         self._between_messages = Lock()
         self._flat = setting.flat
         self._averages = self._read = 0
@@ -257,8 +260,10 @@ class Keeper:
         if push is None or self._asked is not None:
             return []
         self._push = None
+        if self._flat.change is not None:
+            self.values.add_(self._flat.change)
         if push.weight > 0:
-            self.optimizer.step(self._flat.gradients, push.learning_rate)
+            update_as(self.optimizer, self._flat, self.plan, push.learning_rate)
             self.staleness[self._averages - self._read] += 1
         self._step = push.step + 1
         self._show()

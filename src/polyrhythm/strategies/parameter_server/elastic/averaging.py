@@ -68,6 +68,7 @@ from polyrhythm.strategies.strategy import Paper, Remarks, Traits
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
     CatchesUp,
+    Follows,
     Presents,
     Step,
     UsesServers,
@@ -75,7 +76,7 @@ from polyrhythm.strategies.worker_part import (
     WorkerSetting,
 )
 from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan, OwnOptimizer
 from polyrhythm.training.quantities import Count, NonNegative
 
 
@@ -198,6 +199,7 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         self._flat = setting.flat
         self._rule = rule
         self._local = local
+        self.follows = Follows.OBJECT if isinstance(local, PlainStep) else Follows.NOTHING
         self._centre = CentreLink(setting, local.own)
         self._restored = False
         self._exchanging = False
@@ -338,11 +340,13 @@ class PlainStep(LocalStep):
     def __init__(self, vector: Tensor, plan: OptimizerPlan) -> None:
         self.own = vector
         self._plan = plan
-        self._optimizer = plan.build(vector)
+        self._optimizer = plan.whole(vector)
 
     def begin_from(self, parameters: Tensor) -> None:
         self.own.copy_(parameters)
-        self._optimizer = self._plan.build(self.own)
+        if self._plan.own is not None:
+            self._plan.own.inner.state.clear()
+        self._optimizer = self._plan.whole(self.own)
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
         self._optimizer.step(gradient, learning_rate)
@@ -407,12 +411,12 @@ class NesterovStep(LocalStep):
         self.look_ahead()
 
 
-def _state_of(optimizer: FlatOptimizer, own: dict[str, Tensor]) -> State:
+def _state_of(optimizer: FlatOptimizer | OwnOptimizer, own: dict[str, Tensor]) -> State:
     tensors, facts = optimizer.state()
     return own | {_OPTIMIZER + name: tensor for name, tensor in tensors.items()}, {"optimizer": facts}
 
 
-def _restore(optimizer: FlatOptimizer, state: State) -> None:
+def _restore(optimizer: FlatOptimizer | OwnOptimizer, state: State) -> None:
     optimizer.load_state(below(_OPTIMIZER, state[0]), state[1]["optimizer"])
 
 

@@ -16,18 +16,21 @@ from polyrhythm.communication.message import Kind, Message, message_of
 from polyrhythm.errors import LetGo, PeerLost
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, is_finite, payload
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
+from polyrhythm.strategies.parameter_server.serving.planned_push import Planned, packed_push
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import (
     CatchesUp,
+    Follows,
     HearsOfStop,
     SkipsSteps,
     Step,
     UsesServers,
     WorkerPart,
     WorkerSetting,
+    Writes,
 )
 from polyrhythm.training.flat_parameters import shards
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 _PUSH, _LEAVE = Kind.PUSH, Kind.LEAVE
 
@@ -151,10 +154,28 @@ class PushPull(ServerLink):
         gradients_now = self._flat.gradients
         if gradients_now is not self._sliced:  # they have moved to other memory
             self._sliced, self._gradients = gradients_now, [gradients_now[shard] for shard in self._shards]
-        for position, gradients in enumerate(self._gradients):
+        pushed = self._gradients if step.plan is None and self._flat.change is None else self._planned(step)
+        for position, gradients in enumerate(pushed):
             message = (_PUSH, gradients, versions[position], number, weight, learning_rate, stop, 0)
             under_way.append(self._ask(position, message_of(message)))
         self._under_way = under_way
+
+    def _planned(self, step: Step) -> list[Tensor]:
+        """Return what is pushed of every shard where that is more than the gradient."""
+        plan, flat = step.plan, self._flat
+        if plan is not None:
+            missing = [flat.views[position] for position in flat.without_gradient]
+            plan = plan.without([(view.start, view.stop) for view in missing])
+        return [
+            packed_push(
+                Planned(
+                    gradients,
+                    None if plan is None else plan.part(shard.start, shard.stop),
+                    None if flat.change is None else flat.vector[shard],
+                )
+            )
+            for gradients, shard in zip(self._gradients, self._shards, strict=True)
+        ]
 
     def take(self) -> bool:
         """Overwrite the flat vector with the answers to a push that are not empty; return whether to stop."""
@@ -195,6 +216,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         dropped_late: whether servers drop a gradient that comes late. Others may then wait for another one of whoever
             stops, which for its part may wait for their states; so it leaves before that.
         scales_parts: whether a gradient counts in proportion to this worker's part of a global batch.
+        takes_plans: whether servers take more than a gradient with a push; see `planned_push`.
     """
 
     def __init__(
@@ -205,9 +227,12 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         own_updates: bool = False,
         dropped_late: bool = False,
         scales_parts: bool = False,
+        takes_plans: bool = True,
     ) -> None:
         super().__init__()
         self._scales_parts = scales_parts
+        self.follows = Follows.PLAN if takes_plans else Follows.NOTHING
+        self.writes = Writes.IN_STEP if takes_plans and not own_updates else Writes.LOST
         self._leaves_at_once = dropped_late
         self._has_left = False
         self._leads = setting.workers.rank == 0
@@ -239,7 +264,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
             self._flat.gradients.mul_(step.share)
         self._servers.push(step, step.weight, learning_rate)
         if self._optimizer is not None and step.weight > 0 and is_finite(self._flat.gradients):
-            self._optimizer.step(self._flat.gradients, learning_rate)
+            update_as(self._optimizer, self._flat, step.plan, learning_rate)
         stops = self._servers.take()
         if stops and self._leaves_at_once:
             self._leave()

@@ -26,6 +26,11 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, 
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admitted_initial
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Gate
+from polyrhythm.strategies.parameter_server.serving.planned_push import (
+    admit_planned_push,
+    common_plan,
+    unpacked_push,
+)
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
@@ -112,6 +117,11 @@ class OptimizedRule(Rule):
         self._copy = None
         self._optimizer.step(gradient, rate)
 
+    def step_as(self, gradient: Tensor, rate: float, plan: OptimizerPlan) -> None:
+        """Update the values with the optimiser, by the plan of this step."""
+        self._copy = None
+        self._optimizer.step_as(gradient, rate, plan.spans, plan.rate)
+
     def change(self, how: Callable[[Tensor], None]) -> None:
         """Change the values in place without the optimiser."""
         self._copy = None
@@ -154,6 +164,8 @@ class ShardRule(OptimizedRule):
         servers: ranks of all servers, where they must agree on something.
     """
 
+    admit = staticmethod(admit_planned_push)
+
     def __init__(
         self, consistency: Consistency, handling: Handling, pushers: int, servers: tuple[int, ...], index: int
     ) -> None:
@@ -176,13 +188,17 @@ class ShardRule(OptimizedRule):
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
         if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
             _, gradient, read_version, _, weight, rate, _, _ = batch[0]
+            if len(gradient) != len(self.values):
+                return self._update_as_planned(batch, version, None)
             if weight <= 0:
                 return applied_of((batch, 0, {}, None))
             if self._trains:
                 self._copy = None
                 self._step(gradient, rate)
             return applied_of((batch, 1, {version - read_version: 1}, None))
-        return self._update(batch, version, None) if self._exchange is None else self._propose(batch)
+        return (
+            self._update_as_planned(batch, version, None) if self._exchange is None else self._propose(batch)
+        )
 
     def on_peer(self, peer: int, message: Message) -> None:
         if self._exchange is None or message.kind is not Kind.VECTOR or not self._exchange.knows(peer):
@@ -196,14 +212,14 @@ class ShardRule(OptimizedRule):
         if parts is None:
             return None
         if self._alone:  # with gates that do not go in rounds, two gradients may be one pusher's
-            return self._update(batch, version, parts[0])
+            return self._update_as_planned(batch, version, parts[0])
         named = [(part, self._names(part)) for part in parts]
         common = [name for name in self._everyone if all(name in names for _, names in named)]
         distances = torch.zeros(len(common), len(common), dtype=torch.float64)
         for part, names in named:
             distances += _of(part, names, common)
         kept = [entry for entry in batch if entry.weight == 0 or entry.pusher in common]
-        return self._update(kept, version, distances)
+        return self._update_as_planned(kept, version, distances)
 
     def state(self) -> State:
         tensors, facts = super().state()
@@ -226,6 +242,7 @@ class ShardRule(OptimizedRule):
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         super().build(plan, values)
         self._step = self._optimizer.step
+        self._kind = plan.kind
         self._trains = self._optimizer.inner is not None
         self._merger = self._handling.merge.merger()
 
@@ -233,7 +250,31 @@ class ShardRule(OptimizedRule):
         super().restore(state)
         self._merger.load_state(below(_MERGER, state[0]), state[1]["merge"])
 
-    def _update(self, batch: Sequence[Contribution], version: int, distances: Tensor | None) -> Applied:
+    def _update_as_planned(
+        self, batch: Sequence[Contribution], version: int, distances: Tensor | None
+    ) -> Applied:
+        """Make an update, with what some pushes bring besides their gradients."""
+        size = len(self.values)
+        if all(len(entry.gradient) == size for entry in batch):
+            return self._update(batch, version, distances)
+        pushes = [unpacked_push(entry.gradient, size) for entry in batch]
+        written = next((push.written for push in pushes if push.written is not None), None)
+        if written is not None:
+            self._copy = None
+            self.values.copy_(written)
+        plan = common_plan(pushes, [entry.weight for entry in batch])
+        if plan is not None and plan.kind != self._kind:
+            plan = None
+        bare = [entry._replace(gradient=push.gradient) for entry, push in zip(batch, pushes, strict=True)]
+        return self._update(bare, version, distances, plan)
+
+    def _update(
+        self,
+        batch: Sequence[Contribution],
+        version: int,
+        distances: Tensor | None,
+        plan: OptimizerPlan | None = None,
+    ) -> Applied:
         weighty = [entry for entry in batch if entry.weight > 0]
         if len(weighty) < self._least:
             return Applied(batch, 0, {})
@@ -251,7 +292,10 @@ class ShardRule(OptimizedRule):
         )
         if self._trains:
             self._copy = None
-        self._step(gradient, _rate(weighty) * share)
+        if plan is None:
+            self._step(gradient, _rate(weighty) * share)
+        else:
+            self.step_as(gradient, _rate(weighty) * share, plan)
         staleness: dict[int, int] = {}
         for age, weight in zip(ages, weights, strict=True):
             if weight > 0:
@@ -266,7 +310,7 @@ class ShardRule(OptimizedRule):
     def _propose(self, batch: Sequence[Contribution]) -> Deferred:
         assert self._exchange is not None, "the aggregator compares whole gradients"
         weighty = [entry for entry in batch if entry.weight > 0]
-        part = squared_distances([entry.gradient for entry in weighty])
+        part = squared_distances([entry.gradient[: len(self.values)] for entry in weighty])
         names = [entry.pusher for entry in weighty]
         if names != self._everyone and not self._alone:
             part = torch.cat([part, torch.tensor([names], dtype=part.dtype)])

@@ -1,0 +1,81 @@
+"""Loops that end sooner on some workers than on others, against plain torch on whatever batches there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.api.join import Group
+from unit.api.loop.threads import run_in_threads
+
+BATCHES = (3, 5, 4)
+"""Of each worker in an epoch."""
+EPOCHS = 2
+
+
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def batch(epoch: int, worker: int, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * epoch + 10 * worker + step)
+    return torch.randn(6, 4, generator=generator, dtype=torch.float64), torch.arange(6) % 3
+
+
+def plain(workers: int, clip: bool) -> Tensor:
+    model, optimizer = made()
+    for epoch in range(EPOCHS):
+        for step in range(max(BATCHES[:workers])):
+            having = [batch(epoch, worker, step) for worker in range(workers) if step < BATCHES[worker]]
+            x, y = (torch.cat(parts) for parts in zip(*having, strict=True))
+            nn.functional.cross_entropy(model(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def uneven(group: Group, clip: bool, network: tuple[nn.Module, torch.optim.Optimizer]) -> Tensor:
+    with group:
+        model, optimizer = group.distribute(*network)
+        for epoch in range(EPOCHS):
+            with group.join():
+                for step in range(BATCHES[group.rank]):
+                    x, y = batch(epoch, group.rank, step)
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    if clip:
+                        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for options in optimizer.param_groups:
+                options["lr"] *= 0.5
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
+@pytest.mark.parametrize(
+    "strategy", ["synchronous", "parameter_server(servers=2, consistency=synchronous)", "mixed(replicas=3)"]
+)
+def test_who_is_through_takes_part_with_nothing(strategy: str, clip: bool, workers: int) -> None:
+    if strategy.startswith("mixed") and workers == 2:
+        strategy = "mixed(replicas=2)"
+    networks = [made() for _ in range(workers)]
+    found = run_in_threads(strategy, workers, lambda group: uneven(group, clip, networks[group.rank]))
+    expected = plain(workers, clip)
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd(steps=2)", "d_psgd", "parameter_server", "ad_psgd", "easgd"])
+def test_all_come_to_the_end_where_workers_hold_other_models(strategy: str) -> None:
+    networks = [made() for _ in range(3)]
+    first, *others = run_in_threads(strategy, 3, lambda group: uneven(group, False, networks[group.rank]))
+    assert all(torch.equal(first, each) for each in others)
+    assert bool(first.isfinite().all())
