@@ -20,10 +20,19 @@ PUSHING = [*FREE, "ssp", "sgp", "ad_psgd", "hogwild"]
 OWN_MODEL = ["local_sgd(steps=2)", "d_psgd", "mixed(inside=local_sgd(steps=2))"]
 
 
+def drawn() -> tuple[nn.Module, torch.Generator]:
+    """Make a network from a generator of its own: that of torch is also used by other threads."""
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(0.5 * torch.randn(each.shape, generator=generator))
+    return model, generator
+
+
 def alike(group: Group, change: Any, make: Any = None) -> list[Tensor]:
     """Take 6 steps, on batches that all workers have alike; return the parameters after each, and in the end."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model, generator = drawn()
     optimizer = (
         make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     )
@@ -32,7 +41,9 @@ def alike(group: Group, change: Any, make: Any = None) -> list[Tensor]:
         model, optimizer = group.distribute(model, optimizer)
         for step in range(6):
             change(model, optimizer, step, "before")
-            nn.functional.cross_entropy(model(torch.randn(6, 4).double()), torch.arange(6) % 3).backward()
+            nn.functional.cross_entropy(
+                model(torch.randn(6, 4, generator=generator).double()), torch.arange(6) % 3
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
             change(model, optimizer, step, "after")
@@ -47,15 +58,16 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def plain(change: Any, make: Any = None) -> list[Tensor]:
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    model, generator = drawn()
     optimizer = (
         make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     )
     states = []
     for step in range(6):
         change(model, optimizer, step, "before")
-        nn.functional.cross_entropy(model(torch.randn(6, 4).double()), torch.arange(6) % 3).backward()
+        nn.functional.cross_entropy(
+            model(torch.randn(6, 4, generator=generator).double()), torch.arange(6) % 3
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
         change(model, optimizer, step, "after")
