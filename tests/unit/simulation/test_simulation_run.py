@@ -100,7 +100,7 @@ class _Deaf(SynchronousWorker):
 
 class _Waiting(Synchronous):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        return _Deaf(setting, self.collective, self.transfer)
+        return _Deaf(setting, self.gradient_mean(setting.workers, setting.flat))
 
 
 def _with(strategy: Synchronous) -> Job:

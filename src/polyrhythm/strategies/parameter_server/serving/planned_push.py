@@ -80,10 +80,13 @@ def unpacked_push(tensor: Tensor, size: int) -> Planned:
 
 def admit_planned_push(message: Message, values: Tensor, version: int, step: int) -> None:
     """Raise `RefusedMessage` as `admit_push` does, but let a plan and parameters come with the gradient."""
-    tensor = message.tensor
-    if tensor is not None and tensor.numel() > values.numel() > 0 and tensor.dtype is values.dtype:
-        message = message._replace(tensor=unpacked_push(tensor, values.numel()).gradient)
-    admit_push(message, values, version, step)
+    try:
+        admit_push(message, values, version, step)
+    except RefusedMessage:  # hardly ever: what is usual is looked at once
+        tensor, size = message.tensor, values.numel()
+        if tensor is None or not tensor.numel() > size > 0 or tensor.dtype is not values.dtype:
+            raise
+        admit_push(message._replace(tensor=unpacked_push(tensor, size).gradient), values, version, step)
 
 
 def common_plan(pushes: Sequence[Planned], weights: Sequence[float]) -> OptimizerPlan | None:

@@ -188,7 +188,7 @@ class ShardRule(OptimizedRule):
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
         if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
             _, gradient, read_version, _, weight, rate, _, _ = batch[0]
-            if len(gradient) != len(self.values):
+            if gradient.shape != self.values.shape:  # it brings more; a call of torch's would cost every step
                 return self._update_as_planned(batch, version, None)
             if weight <= 0:
                 return applied_of((batch, 0, {}, None))
