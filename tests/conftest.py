@@ -1,4 +1,8 @@
-"""What holds for all tests: one that takes too long tells where all processes are that it has started."""
+"""What holds for all tests: one that takes too long tells where all processes are that it has started.
+
+And signals are what they are in a terminal, even where tests run in the background, or under `nohup`, and inherit
+that some are ignored.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,9 @@ from processes.stacks import stacks_of_children, watch
 
 
 def pytest_configure() -> None:
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     watch()
 
 
