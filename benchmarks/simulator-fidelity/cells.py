@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -97,7 +97,7 @@ class Cell:
         between = inside = _FREE
         step_time = COMPUTE
         if calibration is not None:
-            between, inside = (Link(**link.to_json()) for link in (calibration.between, calibration.inside))
+            between, inside = (Link(**asdict(link)) for link in (calibration.between, calibration.inside))
             step_time = Normal(mean=COMPUTE.mean + calibration.overhead_s, deviation=COMPUTE.deviation)
         # A sleeping worker leaves all cores to the server beside it.
         host = HostKind(

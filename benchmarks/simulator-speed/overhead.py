@@ -22,7 +22,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.roles.world import Announce, DrawnPace
-from polyrhythm.simulation import stage
+from polyrhythm.simulation import simulated_run
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import simulate_on
@@ -90,7 +90,7 @@ def measure(strategy: str, options: argparse.Namespace) -> Stopwatch:
     watch = Stopwatch()
     pace, optimizer = timed(watch)
     with (
-        mock.patch.object(stage, "DrawnPace", pace),
+        mock.patch.object(simulated_run, "DrawnPace", pace),
         mock.patch("polyrhythm.training.optimizer_plan.FlatOptimizer", optimizer),
     ):
         simulate_on(layout, job, lambda event: None)
