@@ -11,7 +11,7 @@ computes on while a push or a fetch travels. What was fetched before a step lack
 its gradient. Warm start: worker 0 takes its first steps before the others get parameters. The paper's servers
 run Adagrad without an epsilon, which is the optimiser `downpour_adagrad` and the default; any other may take its
 place. The paper gives no rate, and its first step moves every number by just that, once for each worker; so the
-default is 0.015 over their number.
+default is 0.0225 over their number.
 
 Departure from the paper: what is left in the sum is pushed at the end.
 
@@ -107,7 +107,7 @@ class Downpour(WithServers):
             updates=workers,
             gradients=workers,
             rate_divisor=workers,
-            optimizer=f"downpour_adagrad(lr={0.015 / workers:.3g})",
+            optimizer=f"downpour_adagrad(lr={0.0225 / workers:.3g})",
             plain_alone=False,
         )
 
