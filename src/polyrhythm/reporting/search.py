@@ -68,7 +68,7 @@ class Search:
     def ranked(self) -> list[Tried]:
         """Return the trials that have come to something at their end, best first."""
         done = [trial for trial in self.trials if trial.state == "done" and trial.value is not None]
-        return sorted(done, key=lambda trial: self._order(trial.value), reverse=False)
+        return sorted(done, key=lambda trial: self._order(trial.value))
 
     def best(self) -> Tried | None:
         """Return the best trial; None if none has come to its end."""
