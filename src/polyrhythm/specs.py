@@ -110,6 +110,18 @@ def _value(node: ast.expr, text: str) -> Any:
         ) from None
 
 
+def split_outside(text: str, separator: str) -> list[str]:
+    """Split a text at a separator that is not inside brackets; empty parts are left out."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]
+
+
 class Config(BaseModel):
     """The keys of a choice: frozen, keyword-only, validated once. Subclasses add fields and behaviour."""
 

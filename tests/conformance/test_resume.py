@@ -197,7 +197,6 @@ def test_a_checkpoint_of_another_job_is_refused(folders):
     folder = folders()
     simulated(make_job("synchronous", 2, folder=folder))
     for other, words in [
-        (make_job("parameter_server", 2, folder=folder), "strategy synchronous, not parameter_server"),
         (make_job("synchronous", 2, folder=folder, seed=4), "seed 3, not 4"),
         (make_job("synchronous", 2, folder=folder, batch_size=5), "batch size 4, not 5"),
         (make_job("synchronous", 2, folder=folder, model=with_dropout), "model perceptron, not with_dropout"),

@@ -214,7 +214,14 @@ class TestAFailingRun:
 @pytest.fixture(scope="module")
 def resumed(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("resumed")
-    copies = ["cut", "changed", "finished", "another", "whole"]  # cut: both checkpoints; changed: the newest
+    copies = [
+        "cut",
+        "changed",
+        "finished",
+        "another",
+        "whole",
+        "other strategy",
+    ]  # cut: both checkpoints; changed: the newest
     for name in copies:
         shutil.copytree(session.folder / "first", folder / name)
     for cut in (folder / "cut" / "checkpoints").iterdir():
@@ -234,7 +241,7 @@ def resumed(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Sessi
             "changed": ["train", "--resume", "changed", *more],
             "out": ["train", "--resume", "another", "--out", "elsewhere", *more],
             "over": [*WITH_DROPOUT, "--out", "another"],
-            "strategy": ["train", "--resume", "another", "--strategy", "mixed", *more],
+            "strategy": ["train", "--resume", "other strategy", "--strategy", "parameter_server", *more],
             "seed": ["train", "--resume", "another", "--seed", "7", *more],
             "model": ["train", "--resume", "another", "--model", "mlp", *more],
             "optimizer": ["train", "--resume", "another", "--optimizer", "adam", *more],
@@ -251,7 +258,6 @@ class TestResuming:
             ("cut", "checkpoints/step-00000024.safetensors cannot be used: it was cut short"),
             ("out", "--out and --resume exclude each other"),
             ("over", "another already holds another run: name another with --out"),
-            ("strategy", "was trained with strategy synchronous, not mixed"),
             ("seed", "was trained with seed "),
             ("model", "was trained with model lenet5(widths=[4, 8], hidden=16, dropout=0.5), not mlp"),
             ("optimizer", "was trained with optimizer sgd, not adam"),
@@ -284,6 +290,16 @@ class TestResuming:
         assert result.figures["steps"] == 36
         whole = resumed.results["whole"].figures  # which had done the second epoch at another learning rate
         assert result.figures["epochs"] == whole["epochs"]
+
+    def test_another_strategy_goes_on(self, session: Session, resumed: Session) -> None:
+        result = resumed.results["strategy"]
+        assert (
+            "parameter_server goes on from the model of synchronous after 2 epochs, with its optimiser's state"
+        ) in result.err
+        assert (result.figures["strategy"], result.figures["epochs"]) == ("parameter_server", 3)
+        before = session.results["first"].figures
+        assert result.figures["test_loss"] < before["test_loss"] + 0.1
+        assert result.figures["seconds"] > before["seconds"]
 
     def test_a_refused_resumption_changes_nothing(self, session: Session, resumed: Session) -> None:
         for name in ("finished", "cut", "another"):

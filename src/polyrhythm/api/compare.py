@@ -45,7 +45,7 @@ from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.comparison_page import render
 from polyrhythm.simulation.cluster import open_cluster
-from polyrhythm.specs import parse, plainly
+from polyrhythm.specs import parse, plainly, split_outside
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.user_files import parse_yaml, read_text
 
@@ -509,18 +509,6 @@ def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
 def _of_ours(strategy: str) -> Strategy:
     """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`."""
     return strategy_from("synchronous" if strategy == DDP else strategy)
-
-
-def split_outside(text: str, separator: str) -> list[str]:
-    """Split a text at a separator that is not inside brackets; empty parts are left out."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == separator and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts if part.strip()]
 
 
 def _slug(label: str) -> str:

@@ -27,6 +27,7 @@ import torch
 from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging
 from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.stages import Stages
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
 from polyrhythm.launch.devices import available_cores
@@ -388,9 +389,11 @@ def _settled(config: RunConfig, job: Job) -> RunConfig:
     """Fill in the automatic choices, so that the recipe repeats this run even if defaults change."""
     if config.fine_tuning in ("head", "staged"):  # which choose for every round
         return config
-    chosen: dict[str, Any] = {"optimizer": str(job.learning.optimizer)}
+    # Each stage has a default of its own.
+    staged = Stages.parse(str(config.strategy)) is not None
+    chosen: dict[str, Any] = {} if staged else {"optimizer": str(job.learning.optimizer)}
     if job.learning.updates is None:
-        chosen["epochs"] = job.learning.epochs
+        chosen["epochs"] = job.learning.planned_epochs
     return config.model_copy(update=chosen)
 
 

@@ -24,7 +24,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api.compare import Compared, carry_out, split_outside
+from polyrhythm.api.compare import Compared, carry_out
 from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.simulate import laid_out, paced_for
 from polyrhythm.config.assemble import default_optimizer, strategy_from
@@ -43,7 +43,7 @@ from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.quantities import counted, duration, significant, whole
 from polyrhythm.simulation.cluster import Cluster, open_cluster
 from polyrhythm.simulation.run import simulate_dry_on
-from polyrhythm.specs import Spec, parse
+from polyrhythm.specs import Spec, parse, split_outside
 
 STRATEGIES = (
     "synchronous",

@@ -22,11 +22,13 @@ from polyrhythm.api.observed_run import (
     observed_run,
     observed_run_in,
 )
+from polyrhythm.api.stages import in_stages
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
+from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
@@ -196,18 +198,60 @@ def _multiply_adds(config: RunConfig) -> float:
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
+    stages = Stages.parse(str(config.strategy))
+    if stages is not None:
+        return _train_in_stages(stages, where, config, out, observers)
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
-    layout = laid_out(where, job)
-    folder = _folder(out, job, config, where)
+    folder = _folder(out, job.strategy.name, config, where)
     job = dataclasses.replace(job, checkpointing=dataclasses.replace(job.checkpointing, folder=folder))
+    return _play(laid_out(where, job), job, config, observers)
 
+
+def _train_in_stages(
+    stages: Stages, where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]
+) -> Run:
+    """Train with one strategy after the other; see `api/stages.py`.
+
+    Raises:
+        RequestError: the cluster says at what times something happens, which every stage counts from its own start.
+    """
+    if where.faults or where.passing_slowness:
+        raise RequestError(
+            f"faults and passing slowness of cluster {where.name} name times of one strategy's run, and stages are "
+            "several: leave them out"
+        )
+    folder = _folder(out, "stages", config, where)
+    spent: list[tuple[float, float | None]] = []  # seconds so far, and their price
+
+    def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+        before = spent[-1] if spent else (0.0, 0.0)
+        run = _play(laid_out(where, job), job, config, watching, before=before, reports=last)
+        spent.append((run.figures["seconds"], run.figures["price"]))
+        return run
+
+    return in_stages(stages, config, folder, observers, play)
+
+
+def _play(
+    layout: Layout,
+    job: Job,
+    config: RunConfig,
+    observers: Sequence[Observer],
+    *,
+    before: tuple[float, float | None] = (0.0, 0.0),
+    reports: bool = True,
+) -> Run:
+    """Make the run of a job that has a folder; see `ClusterFigures` for `before`."""
+    folder = job.checkpointing.folder
+    assert folder is not None
     with computing_with(config.threads or 1), observed_run(job, config, observers) as observed:
         claimed = observed.claimed(job)
+        observed.skips_report = not reports
 
         def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
-        _played(layout, folder, observed, play, {"gradients": "real"})
+        _played(layout, folder, observed, play, {"gradients": "real"}, before)
     return observed.run()
 
 
@@ -224,7 +268,7 @@ def _dry_run(
         dry_run = _in_equal_parts(dry_run)
     layout = laid_out(where, dry_run)
     trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=check)
-    folder = _folder(out, dry_run, config, where)
+    folder = _folder(out, dry_run.strategy.name, config, where)
 
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)
@@ -273,9 +317,9 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     return layout
 
 
-def _folder(out: str | Path | None, what: Job | DryRun, config: RunConfig, where: Cluster) -> Path:
+def _folder(out: str | Path | None, strategy: str, config: RunConfig, where: Cluster) -> Path:
     model = name_of(config.model).split("(")[0]
-    return choose_folder(out, f"{what.strategy.name}-{model}-{where.name}")
+    return choose_folder(out, f"{strategy}-{model}-{where.name}")
 
 
 def _played(
@@ -284,13 +328,14 @@ def _played(
     observed: ObservedRun,
     play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
+    before: tuple[float, float | None] = (0.0, 0.0),
 ) -> None:
     """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     # The cluster is written first, so that a run that fails can be repeated from its folder.
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
-        play(ClusterFigures(layout, known, timeline, observed.on_event).on_event, stop, timeline)
+        play(ClusterFigures(layout, known, timeline, observed.on_event, before).on_event, stop, timeline)
     roles = layout.roles
     names = {rank: f"worker {index}" for index, rank in enumerate(roles.workers)}
     names |= {rank: f"server {index}" for index, rank in enumerate(roles.servers)}
@@ -311,12 +356,19 @@ class ClusterFigures:
         known: figures that are known beforehand; they take precedence.
         timeline: of the run, which may be incomplete.
         emit: receives the events.
+        before: seconds of the run that this one goes on with, and their price.
     """
 
     def __init__(
-        self, layout: Layout, known: dict[str, Any], timeline: Timeline, emit: Callable[[Event], None]
+        self,
+        layout: Layout,
+        known: dict[str, Any],
+        timeline: Timeline,
+        emit: Callable[[Event], None],
+        before: tuple[float, float | None] = (0.0, 0.0),
     ) -> None:
         self._layout = layout
+        self._before_s, self._price = before
         self._known = known
         self._timeline = timeline
         self._emit = emit
@@ -345,13 +397,15 @@ class ClusterFigures:
         length_s = max(self._worked_s.values(), default=0.0)
         whole_s = length_s * len(self._worked_s)
         nothing_left_s = whole_s - sum(self._worked_s.values())
-        hourly = self._layout.price_per_hour
+        hourly, price = self._layout.price_per_hour, self._price
+        if hourly is not None and price is not None:
+            price += (result["seconds"] - self._before_s) / 3600 * hourly
         return {
             "waiting_share": (self._waited_s + nothing_left_s) / whole_s if whole_s > 0 else 0.0,
             "nothing_left_share": nothing_left_s / whole_s if whole_s > 0 else 0.0,
             "cluster": self._layout.cluster.name,
             "hosts": len(self._layout.hosts_used),
-            "price": None if hourly is None else result["seconds"] / 3600 * hourly,
+            "price": None if hourly is None else price,
             "currency": self._layout.cluster.currency or None,
             **self._known,
         }

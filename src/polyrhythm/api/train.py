@@ -36,10 +36,12 @@ import torch
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
-from polyrhythm.config.assemble import assemble, strategy_from
+from polyrhythm.api.stages import in_stages
+from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig, RunOptions
+from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.feature_cache import call_apart, measure
@@ -99,6 +101,9 @@ def train(
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
+        stages = Stages.parse(str(config.strategy))
+        if stages is not None:
+            return _train_in_stages(stages, config, out, resume, again, observers, start_method)
         config, remark = suited(config, alone=not started_by_torchrun())
         folder = _folder(config, out, resume)
         if config.fine_tuning != "none":
@@ -131,6 +136,43 @@ def train(
     check_loopback(config.port)
     allow_descriptors(config.workers + job.traits.servers)
     return _train_here(job, config, observers, start_method)
+
+
+def _train_in_stages(
+    stages: Stages,
+    config: RunConfig,
+    out: str | Path | None,
+    resume: str | Path | None,
+    again: bool,
+    observers: Sequence[Observer],
+    start_method: str,
+) -> Run:
+    """Train with one strategy after the other; see `api/stages.py`."""
+    if started_by_torchrun():
+        raise RequestError(
+            "stages start their ranks anew: under torchrun train with the first strategy, then with --resume RUN "
+            "--strategy OTHER"
+        )
+    first = config.model_copy(update={"strategy": stages.stages[0].strategy})
+    if suited(first, alone=True)[0].fine_tuning != "none":
+        raise RequestError("stages train a whole network: give --fine-tuning none, or a single strategy")
+    folder = Path(resume) if resume is not None else choose_folder(out, f"stages-{_short_name(config)}")
+    done = finished_run(folder) if resume is not None else None
+    if done is not None and done.figures["epochs"] >= (config.epochs or 0):
+        if not again:
+            raise all_done(folder, done.figures["epochs"])
+        return done
+    check_loopback(config.port)
+
+    def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+        allow_descriptors(config.workers + job.traits.servers)
+        return _train_here(job, config, watching, start_method, reports=last)
+
+    return in_stages(stages, config, folder, observers, play)
+
+
+def _short_name(config: RunConfig) -> str:
+    return name_of(config.model).split("(")[0]
 
 
 def _check_importable(start_method: str) -> None:
@@ -168,7 +210,7 @@ def _check_importable(start_method: str) -> None:
 def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:
     layers = []
     if resume is not None:
-        layers.append(read_run(_resumed_config(Path(resume))))
+        layers.append(_without_its_default(read_run(_resumed_config(Path(resume))), options))
     if recipe is not None:
         layers.append(read_recipe(Path(recipe)))
     config = configure(*layers, options)
@@ -179,6 +221,15 @@ def _configuration(recipe: str | Path | None, resume: str | Path | None, options
             f"updates {asked} needs a new run, which may start from its --weights"
         )
     return config
+
+
+def _without_its_default(before: dict[str, Any], options: RunOptions) -> dict[str, Any]:
+    """Return the options of a run without the default optimizer of its strategy, where another is to go on."""
+    was = str(before.get("strategy"))
+    if options.get("strategy") in (None, was) or Stages.parse(was) is not None:
+        return before
+    usual = default_optimizer(strategy_from(was, before.get("compress")), int(before["workers"]))
+    return {key: value for key, value in before.items() if key != "optimizer" or value != str(usual)}
 
 
 def _resumed_config(folder: Path) -> Path:
@@ -193,8 +244,7 @@ def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None
         if out is not None and is_silent():
             return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
         return choose_folder(
-            out,
-            f"{strategy_from(config.strategy, config.compress).name}-{name_of(config.model).split('(')[0]}",
+            out, f"{strategy_from(config.strategy, config.compress).name}-{_short_name(config)}"
         )
     if out is not None:
         raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
@@ -237,16 +287,18 @@ def measured_time(job: Job, start_method: str) -> float | None:
     return float(seen * step_s + job.learning.epochs * len(job.dataset.test) * forward_s)
 
 
-def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str) -> Run:
+def _train_here(
+    job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str, *, reports: bool = True
+) -> Run:
     seconds = None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
-        seconds = measured_time(job, "spawn" if job.device.type == "cuda" else start_method)
+        seconds = measured_time(job.planned, "spawn" if job.device.type == "cuda" else start_method)
     with (
         _observed_with_trace(job, config, observers) as observed,
         entrance_of(observed.claimed(job), config) as entrance,
     ):
         if seconds is not None:
-            observed.on_event(Notice(time_s=0, text=expected_time(job, seconds)))
+            observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 
@@ -263,7 +315,7 @@ def _train_here(job: Job, config: RunConfig, observers: Sequence[Observer], star
         # A restart needs a checkpoint; and guests would lose their places with the ranks that they are connected to.
         restarts = config.restarts if config.keep_checkpoints and entrance is None else 0
         preempted = run_restarting(observed.claimed(job), play, observed.on_event, restarts)
-        observed.skips_report = preempted
+        observed.skips_report = preempted or not reports
     run = observed.run()
     return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
 

@@ -127,7 +127,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _grid(text: str | None) -> dict[str, list[Any]]:
-    from polyrhythm.api.compare import split_outside
+    from polyrhythm.specs import split_outside
 
     found: dict[str, list[Any]] = {}
     for part in split_outside(text or "", ";"):

@@ -110,7 +110,8 @@ class RunFigures:
                 self.ended = event
 
     def _start(self, event: RunStarted) -> None:
-        if self.started is not None and self.started.workers != event.workers:
+        before = self.started
+        if before is None or (before.workers, before.strategy) != (event.workers, event.strategy):
             self._furthest.clear()  # others count their steps from the start
         self.started = event
         self.absent.clear()
@@ -270,10 +271,20 @@ def as_one_run(events: Iterable[Event]) -> list[Event]:
     for event in events:
         if isinstance(event, RunStarted) and kept:
             checkpoint = _resumed_from(kept, event)
-            kept = [old for old in kept if _counts(old, checkpoint)]
+            if _goes_on_after(kept[-1], event):  # nothing is done again
+                kept = [old for old in kept if not isinstance(old, RunStarted | RunEnded)]
+            else:
+                kept = [old for old in kept if _counts(old, checkpoint)]
             shift_s = max(0.0, checkpoint.time_s - event.time_s)
         kept.append(replace(event, time_s=event.time_s + shift_s))
     return kept
+
+
+def _goes_on_after(last: Event, start: RunStarted) -> bool:
+    """Whether a run begins where the one before had ended well."""
+    if not isinstance(last, RunEnded) or last.outcome != "done":
+        return False
+    return bool(last.result.get("epochs", math.inf) <= start.start_epoch)
 
 
 def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:

@@ -213,6 +213,7 @@ class Learning:
         rate_decay: each stage's learning rate over that of the stage after it; see `training.stages`.
         execution: how the network is run.
         size_schedule: of the size of training pictures.
+        all_epochs: of the run of which these are the first epochs, which schedules follow; None: there are no more.
     """
 
     optimizer: OptimizerConfig
@@ -231,6 +232,12 @@ class Learning:
     size_schedule: SizeSchedule = field(default_factory=ConstantSize)
     updates: int | None = None
     drop_last: bool = False
+    all_epochs: int | None = None
+
+    @property
+    def planned_epochs(self) -> int:
+        """The epochs that schedules follow."""
+        return self.epochs if self.all_epochs is None else self.all_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,7 +340,8 @@ class Job:
     def calendar(self) -> Calendar:
         """Which step belongs to which epoch."""
         learning = self.learning
-        grown = [learning.batch_schedule.factor(epoch, learning.epochs) for epoch in range(learning.epochs)]
+        planned = learning.planned_epochs
+        grown = [learning.batch_schedule.factor(epoch, planned) for epoch in range(learning.epochs)]
         sizes = tuple(learning.batch_size * factor for factor in grown)
         return Calendar(
             len(self.dataset.train),
@@ -420,7 +428,15 @@ class Job:
     @property
     def length(self) -> RunLength:
         """What schedules need to know."""
-        return self.calendar.length
+        return self.planned.calendar.length
+
+    @cached_property
+    def planned(self) -> Job:
+        """The job whose first epochs these are; schedules follow it."""
+        planned = self.learning.planned_epochs
+        if planned == self.learning.epochs:
+            return self
+        return replace(self, learning=replace(self.learning, epochs=planned, all_epochs=None))
 
 
 def steps_of(updates: int, traits: Traits, workers: int) -> int:

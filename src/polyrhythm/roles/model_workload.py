@@ -71,7 +71,7 @@ class ModelWorkload:
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
         self._scales = self._precision.dtype == torch.float16
-        steps = None if job.draws else job.length.total_steps
+        steps = None if job.draws else job.calendar.total_steps
         self.replica = Replica(model, optimizer, job.strategy, world, announce=not self._scales, steps=steps)
         self.worker = self.replica.workers.rank
         self._place, self._present = self.worker, job.workers
@@ -88,7 +88,7 @@ class ModelWorkload:
         self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
         self._pace, self._timer = world.pace, world.timer
         self._cuts_network = job.traits.cuts_network
-        self._objective = learning.objective.at(0, learning.epochs)
+        self._objective = learning.objective.at(0, learning.planned_epochs)
         self._work = 1.0
         check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
         if self._cuts_network:
@@ -96,6 +96,7 @@ class ModelWorkload:
         self._job = job
         self._rank = world.network.rank
         self._length = job.length
+        self._images = job.planned.deck.all_images if job.draws else 0
         self._shares = self.replica.pass_shares(job.time_shares(model, self.replica.flat))
         model.train()
 
@@ -113,9 +114,9 @@ class ModelWorkload:
         job, learning = self._job, self._job.learning
         size = self.batch_size = job.calendar.batch_size(epoch)
         self._work = job.calendar.work(epoch)
-        self._objective = learning.objective.at(epoch, learning.epochs)
+        self._objective = learning.objective.at(epoch, learning.planned_epochs)
         image_size = min(job.dataset.image_shape[1:])
-        side = learning.size_schedule.side(epoch, learning.epochs, image_size)
+        side = learning.size_schedule.side(epoch, learning.planned_epochs, image_size)
         self._loader.side = None if side == image_size else side
         hand, together = self.hand, job.workers * size
         if hand is not None:
@@ -219,8 +220,7 @@ class ModelWorkload:
         if self.hand is None:
             factor = learning.schedule.factor(number, self._length)
         else:  # how far the run has come: this worker's own steps may be many or few
-            share = batch.reached / self._job.deck.all_images
-            place = share * self._length.nominal_steps
+            place = batch.reached / self._images * self._length.nominal_steps
             factor = learning.schedule.factor_at(place, self._length)
         rate = learning.optimizer.lr * factor * self._rescaled
         size = len(batch.labels)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.api.compare import carry_out, compare, plan, read_plan, split_outside
+from polyrhythm.api.compare import carry_out, compare, plan, read_plan
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
+from polyrhythm.specs import split_outside
 
 JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "epochs": 2}
 OFFICE = {"cluster": "office"}

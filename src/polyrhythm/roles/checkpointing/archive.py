@@ -38,7 +38,7 @@ from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.state import Held, Merged, State
+from polyrhythm.strategies.state import Held, Merged, Resharding, State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
@@ -66,6 +66,8 @@ class Snapshot:
         presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
         begun: what other numbers of workers did of epochs that were not over.
         deal: what had been drawn, where workers draw their batches, as `Dealer` writes it; else empty.
+        was: the strategy that wrote it, where another goes on; see `handing_over`.
+        by: how many workers wrote it, likewise.
     """
 
     epoch: int
@@ -78,6 +80,8 @@ class Snapshot:
     presented: Tensor | None = None
     begun: Begun = field(default_factory=Begun)
     deal: dict[str, Any] = field(default_factory=dict)
+    was: Strategy | None = None
+    by: int = 0
 
     @property
     def tested(self) -> Tensor:
@@ -206,6 +210,8 @@ class Archive:
     def load(self) -> Snapshot:
         """Read the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
 
+        That of another strategy is returned as it is, with `was`.
+
         Raises:
             RequestError: there is none, all are damaged, it is of another job, or its workers were others and the
                 strategy needs as many.
@@ -213,17 +219,20 @@ class Archive:
         path, tensors, facts = self._newest_whole()
         before = facts["job"]["workers"]
         resharding = before != self._job.workers
+        was = other_strategy(self._job, facts["job"]["strategy"])
         for key, value in self._identity.items():
-            served = key == "strategy" and goes_on_from(self._job, facts["job"][key])
+            served = key == "strategy" or (key == "optimizer" and was is not None)
             slower = key == "optimizer" and differ_by_rate(facts["job"][key], value)
             if facts["job"][key] != value and key != "workers" and not (served or slower):
                 raise RequestError(
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         snapshot = Snapshot.of(tensors, facts)
+        if was is not None:
+            return replace(snapshot, was=was, by=before)
         if bool(snapshot.deal) is not self._job.draws:
-            was, wanted = ("drawn", "fixed") if snapshot.deal else ("fixed", "drawn")
-            raise RequestError(f"{path} was trained with deal {was}, not {wanted}: resume with that")
+            dealt, wanted = ("drawn", "fixed") if snapshot.deal else ("fixed", "drawn")
+            raise RequestError(f"{path} was trained with deal {dealt}, not {wanted}: resume with that")
         if len(snapshot.servers) != self._job.traits.servers:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
@@ -359,43 +368,115 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
         )
     rule = job.strategy.resharding(before, job.workers)
     old = replace(job, workers=before, begun=snapshot.begun)
+    held, steps = counted_steps(snapshot, old, rule)
+    rest = dealt_out(snapshot, old, job, held, steps)
+    states = snapshot.workers
+    merged = rule.merged(held, rest.step)
+    found = replace(
+        snapshot,
+        epoch=rest.epoch,
+        step=rest.step,
+        parameters=merged.held.parameters,
+        workers={index: _state(index, rest.step, states, merged) for index in range(job.workers)},
+        servers=merged.held.servers,
+        begun=rest.begun,
+        deal=rest.deal,
+    )
+    return found, _notice(job.going_on(rest.begun), before, merged, rest, buffers=bool(states[0].buffers))
+
+
+def counted_steps(snapshot: Snapshot, old: Job, rule: Resharding) -> tuple[Held, list[int]]:
+    """Return what a checkpoint holds of its strategy, and how many steps of each worker count.
+
+    Args:
+        snapshot: the checkpoint.
+        old: the job that wrote it.
+        rule: of its strategy.
+    """
     states = snapshot.workers
     parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
+    reached = tuple(states[index].account.step if index in states else 0 for index in range(old.workers))
     held = Held(snapshot.parameters, reached, parts, snapshot.servers)
-    steps = rule.counted(held)
+    return held, rule.counted(held)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a run, for those who go on with it.
+
+    Attributes:
+        epoch: whole epochs that are done.
+        step: that all take first.
+        begun: what others did of epochs that are not over.
+        deal: what had been drawn, as `Dealer` writes it, where workers draw; else empty.
+        text: of the epoch under way, for people; empty between two.
+    """
+
+    epoch: int
+    step: int
+    begun: Begun
+    deal: dict[str, Any]
+    text: str
+
+
+def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequence[int]) -> Rest:
+    """Deal out what is left of a run's images among the workers that there are now.
+
+    Args:
+        snapshot: the checkpoint.
+        old: the job that wrote it.
+        job: that goes on.
+        held: by the checkpoint.
+        steps: of each worker that count.
+
+    Raises:
+        RequestError: an epoch is under way, and images were dealt in one way where they are dealt in the other now.
+    """
     dealt = Dealt(old.dealer(snapshot.deal), old.units) if old.draws else None
     left_out = snapshot.begun.left_out + _images_left_out(old, held, dealt)
     if dealt is None:
         begun = Begun(old.calendar.begun_with(steps), left_out)
-        new = job.going_on(begun)
         first = min(begun.epochs, default=old.calendar.epoch_of(min(steps)))
-        left = sum(new.calendar.images_left(epoch) for epoch in begun.epochs)
-        step, deal, begun_epochs = new.calendar.start(first), {}, sorted(begun.epochs)
+        epochs = sorted(begun.epochs)
     else:
         begun = Begun(left_out=left_out)
-        new = job.going_on(begun)
         free = dealt.dealer.left([steps[unit[0]] for unit in old.units])
         first = next((epoch for epoch, ranges in free.items() if ranges), len(free))
-        begun_epochs = [
-            epoch for epoch, ranges in free.items() if ranges not in ([], [(0, new.deck.images[epoch])])
-        ]
-        left = sum(stop - start for epoch in begun_epochs for start, stop in free[epoch])
-        step = new.calendar.start(first)
+        deck = job.going_on(begun).deck
+        epochs = [epoch for epoch, ranges in free.items() if ranges not in ([], [(0, deck.images[epoch])])]
+    lost = ""
+    if epochs and old.draws is not job.draws and epochs[-1] < snapshot.epoch:
+        # Of epochs that are over: gradients that servers held, or that worker 0 had not heard of.
+        count = (
+            sum(stop - start for epoch in epochs for start, stop in free[epoch])
+            if dealt is not None
+            else sum(job.going_on(begun).calendar.images_left(epoch) for epoch in epochs)
+        )
+        begun, first, epochs = Begun(left_out=left_out + count), snapshot.epoch, []
+        lost = f"{count} images whose gradients had come to nobody are left out"
+    if epochs and old.draws is not job.draws:
+        raise RequestError(
+            f"epoch {first + 1} is under way, and its images were {'drawn' if old.draws else 'shared out'}, as they "
+            f"are not with {job.strategy}: resume with {old.strategy} to the end of an epoch"
+            + ("" if old.draws else ", or give --deal fixed")
+        )
+    new = job.going_on(begun)
+    if dealt is None or not epochs:
+        left = sum(new.calendar.images_left(epoch) for epoch in epochs)
+        free = {
+            epoch: [(0, images)] if epoch >= first else [] for epoch, images in enumerate(new.deck.images)
+        }
+    else:
+        left = sum(stop - start for epoch in epochs for start, stop in free[epoch])
+    step, deal = new.calendar.start(first), {}
+    if new.draws:
         sizes, same = [len(unit) for unit in new.units], [step] * len(new.units)
         deal = Dealer(new.deck, sizes, steps=same, begun=free).to_json()
-    merged = rule.merged(held, step)
-    found = replace(
-        snapshot,
-        epoch=first,
-        step=step,
-        parameters=merged.held.parameters,
-        workers={index: _state(index, step, states, merged) for index in range(job.workers)},
-        servers=merged.held.servers,
-        begun=begun,
-        deal=deal,
-    )
-    return found, _notice(new, before, merged, first, begun_epochs, left, buffers=bool(states[0].buffers))
+    text = lost
+    if epochs:
+        of = f"epoch {first + 1}" if len(epochs) == 1 else f"epochs {first + 1} to {epochs[-1] + 1}"
+        text = f"the {left} images that are left of {of} are dealt out among them"
+    return Rest(first, step, begun, deal, text)
 
 
 def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged) -> WorkerState:
@@ -420,35 +501,35 @@ def _images_left_out(job: Job, held: Held, dealt: Dealt | None) -> int:
     return round(images / max(1, len(held.servers)))
 
 
-def _notice(
-    job: Job, before: int, merged: Merged, first: int, begun: list[int], images: int, *, buffers: bool
-) -> str:
+def _notice(job: Job, before: int, merged: Merged, rest: Rest, *, buffers: bool) -> str:
     """Return what became of the workers' states, and of the epoch."""
     more, gone = max(0, job.workers - before), max(0, before - job.workers)
     new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
     left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
-    dealt = ""
-    if begun:
-        of = f"epoch {first + 1}" if len(begun) == 1 else f"epochs {first + 1} to {begun[-1] + 1}"
-        dealt = f"; the {images} images that are left of {of} are dealt out among them"
-    size = job.calendar.batch_size(first)
+    dealt = f"; {rest.text}" if rest.text else ""
+    size = job.calendar.batch_size(rest.epoch)
     return (
         f"resumed with {job.workers} workers in place of {before}: {merged.text}{new}{left}{dealt}; a step now has "
         f"{job.workers * size} images"
     )
 
 
-def goes_on_from(job: Job, before: str) -> bool:
-    """Whether the job's strategy can go on where a run with another left off, given as text."""
+def other_strategy(job: Job, before: str) -> Strategy | None:
+    """Return the strategy, given as text, that the job's takes the place of; None where it goes on as it was.
+
+    Raises:
+        RequestError: there is no such strategy any more.
+    """
     if str(job.strategy) == before:
-        return True
+        return None
     try:
         found = build("strategy", before, *FAMILIES)
-    except RequestError:  # there is no such strategy any more
-        return False
-    if isinstance(job.strategy, RecutsServers) and isinstance(found, Strategy):
-        return job.strategy.goes_on_from(found)
-    return job.strategy == found
+    except RequestError as error:
+        raise RequestError(f"the checkpoint was written by {before}, and {error}") from None
+    assert isinstance(found, Strategy)
+    if isinstance(job.strategy, RecutsServers) and job.strategy.goes_on_from(found):
+        return None
+    return None if job.strategy == found else found
 
 
 def differ_by_rate(before: str, now: str) -> bool:

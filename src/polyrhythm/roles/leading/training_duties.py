@@ -37,6 +37,7 @@ from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
 from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot
+from polyrhythm.roles.checkpointing.handing_over import handed_over
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.control_plane import Boundary
@@ -110,6 +111,9 @@ class TrainingDuties(Duties):
         if not self.job.checkpointing.resume:
             return None
         snapshot = self._collector.load()
+        if snapshot.was is not None:
+            snapshot, remark = handed_over(snapshot, self.job, self._replica.plan)
+            self._collector.remarks.append(remark)
         self._go_on(snapshot.begun)
         if self.job.draws:
             self._deal_from(snapshot.deal)
@@ -524,16 +528,16 @@ class RunFigures:
             model=job.model_name,
             workers=len(roles.workers),
             servers=len(roles.servers),
-            epochs=job.learning.epochs,
+            epochs=job.learning.planned_epochs,
             steps_per_epoch=job.steps_per_epoch,
-            steps=job.calendar.total_steps,
+            steps=job.planned.calendar.total_steps,
             start_step=job.calendar.start(epoch),
             start_epoch=epoch,
             earlier_s=earlier_s,
             parameters=self._replica.flat.size,
             free_running=not job.traits.waits_for_slower,
             begun=job.begun.to_json(),
-            images=job.deck.all_images if job.draws else 0,
+            images=job.planned.deck.all_images if job.draws else 0,
         )
 
     def keep_arrivals(self, outcome: str) -> None:

@@ -1,0 +1,361 @@
+"""A run goes on with another strategy than the one that wrote its checkpoint.
+
+    before      replicas, shards, optimisers ─▶ one model and one optimiser, as if one worker were left (`Resharding`)
+    images      of an epoch that are not done ─▶ dealt out among the workers that there are now
+    now         servers as worker 0 opens them with that model ─▶ their counts at the step that follows (`Resharding`)
+                optimisers of workers and servers ─▶ each its part of that one
+
+So a strategy is written for no other, and knows nothing of this. What only the strategy before had (clocks, what
+compression kept back, the model at the beginning of a round) ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.checkpointing.archive import Snapshot, counted_steps, dealt_out
+from polyrhythm.roles.job import Job
+from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.server_part import ServerPart, ServerSetting
+from polyrhythm.strategies.state import Held, State, below
+from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_state import Packed, recut_optimizer
+
+_OPTIMIZER = "optimizer."
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a strategy leaves to the next one.
+
+    Attributes:
+        parameters: `(n,)`.
+        pieces: of the vector, in their order, each with an optimiser; empty where no state of one is known.
+        packed: their states.
+    """
+
+    parameters: Tensor
+    pieces: tuple[slice, ...] = ()
+    packed: tuple[Packed, ...] = ()
+
+    def optimizer(self, plan: OptimizerPlan, piece: slice) -> Packed | None:
+        """Return the state of the optimiser of a piece of the vector; None where none is known that fits the plan."""
+        if not self.pieces or any(facts["optimizer"] != plan.kind for _, facts in self.packed):
+            return None
+        if self.pieces == (piece,):
+            return self.packed[0]
+        if any(
+            facts["shapes"] != _shapes(plan.part(cut.start, cut.stop))
+            for cut, (_, facts) in zip(self.pieces, self.packed, strict=True)
+        ):
+            return None
+        return recut_optimizer(self.packed, plan, self.pieces, piece)
+
+
+def _before(snapshot: Snapshot, job: Job) -> Job:
+    """Return the job that wrote a checkpoint of another strategy."""
+    assert snapshot.was is not None, "the checkpoint is of another strategy"
+    return replace(
+        job, strategy=snapshot.was, workers=snapshot.by, begun=snapshot.begun, draws=bool(snapshot.deal)
+    )
+
+
+def learned_by(snapshot: Snapshot, job: Job) -> Learned:
+    """Return the model and the optimiser of a checkpoint of another strategy: its servers', or all its workers'.
+
+    Args:
+        snapshot: as `Archive.load` gave it.
+        job: that goes on.
+    """
+    old = _before(snapshot, job)
+    held, _ = counted_steps(snapshot, old, old.strategy.resharding(old.workers, old.workers))
+    with suppress(RequestError):  # not all can go on with one worker
+        held = old.strategy.resharding(old.workers, 1).merged(held, 0).held
+    size = len(held.parameters)
+    local = _packed(held.workers.get(0, ({}, {})))
+    pieces: tuple[slice, ...] = (slice(0, size),) if local is not None else ()
+    packed: tuple[Packed, ...] = () if local is None else (local[1],)
+    serving = _of_all_shards([state for state in held.servers if "values" in state[0]], size)
+    if not serving:
+        parameters = held.parameters if snapshot.presented is None else snapshot.presented
+        return Learned(parameters, pieces, packed)
+    parameters = torch.cat([tensors["values"] for tensors, _ in serving])
+    of_servers = [found for found in map(_packed, serving) if found is not None]
+    if len(of_servers) == len(serving):
+        ends = list(accumulate((len(tensors["values"]) for tensors, _ in serving), initial=0))
+        pieces = tuple(slice(start, stop) for start, stop in pairwise(ends))
+        packed = tuple(found[1] for found in of_servers)
+    return Learned(parameters, pieces, packed)
+
+
+def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snapshot, str]:
+    """Return a checkpoint of another strategy as if the job's had written it, and what is to be said of that.
+
+    Args:
+        snapshot: as `Archive.load` gave it.
+        job: that goes on.
+        plan: of the job's optimiser.
+
+    Raises:
+        RequestError: the epoch under way cannot be dealt out to the new strategy's workers.
+    """
+    old = _before(snapshot, job)
+    if job.learning.updates is not None:
+        raise RequestError(
+            f"a run of {job.learning.updates} updates was begun with {old.strategy}, and {job.strategy} makes others: "
+            "resume with that strategy, or give --epochs in place of --updates in a new run"
+        )
+    held, steps = counted_steps(snapshot, old, old.strategy.resharding(old.workers, old.workers))
+    rest = dealt_out(snapshot, old, job, held, steps)
+    learned = learned_by(snapshot, job)
+    workers, servers, kept = begun_with(learned, job, plan, rest.step)
+    states = {}
+    for index in range(job.workers):
+        own = snapshot.workers.get(index, snapshot.workers[0])
+        account = replace(
+            own.account,
+            worker=index,
+            step=rest.step,
+            staleness={},
+            stopped=False,
+            final=False,
+            through=False,
+        )
+        tensors, facts = workers.get(index, ({}, {}))
+        states[index] = replace(own, account=account, part=tensors, part_facts=facts)
+    now = replace(
+        snapshot,
+        epoch=rest.epoch,
+        step=rest.step,
+        parameters=learned.parameters,
+        presented=None,
+        workers=states,
+        servers=servers,
+        begun=rest.begun,
+        deal=rest.deal,
+        was=None,
+    )
+    momenta = "with its optimiser's state" if kept else "without an optimiser's state"
+    epochs = f"{rest.epoch} epoch{'s' * (rest.epoch != 1)}"
+    text = f"{job.strategy} goes on from the model of {old.strategy} after {epochs}, {momenta}"
+    if old.workers != job.workers:
+        text += f", with {job.workers} workers in place of {old.workers}"
+    return now, text + (f"; {rest.text}" if rest.text else "")
+
+
+def _of_all_shards(states: Sequence[State], size: int) -> list[State]:
+    """Return the first servers that together hold the vector; none where no first ones do."""
+    found: list[State] = []
+    held = 0
+    for state in states:
+        found.append(state)
+        held += len(state[0]["values"])
+        if held == size:
+            return found
+    return []
+
+
+def _packed(state: State) -> tuple[str, Packed] | None:
+    """Return an optimiser's state that is in a part's state, and what its tensors' names begin with there."""
+    tensors, facts = state
+    inner = facts.get("optimizer")
+    if isinstance(inner, dict) and "shapes" in inner:
+        named = below(_OPTIMIZER, tensors)
+        if named or not any(name.startswith("state.") for name in tensors):
+            return _OPTIMIZER, (named, inner)
+        facts = inner
+    if "shapes" not in facts:
+        return None
+    return "", ({name: value for name, value in tensors.items() if name.startswith("state.")}, facts)
+
+
+def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: slice) -> State | None:
+    """Return a part's state with what was learned of its piece of the vector; None where it has no such place.
+
+    Options, such as learning rates, stay as they are.
+    """
+    found = _packed(state)
+    known = learned.optimizer(plan, piece) if found is not None else None
+    if found is None or known is None or found[1][1]["shapes"] != known[1]["shapes"]:
+        return None
+    prefix, (_, facts) = found
+    tensors = dict(state[0]) | {prefix + name: value.clone() for name, value in known[0].items()}
+    own = facts | {"state": known[1]["state"]}
+    return tensors, state[1] | ({"optimizer": own} if facts is state[1].get("optimizer") else own)
+
+
+def _shapes(plan: OptimizerPlan) -> list[list[list[int]]]:
+    return [[[span.stop - span.start]] for span in plan.spans]
+
+
+def begun_with(
+    learned: Learned, job: Job, plan: OptimizerPlan, step: int
+) -> tuple[dict[int, State], list[State], bool]:
+    """Return the states in which a strategy's workers and servers go on, and whether an optimiser's state is in them.
+
+    Args:
+        learned: by another strategy.
+        job: that goes on.
+        plan: of its optimiser.
+        step: that all take first.
+    """
+    workers, size = job.workers, len(learned.parameters)
+    part, servers = opened(job, plan, learned.parameters)
+    own = _with_optimizer(part, plan, learned, slice(0, size))
+    kept = own is not None
+    states = {} if part == ({}, {}) else {index: _of_worker(own or part, index) for index in range(workers)}
+    start = 0
+    for number, state in enumerate(servers):
+        values = state[0].get("values")
+        if values is None:
+            continue
+        found = _with_optimizer(state, plan, learned, slice(start, start + len(values)))
+        if found is not None:
+            servers[number], kept = found, True
+        start = (start + len(values)) % size
+    held = Held(learned.parameters, (0,) * workers, states, servers)
+    if not states and not servers:
+        return {}, [], kept
+    merged = job.strategy.resharding(workers, workers).merged(held, step).held
+    return merged.workers if states else {}, merged.servers, kept
+
+
+def _of_worker(state: State, index: int) -> State:
+    """Return worker 0's state as another's; some say whose they are."""
+    tensors, facts = state
+    return tensors, facts | ({"worker": index} if "worker" in facts else {})
+
+
+def opened(job: Job, plan: OptimizerPlan, parameters: Tensor) -> tuple[State, list[State]]:
+    """Return the states of worker 0's part and of the servers, once worker 0 has given all the model to begin with.
+
+    Args:
+        job: with the strategy.
+        plan: of the optimiser.
+        parameters: `(n,)`, of the model.
+    """
+    workers, count, strategy = job.workers, job.traits.servers, job.strategy
+    roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + count)))
+    servers = {rank: strategy.server(ServerSetting(index, roles)) for index, rank in enumerate(roles.servers)}
+    network = _Opening(servers, workers + count)
+    flat = FlatParameters(job.make_model())
+    flat.vector.copy_(parameters)
+    setting = WorkerSetting(
+        cast(Communicator, network), cast(Communicator, network.of(workers)), roles, flat, plan
+    )
+    part = strategy.worker(setting)
+    if job.traits.cuts_network:  # what a part holds follows from what it cuts
+        return ({}, {}), []
+    with suppress(_Opened):
+        part.start(0)
+    tensors, facts = part.state()
+    own = {name: value.clone() for name, value in tensors.items()}, facts
+    return own, [server.state() for server in servers.values()]
+
+
+class _Opened(Exception):
+    """Worker 0 has sent all that servers need, and would wait for them now."""
+
+
+class _Opening:
+    """The network of worker 0 while it opens the servers: what it sends is there at once.
+
+    Args:
+        servers: the server parts, by rank.
+        size: how many ranks there are.
+    """
+
+    rank = 0
+
+    def __init__(self, servers: dict[int, ServerPart], size: int) -> None:
+        self.size = size
+        self.clock = self.traffic = self  # a clock that stands still
+        self.bytes_sent = 0
+        self._servers = servers
+        self._answers: list[tuple[int, Message]] = []
+
+    def now(self) -> float:
+        """Return the time at which all of this happens."""
+        return 0.0
+
+    def of(self, size: int) -> _Opening:
+        """Return the communicator of the first ranks."""
+        return _Opening(self._servers, size)
+
+    def subgroup(self, name: str, ranks: Sequence[int]) -> _Opening:
+        """Return the communicator of some ranks, in which this one is the first."""
+        return self.of(len(ranks))
+
+    def send(self, to: int, message: Message) -> None:
+        """Deliver what opens a server; raise `_Opened` at anything else."""
+        if message.kind not in (Kind.CONFIGURE, Kind.PARAMETERS):
+            raise _Opened
+        self._deliver(self.rank, to, message)
+
+    def start_send(self, to: int, message: Message) -> Handle:
+        """As `send`."""
+        self.send(to, message)
+        return _Sent()
+
+    def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
+        """Return an answer that is there; raise `_Opened` where worker 0 would wait."""
+        for place, (rank, _) in enumerate(self._answers):
+            if source in (None, rank):
+                return self._answers.pop(place)
+        raise _Opened
+
+    def poll(self, source: int | None = None, tag: int = 0) -> None:
+        """Return nothing: nobody says anything by itself."""
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Do nothing: all have worker 0's model."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Raise `_Opened`: the others would have to be there."""
+        raise _Opened
+
+    def start_all_reduce(self, tensor: Tensor) -> Handle:
+        """As `all_reduce`."""
+        raise _Opened
+
+    def start(self, work: Callable[[], Any]) -> Handle:
+        """As `all_reduce`: nothing goes on in the background yet."""
+        raise _Opened
+
+    def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
+        """As `all_reduce`: nobody else is there to share memory with."""
+        raise _Opened
+
+    def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
+        """Return None: ordinary memory does."""
+        return None
+
+    def _deliver(self, source: int, to: int, message: Message) -> None:
+        if to == self.rank:
+            self._answers.append((source, message))
+        if to not in self._servers:
+            return
+        if message.tensor is not None:  # the sender goes on with its own
+            message = message._replace(tensor=message.tensor.clone())
+        for rank, reply in self._servers[to].on_message(source, message):
+            self._deliver(to, rank, reply)
+
+
+class _Sent:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> Any:
+        return None
