@@ -84,6 +84,21 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Logged(Event):
+    """A user's own loop has something to log.
+
+    Attributes:
+        worker: its index among the workers, from 0.
+        step: steps that it has done since the run began.
+        values: numbers by name.
+    """
+
+    worker: int
+    step: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
     """A checkpoint is complete on disk.
 
@@ -350,6 +365,7 @@ _KINDS: dict[str, type[Event]] = {
         BatchesDrawn,
         ServerProgress,
         Evaluated,
+        Logged,
         CheckpointSaved,
         WorkerLost,
         WorkerJoined,

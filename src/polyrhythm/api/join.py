@@ -6,20 +6,23 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.api.loop.checkpoint_folder import read_folder, write_folder
 from polyrhythm.api.loop.coordination import Coordination, say
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.position import Kept
-from polyrhythm.api.loop.shard import Shard, StepWeight, batches_of
+from polyrhythm.api.loop.run_state import resume, run_state, worker_state
+from polyrhythm.api.loop.shard import Shard, StepWeight, shard_of
 from polyrhythm.api.loop.store_board import Posted, StoreBoard, where_all_are
 from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
@@ -38,8 +41,18 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
+if TYPE_CHECKING:
+    from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter
+    from polyrhythm.reporting.event_log import Observer
 
-def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None) -> Group:
+
+def join(
+    strategy: str | Strategy = "synchronous",
+    *,
+    threads: int | None = None,
+    report: str | Path | None = None,
+    observers: Sequence[Observer] = (),
+) -> Group:
     """Join the run that this process was started for.
 
         with polyrhythm.join("parameter_server(servers=2)") as group:
@@ -55,14 +68,20 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     Args:
         strategy: a spec, or a strategy; the same in all processes.
         threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
+        report: a folder for what `train` leaves in its run folder: events, where each step's time went, TensorBoard
+            files and, at the end, `report.html`. Losses and test results are what the loop hands to `Group.log`.
+        observers: receive every event, in the process of the worker that leads.
 
     Returns:
         This worker's group, to be used in a `with`.
 
     Raises:
-        RequestError: no such strategy, too few processes for it, or another one than rank 0's.
+        RequestError: no such strategy, too few processes for it, or another one than rank 0's; or the report's folder
+            holds something else.
         RunError: the others cannot be reached.
     """
+    if observers and report is None:
+        raise RequestError("observers receive the events of a report: give join a folder for it, report=…")
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
     chosen = (strategy if isinstance(strategy, Strategy) else strategy_from(strategy)).in_own_loop()
@@ -86,7 +105,28 @@ def join(strategy: str | Strategy = "synchronous", *, threads: int | None = None
     if threads is not None:
         use_threads(threads)
     keep_freed_memory()
-    return Group(chosen, world, home)
+    if report is None:
+        return Group(chosen, world, home)
+    return reported_group(chosen, world, home, Path(report), observers)
+
+
+def reported_group(
+    strategy: Strategy, world: World, home: Rank, folder: Path, observers: Sequence[Observer] = ()
+) -> Group:
+    """Return a worker's group whose loop is measured.
+
+    Args:
+        strategy: as for `Group`.
+        world: likewise.
+        home: likewise.
+        folder: for the report.
+        observers: of every event, on the worker that leads.
+    """
+    from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter  # TensorBoard and pages take their time
+
+    meter = LoopMeter()
+    log = LoopLog(folder, observers, succeeds=world.rejoins) if world.leads else None
+    return Group(strategy, meter.in_world(world), home, meter, log)
 
 
 def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
@@ -121,6 +161,8 @@ class Group:
         strategy: how the workers share the work.
         world: the context of this rank.
         home: this rank's connections.
+        meter: measures this worker's loop, where a report is wanted.
+        log: writes it, on the worker that leads.
 
     Attributes:
         rank: index of this worker; it does not change when others are lost.
@@ -128,7 +170,15 @@ class Group:
         staleness: after the `with`, on the leader: number of gradients applied at each staleness.
     """
 
-    def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        world: World,
+        home: Rank,
+        meter: LoopMeter | None = None,
+        log: LoopLog | None = None,
+    ) -> None:
+        self._meter = meter
         self.rank = world.roles.workers.index(world.network.rank)
         self.leads = world.leads
         self.staleness: Counter[int] = Counter()
@@ -136,7 +186,7 @@ class Group:
         self._world = world
         self._home = home
         self._weight = StepWeight()
-        self._coordination = Coordination(strategy, world, home)
+        self._coordination = Coordination(strategy, world, home, meter, log)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
         self._joins = 0
@@ -201,8 +251,15 @@ class Group:
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
         store = self._home.rendezvous.store.clone()  # the watch has a thread of its own
-        self._watch = LoopWatch(StoreBoard(store, lambda: None), self.rank, many, self._steps, say)
+        self._watch = LoopWatch(
+            StoreBoard(store, lambda: None), self.rank, many, self._steps, coordination.tell_waiting
+        )
         made.waiting = self._watch.waiting
+        if (meter := self._meter) is not None:
+            meter.device = replica.flat.vector.device
+            made.waiting = partial(meter.waiting, self._watch.waiting)
+            made.gradients.pass_over = partial(meter.lap, "backward")
+            model.register_forward_hook(lambda *_: meter.lap("forward") if model.training else None)
         made.register_step_pre_hook(lambda *_: coordination.step_begins())
         made.register_step_post_hook(lambda *_: coordination.step_done())
         self._optimizer = coordination.loop_progress.optimizer = made
@@ -314,7 +371,8 @@ class Group:
             raise RequestError(
                 "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
             )
-        self._coordination.loop_progress.kept = kept
+        self._coordination.epoch_count = self._coordination.epoch_count or count
+        self._coordination.loop_progress.keep(kept)
         self._coordination.say_who_may_come()
         for epoch in self._coordination.epochs.through(count, optimizer.start):
             self._coordination.tell_unseen()
@@ -336,9 +394,100 @@ class Group:
         number = self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
         posted = Posted(self._coordination.board, f"script/shard/{number}", self.rank, workers)
-        made = Shard(batches_of(loader, posted), self._weight, self._coordination, number)
+        made = shard_of(loader, posted, self._weight, self._coordination, number)
         self._coordination.loop_progress.add(made)
         return made
+
+    def state_dict(self, *kept: Kept) -> dict[str, Any]:
+        """Return the state of the whole run: a run that loads it goes on as if it had never ended.
+
+            state = group.state_dict(scheduler)              # all workers, at the same place
+            if group.leads:
+                torch.save(state, "run.pt")
+
+        It holds the model (`state["model"]`, as torch names it), each worker's part of the strategy, its buffers,
+        random generators and places in its shards, the servers' shards, optimizers and clocks, and the epoch. All
+        workers call it between two steps, and it returns when all have. After the last batch of an epoch the epoch
+        counts as over, so call it last there.
+
+        Args:
+            *kept: objects whose state belongs to the run and that `group.epochs` was not given: schedulers, scalers,
+                averages of the weights. Their numbers, texts and tensors are saved.
+
+        Returns:
+            Tensors, numbers and texts in dicts and lists, on the worker that leads (`group.leads`); elsewhere an empty
+            dict.
+
+        Raises:
+            RequestError: nothing was distributed, or there are gradients of a step under way.
+        """
+        optimizer = self._optimized()
+        replica = self._replica
+        assert replica is not None, "an optimizer is distributed with its model"
+        optimizer.start()
+        optimizer.settle()
+        progress = self._coordination.loop_progress
+        held = self._coordination.collect(worker_state(replica, optimizer, progress))
+        if held is None:
+            return {}
+        workers = len(self._world.roles.workers)
+        return run_state(self._strategy, replica.model, optimizer, self._coordination, held, workers, kept)
+
+    def load_state_dict(self, state_dict: dict[str, Any], *kept: Kept) -> None:
+        """Go on where a run was that returned this state; all workers call it right after `distribute`.
+
+        With as many workers every number is the same as if the run had never ended, where its workers go in step. With
+        others, states are merged as `polyrhythm train --resume` does, and what is left of the epoch is dealt out among
+        those who are there. `group.epochs` begins with the epoch that was under way, and each shard with the batch
+        that was next. What data loading processes draw in the middle of an epoch is drawn anew.
+
+        Args:
+            state_dict: of the whole run, from the worker that led it.
+            *kept: the same objects as were given to `state_dict`; those of `group.epochs` get theirs there.
+
+        Raises:
+            RequestError: training has begun, or the state is of another strategy, model or optimizer.
+        """
+        optimizer = self._optimized()
+        assert self._replica is not None, "an optimizer is distributed with its model"
+        text = resume(
+            state_dict,
+            self._strategy,
+            self._replica,
+            optimizer,
+            self._coordination,
+            kept,
+            succeeds=self._world.rejoins,
+        )
+        if text and self.leads:
+            say(text)
+
+    def save(self, folder: str | Path, *kept: Kept) -> None:
+        """Write the state of the run in the format of `torch.distributed.checkpoint`; see `state_dict`.
+
+        Other tools read it by names such as `model.conv1.weight`. The folder appears whole or not at all, and replaces
+        an earlier one. All workers call it; the one that leads writes, while the others go on.
+
+        Args:
+            folder: to be made.
+            *kept: as for `state_dict`.
+
+        Raises:
+            RequestError: as for `state_dict`, or the folder holds something else.
+            RunError: the system could not write it.
+        """
+        state = self.state_dict(*kept)
+        if state:
+            write_folder(state, Path(folder))
+            self._coordination.saved(Path(folder))
+
+    def load(self, folder: str | Path, *kept: Kept) -> None:
+        """Go on from a folder that `save` has written; see `load_state_dict`.
+
+        Raises:
+            RequestError: it holds no state, or a damaged one, or one of something else.
+        """
+        self.load_state_dict(read_folder(Path(folder)), *kept)
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
         """Return the mean of the workers' values, the same on all; returns when all workers have called it.
@@ -355,7 +504,19 @@ class Group:
             raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
         loop_progress = self._coordination.loop_progress
         number, loop_progress.averages = loop_progress.averages, loop_progress.averages + 1
-        return self._coordination.means.mean(number, float(value), float(weight))
+        return self._coordination.means.mean(number, _number(value), float(weight))
+
+    def log(self, **values: float | Tensor) -> None:
+        """Note numbers of this worker's loop for the report of `join(report=…)`; without one, do nothing.
+
+            group.log(loss=loss, accuracy=accuracy)
+
+        Args:
+            **values: by name. `loss` is the training loss of the latest batch, which reports have over images seen.
+                `test_top1`, `test_top5` and `test_loss`, logged by the worker that leads, are the curves of tests.
+        """
+        if self._meter is not None:
+            self._coordination.log({name: _number(value) for name, value in values.items()})
 
     def __enter__(self) -> Self:
         return self
@@ -372,6 +533,8 @@ class Group:
         finally:
             if self._watch is not None:
                 self._watch.close()
+        if error is not None:
+            self._coordination.fail(error)
         own, store = self._home.rendezvous.own, self._home.rendezvous.store
         with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
             if isinstance(error, LetGo):
@@ -411,3 +574,7 @@ class Group:
 
     def _steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.steps
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)

@@ -108,7 +108,7 @@ def observed_run_in(
 
 def _begun(folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed) -> ObservedRun:
     try:
-        return ObservedRun(folder, config, observers, claim)
+        return ObservedRun(folder, config.tensorboard, observers, claim)
     except OSError as error:
         raise RequestError(
             f"cannot write into {folder}: {error.strerror or error}; make room there"
@@ -120,7 +120,7 @@ class ObservedRun:
 
     Args:
         folder: of the run.
-        config: whether to write TensorBoard files.
+        tensorboard: whether to write TensorBoard files.
         observers: those besides the log.
         claim: to the folder; the run ends when a later start has claimed it.
 
@@ -130,7 +130,7 @@ class ObservedRun:
     """
 
     def __init__(
-        self, folder: Path, config: RunConfig, observers: Sequence[Observer], claim: Unclaimed
+        self, folder: Path, tensorboard: bool, observers: Sequence[Observer], claim: Unclaimed
     ) -> None:
         self._folder = folder
         self.claim = claim
@@ -144,7 +144,7 @@ class ObservedRun:
         }
         self._log = EventLog(folder / LOG_FILE, claim)
         self._observers: list[Observer] = [self._log, *observers]
-        if config.tensorboard:
+        if tensorboard:
             from polyrhythm.reporting.tensorboard import TensorBoardWriter
 
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
@@ -364,7 +364,7 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
         own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
         write_recipe(config, own.draft(path))
         own.publish(path)
-        text = json.dumps(_environment(config, device), indent=2) + "\n"
+        text = json.dumps(_environment(config.threads or "a share of the cores", device), indent=2) + "\n"
         own.draft(environment).write_text(text, encoding="utf-8")
         own.publish(environment)
         return own
@@ -376,6 +376,30 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
         raise RequestError(
             f"cannot write into {folder}: {error.strerror}; name another folder with --out"
         ) from None
+
+
+def claimed_folder(folder: Path, threads: int, device: str) -> Claim:
+    """Create a folder with `environment.json`, unless it is there, and claim it.
+
+    Args:
+        folder: of a run that no recipe can repeat.
+        threads: of a worker.
+        device: of the replicas.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    own, path = None, folder / _ENVIRONMENT_FILE
+    try:
+        own = claim(folder, [])
+        text = json.dumps(_environment(threads, device), indent=2) + "\n"
+        own.draft(path).write_text(text, encoding="utf-8")
+        own.publish(path)
+        return own
+    except OSError as error:
+        if own is not None:
+            own.release()
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another folder") from None
 
 
 def discard_folder(folder: Path) -> None:
@@ -397,7 +421,7 @@ def _settled(config: RunConfig, job: Job) -> RunConfig:
     return config.model_copy(update=chosen)
 
 
-def _environment(config: RunConfig, device: str) -> dict[str, Any]:
+def _environment(threads: int | str, device: str) -> dict[str, Any]:
     return {
         "polyrhythm": version("polyrhythm"),
         "python": platform.python_version(),
@@ -406,7 +430,7 @@ def _environment(config: RunConfig, device: str) -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": available_cores(),
         "device": device,
-        "threads_per_worker": config.threads or "a share of the cores",
+        "threads_per_worker": threads,
         "host": platform.node(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

@@ -8,8 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from polyrhythm.events import Evaluated, RunStarted, ServerProgress, WorkerProgress
-from polyrhythm.reporting.figures import RunFigures, Staleness
+from polyrhythm.events import RunStarted
+from polyrhythm.reporting.loggers import Scalars
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,8 +23,7 @@ _FORMAT = "brain.Event:2"
 class TensorBoardWriter:
     """Writes one TensorBoard file; its step is the number of images that all workers together have seen.
 
-    Scalars: `loss/worker_N`, `learning_rate/worker_N`, `images_per_s/worker_N`, `waiting_share/worker_N`,
-    `staleness/server_N` (mean since its last report), `test_loss`, `test_top1` and `test_top5` (fractions).
+    For what it writes see `Scalars`.
 
     Raises:
         OSError: the folder or the file cannot be made.
@@ -37,7 +36,7 @@ class TensorBoardWriter:
 
         self._clock = clock
         self._zero_s = clock()
-        self._figures = RunFigures()
+        self._scalars = Scalars()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"events.out.tfevents.{int(self._zero_s):010d}.{os.getpid()}"
         self._file = path.open("ab", buffering=0)
@@ -46,33 +45,18 @@ class TensorBoardWriter:
 
     def on_event(self, event: Event) -> None:
         """Write the scalars of one event, if it has any, at once."""
-        self._figures.add(event)
-        match event:
-            case RunStarted():
-                self._zero_s = self._clock() - event.time_s
-            case WorkerProgress():
-                self._write_scalars(event, self._of_worker(event.worker))
-            case ServerProgress() if event.staleness:
-                latest = Staleness()
-                latest.add(event.staleness)
-                self._write_scalars(event, {f"staleness/server_{event.server}": latest.mean})
-            case Evaluated():
-                tested = {name: getattr(event, name) for name in ("test_loss", "test_top1", "test_top5")}
-                self._write_scalars(event, tested)
+        scalars = self._scalars.of(event)
+        if isinstance(event, RunStarted):
+            self._zero_s = self._clock() - event.time_s
+        if scalars:
+            values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
+            # Placed by the run's clock, so that a simulated run shows its own time.
+            placed_s = self._zero_s + event.time_s
+            self._write(placed_s, step=self._scalars.images_seen, summary={"value": values})
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _of_worker(self, worker: int) -> dict[str, float]:
-        last = self._figures.workers[worker].last
-        names = ("loss", "learning_rate", "images_per_s", "waiting_share")
-        return {f"{name}/worker_{worker}": getattr(last, name) for name in names}
-
-    def _write_scalars(self, event: Event, scalars: dict[str, float]) -> None:
-        values = [{"tag": tag, "simple_value": value} for tag, value in scalars.items()]
-        # Placed by the run's clock, so that a simulated run shows its own time.
-        self._write(self._zero_s + event.time_s, step=self._figures.images_seen, summary={"value": values})
 
     def _write(self, wall_time_s: float, **content: Any) -> None:
         from tensorboard.compat.proto import event_pb2

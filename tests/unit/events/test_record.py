@@ -5,7 +5,15 @@ from dataclasses import fields
 
 import pytest
 
-from polyrhythm.events import BatchesBalanced, Event, RunStarted, ServerProgress, WorkerProgress, from_json
+from polyrhythm.events import (
+    BatchesBalanced,
+    Event,
+    Logged,
+    RunStarted,
+    ServerProgress,
+    WorkerProgress,
+    from_json,
+)
 
 VALUES = {"str": "a", "int": 3, "float": 0.5, "bool": True}
 
@@ -36,6 +44,8 @@ def rest(kind):
         return {"staleness": {0: 5, 7: 1}}
     if kind is RunStarted:
         return {"begun": {"stretches": [[2, 3]]}}
+    if kind is Logged:
+        return {"values": {"accuracy": 0.5}}
     if kind is BatchesBalanced:
         return {"sizes": [48, 16]}
     return {each.name: {"steps": 4} for each in fields(kind) if each.name == "result"}

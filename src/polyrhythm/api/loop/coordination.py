@@ -7,28 +7,36 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyrhythm.api.loop.distributed_optimizer import ServerStates
-from polyrhythm.api.loop.epochs import EpochProgress, Epochs, LoopEntry
+from polyrhythm.api.loop.epochs import Begun, EpochProgress, Epochs, LoopEntry
 from polyrhythm.api.loop.loop_duties import LoopDuties, load_final_model, meets_every_step
 from polyrhythm.api.loop.position import Logbook, LoopProgress
 from polyrhythm.api.loop.shard import Host, Seat
 from polyrhythm.api.loop.store_board import Ends, Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
-from polyrhythm.events import Event, Notice, ServerLost
+from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, ServerLost
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_messages import TakenBatches
+from polyrhythm.roles.control_plane import Boundary
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Attendance, Ledger
 from polyrhythm.roles.member import Member
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.result import digest
 from polyrhythm.roles.trainer import Trainer
 from polyrhythm.roles.world import LEADER, World
+from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
+
+if TYPE_CHECKING:
+    from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter
 
 _REPORT_EVERY_S = 0.5
 
@@ -63,6 +71,8 @@ class Coordination(Host):
         strategy: how the workers share the work.
         world: where this rank is.
         home: this rank's connections.
+        meter: measures this worker's loop, where a report is wanted.
+        log: takes all events, on the worker that leads.
 
     Attributes:
         board: in the store, by which workers agree.
@@ -74,10 +84,21 @@ class Coordination(Host):
         means: over the workers.
         ends: of loops that end after unequal numbers of steps.
         workers: how many share the present epoch, or the last one.
+        epoch_count: epochs of the loop, once it is known; 0 before.
     """
 
-    def __init__(self, strategy: Strategy, world: World, home: Rank) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        world: World,
+        home: Rank,
+        meter: LoopMeter | None = None,
+        log: LoopLog | None = None,
+    ) -> None:
         self.loop_progress = LoopProgress()
+        self.epoch_count = 0
+        self._meter = meter
+        self._log = log
         self._strategy = strategy
         self._world = world
         self._store = home.rendezvous.store
@@ -102,6 +123,9 @@ class Coordination(Host):
         self._progress = EpochProgress(self.loop_progress, self._logbook)
         self.entry = LoopEntry(world, strategy, self.board, self._statuses, self._progress, self.control)
         self.entry.duties = self._duties
+        self.entry.started = self._started
+        if self._duties is not None:
+            self._duties.started = self._open_log
         self.epochs = Epochs(self._worker, self.board, self.loop_progress, self.entry)
         self.means = Means(self._worker, self.board, self._statuses, self._awaited)
         self.ends = Ends(self._worker, self.board, self._statuses)
@@ -143,8 +167,15 @@ class Coordination(Host):
     def left_out(self, batches: int) -> None:
         self._progress.left_out(batches)
 
-    def took(self, taken: int, of: int) -> None:
+    def rest(self) -> None:
+        if self._meter is not None:
+            self._meter.rest()
+
+    def took(self, taken: int, of: int, batch: Any) -> None:
         self._progress.took()
+        if self._meter is not None:
+            self._meter.took(batch)
+            self._meter.epoch = 0 if self._progress.at is None else self._progress.at.epoch
         self._report_batches(taken, of)
 
     def through(self, of: int, *, broken_off: bool) -> None:
@@ -160,6 +191,9 @@ class Coordination(Host):
         """A step has been taken."""
         self._progress.step_done()
         self.control.after_step()
+        optimizer = self.loop_progress.optimizer
+        if self._meter is not None and optimizer is not None:
+            self._meter.step_done(optimizer.steps + 1, float(optimizer.param_groups[0]["lr"]))
 
     def say_who_may_come(self) -> None:
         """Post for the launcher why no successor of a lost worker could enter the loop; empty if one could."""
@@ -184,6 +218,41 @@ class Coordination(Host):
                 )
         self._duties.unseen.clear()
 
+    def collect(self, own: WorkerState) -> tuple[dict[int, WorkerState], list[State]] | None:
+        """Hand in what this worker holds; return what all workers and servers hold, on the worker that leads.
+
+        All call it, and none goes on before all of it is there, so that it is of one moment.
+
+        Args:
+            own: nothing of it may change any more.
+        """
+        number, self.loop_progress.averages = self.loop_progress.averages, self.loop_progress.averages + 1
+        own = replace(own, loop=own.loop | {"number": number})
+        self.control.boundary(Boundary.EPOCH, own)
+        found = None
+        if (duties := self._duties) is not None:
+
+            def look() -> dict[int, WorkerState] | None:
+                self._attend()
+                return duties.handed_in(number, self._here())
+
+            workers = self.board.await_found(look, "the others to come to group.state_dict")
+            assert self._replica is not None, "something has been distributed"
+            self._replica.part.check_servers()
+            found = workers, duties.ask_servers() if self._world.roles.servers else []
+        self.means.mean(number, 0.0, 1.0)
+        return found
+
+    def _here(self) -> set[int]:
+        statuses = self._statuses.read()
+        here = {worker for worker, status in enumerate(statuses) if status is WorkerStatus.HERE}
+        return here.intersection(self._awaited()) | {self._worker}
+
+    @property
+    def next_epoch(self) -> Begun:
+        """The epoch with which a run goes on that is saved now."""
+        return self._progress.next_epoch()
+
     def leave(self, replica: Replica, steps: int) -> Counter[int]:
         """Leave with all others; the replica then holds the run's final model.
 
@@ -193,8 +262,21 @@ class Coordination(Host):
         assert self._trainer is not None, "something has been distributed"
         self._progress.leave()
         self._trainer.close()
-        account = Account(self._worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, {}, final=True)
+        tally = None if self._meter is None else self._meter.tally
+        if self._meter is not None and self.loop_progress.optimizer is not None:
+            self._meter.end(steps, float(self.loop_progress.optimizer.param_groups[0]["lr"]))
         staleness = Counter(replica.part.staleness)
+        account = Account(
+            self._worker,
+            steps,
+            steps if tally is None else tally.steps,
+            0 if tally is None else tally.images,
+            0,
+            0.0,
+            replica.bytes_sent,
+            {str(age): count for age, count in staleness.items()},
+            final=True,
+        )
         model = self.control.leave(WorkerState.of(replica, account, {}, to_resume=False))
         assert model is not None, "the leader of a loop hands the final model out"
         load_final_model(replica, model)
@@ -202,7 +284,85 @@ class Coordination(Host):
             staleness.update(self._duties.staleness)
         replica.part.close()
         self.tell_unseen(final=True)
+        if self._log is not None and self._duties is not None:
+            figures = self._duties.figures() | self._known() | {"run": str(self._log.folder)}
+            figures["parameters_sha256"] = digest(replica.flat.vector)
+            self._log.end(RunEnded(time_s=self._elapsed_s, outcome="done", result=figures), None)
         return staleness
+
+    def log(self, values: dict[str, float]) -> None:
+        """Report numbers of the user's own, where a report is wanted."""
+        optimizer = self.loop_progress.optimizer
+        if self._meter is not None and optimizer is not None:
+            self._meter.loss = values.get("loss", self._meter.loss)
+            tested = {
+                name: values[name] for name in ("test_loss", "test_top1", "test_top5") if name in values
+            }
+            others = {name: value for name, value in values.items() if name != "loss" and name not in tested}
+            if tested and self._log is not None:
+                self._meter.end(optimizer.steps, float(optimizer.param_groups[0]["lr"]))
+                known = dict.fromkeys(("test_loss", "test_top1", "test_top5"), float("nan")) | tested
+                epochs = self.next_epoch.epoch
+                self._log.on_event(Evaluated(time_s=self._elapsed_s, epoch=epochs, **known))
+            if others:
+                self._meter.log(self._worker, optimizer.steps, others)
+
+    def fail(self, error: BaseException) -> None:
+        """Write the report of a loop that has ended with an error."""
+        if self._log is not None:
+            self._log.end(RunEnded(time_s=self._elapsed_s, outcome="failed", result={}), error)
+
+    def saved(self, path: Path) -> None:
+        """Note that the run's state has been written."""
+        if self._log is not None:
+            begun, optimizer = self.next_epoch, self.loop_progress.optimizer
+            steps = 0 if optimizer is None else optimizer.steps
+            self._log.on_event(
+                CheckpointSaved(time_s=self._elapsed_s, path=str(path), epoch=begun.epoch, step=steps)
+            )
+
+    @property
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._duties is None else self._duties.elapsed_s
+
+    def _known(self) -> dict[str, Any]:
+        """Return what is known of the run before it begins."""
+        assert self._replica is not None, "something has been distributed"
+        shards = self.loop_progress.shard_names()
+        return {
+            "strategy": str(self._strategy),
+            "data": shards[0] if shards else "data",
+            "model": type(self._replica.model).__name__,
+            "workers": len(self._world.roles.workers),
+            "servers": len(self._world.roles.servers),
+            "epochs": self.epoch_count,
+        }
+
+    def _open_log(self) -> None:
+        assert self._replica is not None, "something has been distributed"
+        if self._log is None:
+            return
+        traits = self._strategy.traits(len(self._world.roles.workers))
+        resumed = self.epochs.resumed
+        started = RunStarted(
+            time_s=0,
+            **self._known(),
+            steps_per_epoch=self.loop_progress.steps_per_epoch,
+            start_epoch=0 if resumed is None else resumed.epoch,
+            start_step=0 if resumed is None else resumed.steps,
+            parameters=self._replica.flat.size,
+            free_running=not traits.waits_for_slower,
+        )
+        self._log.begin(started, resumed=resumed is not None, threads=torch.get_num_threads())
+        if self._duties is not None:
+            self._duties.began_s -= self._log.began_s
+
+    def _started(self, elapsed_s: float) -> None:
+        if self._meter is not None:
+            in_step = self._strategy.traits(len(self._world.roles.workers)).lockstep
+            if self._duties is not None:
+                elapsed_s = self._duties.elapsed_s
+            self._meter.begin(self.control, self._worker, elapsed_s, in_step=in_step)
 
     def _lead(self, duties: LoopDuties, met: Mapping[int, int]) -> Leader:
         """Return the leader, which learns from the store who is there if it comes after another."""
@@ -262,6 +422,14 @@ class Coordination(Host):
     def _tell(self, event: Event) -> None:
         if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
             say(event.text)
+        if self._log is not None:
+            self._log.on_event(event)
+
+    def tell_waiting(self, text: str) -> None:
+        """Print who keeps this worker waiting; on the worker that leads, note it as well."""
+        say(text)
+        if self._log is not None:
+            self._log.on_event(Notice(time_s=self._elapsed_s, text=text))
 
 
 def say(text: str) -> None:

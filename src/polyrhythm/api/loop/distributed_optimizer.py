@@ -490,9 +490,44 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._servers.give(state_dict["servers"])
         if state_dict["tensors"] or state_dict["facts"]:
             self._replica.part.load_state((state_dict["tensors"], state_dict["facts"]))
-        for group, options in zip(self.param_groups, groups, strict=True):
-            group.update(options)
+        self._load_groups(groups)
         self._lazy_start.step = self.steps = state_dict["steps"]
+
+    def _load_groups(self, groups: list[dict[str, Any]]) -> None:
+        for group, options in zip(self.param_groups, groups, strict=True):
+            group.update(
+                {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a run's state holds of this object beside the state of the strategy's part."""
+        return {
+            "param_groups": [
+                {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
+            ],
+            "has_stepped": self._has_stepped,
+            "averages": self.gradients.averages,
+        }
+
+    def begin_with(self, settings: dict[str, Any], step: int, servers: list[State]) -> None:
+        """Go on where another run was, with the strategy's part as it was there; all workers call it.
+
+        Args:
+            settings: that `settings` returned there.
+            step: steps that this worker has done.
+            servers: of every shard, on the worker that leads.
+        """
+        if self._servers is not None and servers:
+            self._servers.give([{"tensors": tensors, "facts": facts} for tensors, facts in servers])
+        self._load_groups(settings["param_groups"])
+        self._has_stepped, self.gradients.averages = settings["has_stepped"], settings["averages"]
+        self._lazy_start.step = self.steps = step
+        self.start()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun."""
+        return self._lazy_start.past
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses: the parameters have been shared out.

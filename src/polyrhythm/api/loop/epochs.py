@@ -96,10 +96,12 @@ class Epochs:
 
     Attributes:
         present: the workers that have a share of the epoch under way; None outside of epochs.
+        resumed: the epoch with which a resumed run begins; None: it begins anew.
     """
 
     def __init__(self, worker: int, board: StoreBoard, loop_progress: LoopProgress, entry: Entry) -> None:
         self.present: tuple[int, ...] | None = None
+        self.resumed: Begun | None = None
         self._worker = worker
         self._board = board
         self._loop_progress = loop_progress
@@ -118,7 +120,9 @@ class Epochs:
         start()
         if self._entry.rejoins and self._entered is None:
             self._entered = self._entry.entered()
-        entered = self._entered
+        entered, resumed = self._entered, self.resumed
+        if entered is None and resumed is not None and loop <= resumed.loop:
+            return self._epochs(loop, range(resumed.epoch, count), None) if loop == resumed.loop else iter(())
         if entered is None or loop > entered.loop:
             return self._epochs(loop, range(count), None)
         if loop < entered.loop:  # which its predecessor was through with
@@ -191,11 +195,13 @@ class EpochProgress:
     Attributes:
         loop_progress: as given.
         at: the epoch under way, or the last one; None before the first.
+        is_over: whether a share of it has been handed out to its end, or the user has broken off.
         leaves_out: batches of it that whoever came before has taken, and that no share has left out yet.
     """
 
     def __init__(self, loop_progress: LoopProgress, logbook: Logbook | None) -> None:
         self.at: Begun | None = None
+        self.is_over = False
         self.leaves_out = 0
         self.loop_progress = loop_progress
         self._logbook = logbook
@@ -205,11 +211,13 @@ class EpochProgress:
     def begin(self, at: Begun) -> None:
         """An epoch begins, of which nothing is taken yet, nor left out."""
         self.at = at
+        self.is_over = False
         self.leaves_out = self._taken = self._taken_by_steps = 0
 
     def be_seated(self) -> int:
         """Begin a share of the epoch; return how many batches to leave out, maybe more than it has."""
         self._seated_in = self.at
+        self.is_over = False
         return self.leaves_out
 
     def left_out(self, batches: int) -> None:
@@ -225,6 +233,7 @@ class EpochProgress:
     def through(self, *, broken_off: bool) -> None:
         """A share is handed out to its end, or the user has broken off; an iterator that was kept may say so late."""
         if self._seated_in is self.at:
+            self.is_over = True
             self._note(ALL if broken_off else self._taken, at_end=True)
 
     def step_begins(self) -> None:
@@ -238,6 +247,14 @@ class EpochProgress:
     def leave(self) -> None:
         """No more steps will be taken."""
         self._note(ALL, at_end=True)
+
+    def next_epoch(self) -> Begun:
+        """Return the epoch with which a run goes on that is saved now: the one under way, or after it the next."""
+        assert self.loop_progress.optimizer is not None, "a loop has something to train"
+        steps = self.loop_progress.optimizer.steps
+        if self.at is None:
+            return Begun(0, 0, steps)
+        return Begun(self.at.loop, self.at.epoch + self.is_over, steps)
 
     def _note(self, taken: int, *, at_end: bool = False) -> None:
         at, optimizer = self.at, self.loop_progress.optimizer
@@ -265,6 +282,7 @@ class LoopEntry(Entry):
         reform: regroups with whoever is there, between two steps; set once something is distributed.
         duties: of the leader; None on other workers.
         trainer: of the worker; None until it begins.
+        started: called when training starts, with the seconds for which the others have been training.
     """
 
     def __init__(
@@ -292,6 +310,7 @@ class LoopEntry(Entry):
         self._position: Position | None = None
         self._worker = world.roles.workers.index(world.network.rank)
         self.trainer: Trainer | None = None
+        self.started: Callable[[float], None] = lambda elapsed_s: None
 
     def begin(self, trainer: Trainer, step: int) -> int:
         """Start a replica with all others, or among them; return the step to begin with.
@@ -305,7 +324,9 @@ class LoopEntry(Entry):
             return self._rejoin(trainer, step)
         self._control.enter()
         self._control.begin(0)
-        return trainer.open(step)
+        began = trainer.open(step)
+        self.started(0.0)
+        return began
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
         """Let those in who wait, if this worker leads; the others break their next step off for it."""
@@ -383,9 +404,11 @@ class LoopEntry(Entry):
         if self.waits and self.duties is None:
             self._statuses.set(self._worker, WorkerStatus.WAITING)
         try:
-            self._control.enter()
+            elapsed_s = self._control.enter().elapsed_s
             self._control.begin(0)
-            return trainer.open(step)
+            began = trainer.open(step)
+            self.started(elapsed_s)
+            return began
         except PeerLost as loss:
             if self.duties is not None:
                 raise

@@ -54,6 +54,7 @@ class Gradients:
         mean: as given.
         averaged: whether the gradients are the workers' mean.
         averages: whether every backward pass ends with the mean.
+        pass_over: called when a backward pass is over, before anything is averaged.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Gradients:
         self.mean = mean
         self.averaged = False
         self.averages = mean is not Mean.OWN
+        self.pass_over: Callable[[], None] | None = None
         self._flat = flat
         self._average = average
         self._seen = bytearray(len(flat.views))
@@ -121,6 +123,18 @@ class Gradients:
             self._seen[position] = seen
             views[position].gradient.copy_(gradient)
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are gradients of a step under way, which no optimizer has used."""
+        left = set(self._left)
+        return any(
+            seen
+            and position not in left
+            and view.parameter.grad is not None
+            and bool(view.parameter.grad.any())
+            for position, (seen, view) in enumerate(zip(self._seen, self._flat.views, strict=True))
+        )
+
     def changed_by_loop(self) -> bool:
         """Whether they were changed after the backward pass; False where no pass has ended."""
         return self._version is not None and self._flat.gradients._version != self._version
@@ -162,6 +176,8 @@ class Gradients:
             return
         self._fired, self._task = False, -1
         self.averaged = False
+        if self.pass_over is not None:
+            self.pass_over()
         if self.averages and not self._accumulates:
             self._average()
         if self.mean is not Mean.STEP:

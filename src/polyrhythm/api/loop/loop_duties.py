@@ -8,15 +8,19 @@ worker ── its last state ──▶         once all have come: the final mod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyrhythm.events import Event, WorkerLost
+from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import FinalModel, RegroupNow, TakenBatches
 from polyrhythm.roles.leading.leader import Duties
 from polyrhythm.roles.replica import Replica
+from polyrhythm.roles.result import bytes_per_step, defence_figures, staleness_figures
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Strategy
@@ -36,6 +40,8 @@ class LoopDuties(Duties):
         knows: whether it can tell how many batches each worker has taken, without reports.
         unseen: of lost workers, their indices with the batches that they had not taken of how many.
         staleness: how many gradients servers have applied at which staleness; known at the end.
+        started: called when training starts.
+        began_s: of the leader's clock, when it started.
     """
 
     def __init__(self, world: World, strategy: Strategy, tell: Callable[[Event], None]) -> None:
@@ -45,6 +51,8 @@ class LoopDuties(Duties):
         self.knows = meets_every_step(strategy, workers)
         self.unseen: list[tuple[int, int, int]] = []
         self.staleness: Counter[int] = Counter()
+        self.started: Callable[[], None] = lambda: None
+        self.began_s = world.clock.now()
         self._world = world
         self._tell = tell
         self._regroups = strategy.faults(workers).regroups
@@ -57,7 +65,15 @@ class LoopDuties(Duties):
             last = self._taken.get(LEADER if self.knows else event.worker)
             if last is not None and last.taken < last.of:
                 self.unseen.append((event.worker, last.of - last.taken, last.of))
-        self._tell(event)
+        self._tell(replace(event, time_s=self.elapsed_s))
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._world.clock.now() - self.began_s
+
+    def begin(self, epoch: int) -> None:
+        self.began_s = self._world.clock.now()
+        self.started()
 
     def after_step(self) -> None:
         self.leader.read()
@@ -104,6 +120,39 @@ class LoopDuties(Duties):
     def ask_servers(self) -> list[State]:
         """Return the state of every shard."""
         return self.leader.servers.ask()
+
+    def handed_in(self, number: int, awaited: Collection[int]) -> dict[int, WorkerState] | None:
+        """Return what all have handed in for the run's state, by their indices; None as long as one is missing.
+
+        Args:
+            number: of the occasion.
+            awaited: who must.
+        """
+        found = {
+            worker: state
+            for worker, state in sorted(self.leader.workers.states.items())
+            if state.loop.get("number") == number
+        }
+        return found if found.keys() >= set(awaited) else None
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the run came to, once all have left."""
+        accounts = [state.account for state in self.leader.workers.in_order]
+        reports, attendance = list(self.leader.servers.reports.values()), self.leader.attendance
+        images, seconds = sum(account.session_images for account in accounts), self.elapsed_s
+        losses = self.leader.servers.attendance.losses
+        return {
+            "steps": accounts[0].step,
+            "seconds": seconds,
+            "images_per_s": (images + attendance.images_of_lost) / seconds if seconds > 0 else 0.0,
+            "workers_lost": attendance.lost,
+            "workers_joined": attendance.joined,
+            "servers_lost": losses.lost,
+            "servers_joined": losses.joined,
+            "bytes_sent_per_step": bytes_per_step(accounts, reports, attendance.steps_of_lost),
+            "staleness": staleness_figures(accounts, reports),
+            **defence_figures(reports),
+        }
 
     def end(self) -> FinalModel:
         """Let the servers go, and send all workers the final model, with which they leave."""

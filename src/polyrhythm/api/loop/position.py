@@ -22,9 +22,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
+from polyrhythm.api.loop.random_state import RandomStateToRestore
 from polyrhythm.api.loop.shard import Shard
 from polyrhythm.api.loop.store_board import StoreBoard
+from polyrhythm.errors import RequestError
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -39,9 +43,14 @@ class Kept(Protocol):
         """Take it back."""
 
 
-def plain_state(kept: Kept) -> dict[str, Any]:
-    """Return what of a state is plain, JSON-able."""
-    found: dict[str, Any] = _plain(kept.state_dict())
+def plain_state(kept: Kept, *, tensors: bool = False) -> dict[str, Any]:
+    """Return what of a state is plain, JSON-able.
+
+    Args:
+        kept: whose.
+        tensors: whether tensors count as plain as well; copies of them are returned.
+    """
+    found: dict[str, Any] = _plain(kept.state_dict(), (*_PLAIN, Tensor) if tensors else _PLAIN)
     return found
 
 
@@ -50,21 +59,25 @@ def take_state(kept: Kept, handed: dict[str, Any]) -> None:
     kept.load_state_dict(_merged(kept.state_dict(), handed))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, kinds: tuple[type, ...]) -> Any:
     """Return the plain part of a value; of a list all or nothing, but for states in it."""
     if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items() if isinstance(key, str) and _is_plain(part)}
+        return {
+            key: _plain(part, kinds)
+            for key, part in value.items()
+            if isinstance(key, str) and _is_plain(part, kinds)
+        }
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
+        return [_plain(part, kinds) for part in value]
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(_is_plain(part, kinds) for part in value)
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value)
-    return isinstance(value, _PLAIN)
+    return isinstance(value, kinds)
 
 
 def _merged(own: Any, handed: Any) -> Any:
@@ -222,14 +235,17 @@ class LoopProgress:
     Attributes:
         averages: how many averages it has taken.
         kept: what the loop keeps that a successor must have, such as schedulers.
+        handed: their states, where a resumed run begins with others than their own.
         optimizer: once there is one.
     """
 
     def __init__(self) -> None:
         self.averages = 0
         self.kept: Sequence[Kept] = ()
+        self.handed: Sequence[dict[str, Any]] = ()
         self.optimizer: DistributedOptimizer | None = None
         self._shards: list[Shard | None] = []
+        self._resumes: tuple[Sequence[dict[str, Any]], RandomStateToRestore] | None = None
 
     @property
     def next_shard(self) -> int:
@@ -239,6 +255,55 @@ class LoopProgress:
     def add(self, shard: Shard) -> None:
         """Note another shard."""
         self._shards.append(shard)
+        if self._resumes is not None:
+            self._resume(len(self._shards) - 1)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of the first shard in an epoch; 0 where that is not known."""
+        first = next((shard for shard in self._shards if shard is not None), None)
+        return 0 if first is None else first.steps
+
+    def shard_names(self) -> list[str]:
+        """Return what the shards are of."""
+        return [shard.name for shard in self._shards if shard is not None]
+
+    def keep(self, kept: Sequence[Kept]) -> None:
+        """Keep these objects for successors; those of a resumed run get the states that they had there.
+
+        Raises:
+            RequestError: a resumed run had others.
+        """
+        if self.handed and len(self.handed) != len(kept):
+            raise RequestError(
+                f"group.epochs was given {len(self.handed)} objects to keep where this run goes on, and {len(kept)} "
+                "here: give the same"
+            )
+        for each, handed in zip(kept, self.handed, strict=False):
+            take_state(each, handed)
+        self.kept, self.handed = kept, ()
+
+    def shard_states(self) -> list[dict[str, Any]]:
+        """Return where every shard is."""
+        return [{} if shard is None else shard.state() for shard in self._shards]
+
+    def resume(self, shards: Sequence[dict[str, Any]], random: RandomStateToRestore) -> None:
+        """Go on with every shard, those that are made later too, where another run was.
+
+        Args:
+            shards: where they were there.
+            random: what this worker draws from.
+        """
+        self._resumes = shards, random
+        for number in range(len(self._shards)):
+            self._resume(number)
+
+    def _resume(self, number: int) -> None:
+        assert self._resumes is not None, "it is resumed"
+        states, random = self._resumes
+        shard = self._shards[number]
+        if shard is not None and number < len(states) and states[number]:
+            shard.resume(states[number], random)
 
     def mark(self, present: Sequence[int], entering: Sequence[int]) -> Mark:
         """Return where this loop is.

@@ -13,16 +13,31 @@ user's loop runs equally often on all workers, with everything in it (schedulers
 over workers). Of any other iterable, each worker takes every N-th batch.
 
 The gradient of a step counts as much as the batches that were handed out for it (`StepWeight`).
+
+A run that is resumed in the middle of an epoch draws the same order again, and deals out what is left of it, among as
+many workers as there are now:
+
+    2 workers    a b c d | e f g h |            saved here, with 8 of the order
+    3 workers                        i j k l m n | o p …
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from polyrhythm.api.loop.random_state import (
+    RandomStateToRestore,
+    generator_states,
+    random_state,
+    set_generators,
+    set_random_state,
+    tensor_of,
+)
 from polyrhythm.api.loop.store_board import Posted
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for
@@ -70,11 +85,13 @@ class Seat(NamedTuple):
         place: of the worker among those who have one.
         of: how many have one.
         taken: batches of it that need not be taken again.
+        passed: how many of the epoch's order were dealt out before the run was resumed, and are not any more.
     """
 
     place: int
     of: int
     taken: int = 0
+    passed: int = 0
 
 
 class Deal(Sampler[Any]):
@@ -91,46 +108,52 @@ class Deal(Sampler[Any]):
         epoch: which one the next iteration deals, from 0.
         seat: whose share is dealt.
         weights: of the batches of the latest iteration, in units of a full batch.
+        batch_size: as given.
+        seed: likewise.
+        explicit: the order of the epoch that was resumed, where the seed does not tell it; else None.
     """
 
     def __init__(self, sampler: Any, batch_size: int, drop_last: bool, workers: Posted, seed: int) -> None:
         self.epoch = 0
         self.weights: list[float] = []
         self._sampler = sampler
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._drop_last = drop_last
         self.seat = Seat(workers.rank, workers.size)
-        self._seed = seed
+        self.seed = seed
+        self.explicit: list[Any] | None = None
 
     def __len__(self) -> int:
-        return self._steps(len(self._sampler))
+        images = len(self._sampler) if self.explicit is None else len(self.explicit)
+        return self._steps(max(0, images - self.seat.passed))
 
     def __iter__(self) -> Iterator[list[Any]]:
-        order = self._order()
-        positions, together = torch.arange(len(order)), self.seat.of * self._batch_size
+        order = (self.order() if self.explicit is None else self.explicit)[self.seat.passed :]
+        positions, together = torch.arange(len(order)), self.seat.of * self.batch_size
         self.weights = []
         for step in range(self._steps(len(order))):
             mine = positions[step * together : (step + 1) * together][
                 self.seat.place :: self.seat.of
             ].tolist()
-            self.weights.append(len(mine) / self._batch_size)
+            self.weights.append(len(mine) / self.batch_size)
             if step < self.seat.taken:
                 continue
             yield [order[position] for position in mine or [self._substitute(step, len(order))]]
 
     def _steps(self, n: int) -> int:
-        together = self.seat.of * self._batch_size
-        return n // together if self._drop_last else steps_per_epoch(n, self.seat.of, self._batch_size)
+        together = self.seat.of * self.batch_size
+        return n // together if self._drop_last else steps_per_epoch(n, self.seat.of, self.batch_size)
 
     def _substitute(self, step: int, n: int) -> int:
-        start = step * self.seat.of * self._batch_size
+        start = step * self.seat.of * self.batch_size
         return start + self.seat.place % (n - start)
 
-    def _order(self) -> list[Any]:
+    def order(self) -> list[Any]:
+        """Draw the order of the epoch."""
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
         with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(generator_for("order of a shard", self._seed, self.epoch).get_state())
+            torch.set_rng_state(generator_for("order of a shard", self.seed, self.epoch).get_state())
             return list(self._sampler)
 
 
@@ -164,6 +187,7 @@ class DealtLoader:
                 "the loader has a DistributedSampler: give group.shard a plain one, it shares out itself"
             )
         seed = _agree_on_chance(loader, workers)
+        self._plain = loader
         self._deal, choice = _choice(loader, workers, seed)
         if len(loader) and not len(self._deal):
             raise RequestError(
@@ -179,9 +203,11 @@ class DealtLoader:
             "multiprocessing_context",
         )
         kept = {name: getattr(loader, name) for name in (*names, "prefetch_factor", "persistent_workers")}
-        self._loader: DataLoader[Any] = DataLoader(
-            loader.dataset, **choice, **kept, generator=loader.generator or _own_generator(seed, workers.rank)
-        )
+        own = loader.generator or _own_generator(seed, workers.rank)
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, **choice, **kept, generator=own)
+        self._generators = [*_generators(loader), *([own] if loader.generator is None else [])]
+        self._began: list[str] = []
+        self._begins_with: list[str] = []
 
     @property
     def seat(self) -> Seat:
@@ -197,9 +223,78 @@ class DealtLoader:
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Load the batches of an epoch, with their weights."""
+        if epoch != self._deal.epoch:
+            self._deal.explicit = None
         self._deal.epoch = epoch
+        set_generators(self._generators, self._begins_with)
+        self._begins_with = []
+        self._began = generator_states(self._generators)
         for step, batch in enumerate(self._loader, self.seat.taken):
             yield batch, self._deal.weights[step]
+
+    @property
+    def unit(self) -> int:
+        """How many of an epoch's order a full batch of one worker has."""
+        return self._deal.batch_size
+
+    def chance(self, *, under_way: bool) -> dict[str, Any]:
+        """Return what the order of an epoch depends on, JSON-able; see `Batches`."""
+        began = self._began if under_way else generator_states(self._generators)
+        order = {"order": self._deal.explicit} if under_way and self._deal.explicit is not None else {}
+        return {"dealt": True, "seed": self._deal.seed, "generators": began, **order}
+
+    def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
+        """Draw the order that others drew; see `Batches`."""
+        passed, handed = int(state["passed"]), state.get("handed_to_each")
+        self._deal.epoch = state["epoch"]
+        if state["dealt"]:
+            self._deal.seed = state["seed"]
+            self._deal.explicit = state.get("order")
+            self._begins_with = state["generators"]
+        elif passed:
+            self._deal.explicit, passed = self._drawn_alone(state, passed)
+        if not passed or handed:
+            set_generators(self._generators, self._begins_with)
+            self._begins_with = []
+        if handed:  # each its own number: nobody has a place in the order before which all is taken
+            order = self._deal.order() if self._deal.explicit is None else self._deal.explicit
+            whole = self.unit * len(handed)
+            self._deal.explicit = [
+                each
+                for place, each in enumerate(order[state["before"] :])
+                if place // whole >= handed[place % len(handed)]
+            ]
+            passed = 0
+        return passed
+
+    def _drawn_alone(self, state: dict[str, Any], batches: int) -> tuple[list[Any], int]:
+        """Return the order that one worker drew for its plain loader, and how many of it are in so many batches."""
+        plain = self._plain
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(tensor_of(state["random"]["torch"]))
+            set_generators(self._generators, state["generators"])
+            chosen: dict[str, Any] = (
+                {"batch_size": None, "sampler": plain.sampler}
+                if plain.batch_sampler is None
+                else {"batch_sampler": plain.batch_sampler}
+            )
+            found: list[Any] = list(
+                DataLoader(_Positions(), collate_fn=_unchanged, generator=plain.generator, **chosen)
+            )
+        if plain.batch_size is None:
+            return found, batches
+        return [each for batch in found for each in batch], sum(map(len, found[:batches]))
+
+
+class _Positions(Dataset[Any]):
+    """Holds each index itself, so that a loader gives what its sampler draws."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def _choice(loader: DataLoader[Any], workers: Posted, seed: int) -> tuple[Deal, dict[str, Any]]:
@@ -221,19 +316,23 @@ def _own_generator(seed: int, worker: int) -> torch.Generator:
 
 def _agree_on_chance(loader: DataLoader[Any], workers: Posted) -> int:
     """Give all workers the same generators: worker 0's where the loader has some, else one seed."""
+    for generator in _generators(loader):
+        state = generator.get_state()
+        workers.broadcast(state)
+        generator.set_state(state)
+    seed = torch.empty((), dtype=torch.int64).random_()
+    workers.broadcast(seed)
+    return int(seed)
+
+
+def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Return the generators of a user's loader, each once."""
     sampler = (
         loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     )
     holders = (sampler, loader.batch_sampler, loader)
     found = {id(made): made for made in (getattr(holder, "generator", None) for holder in holders)}
-    for generator in found.values():
-        if isinstance(generator, torch.Generator):
-            state = generator.get_state()
-            workers.broadcast(state)
-            generator.set_state(state)
-    seed = torch.empty((), dtype=torch.int64).random_()
-    workers.broadcast(seed)
-    return int(seed)
+    return [each for each in found.values() if isinstance(each, torch.Generator)]
 
 
 class Batches(Protocol):
@@ -251,6 +350,28 @@ class Batches(Protocol):
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Return the batches of an epoch, each with its weight in units of a full batch."""
 
+    @property
+    def unit(self) -> int:
+        """How many of an epoch's order a full batch of one worker has."""
+
+    def chance(self, *, under_way: bool) -> dict[str, Any]:
+        """Return what the order of an epoch depends on, JSON-able.
+
+        Args:
+            under_way: whether of the epoch that was begun last; else of the next one.
+        """
+
+    def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
+        """Draw the next epoch's order as a run did that is resumed.
+
+        Args:
+            state: what `chance` returned there, with how many of the order were `passed`.
+            random: of this worker, to be set once as many are passed over.
+
+        Returns:
+            How many of the order are to be passed over.
+        """
+
 
 class Host(Protocol):
     """Where a shard belongs."""
@@ -261,7 +382,10 @@ class Host(Protocol):
     def left_out(self, batches: int) -> None:
         """So many batches of it need not be taken again."""
 
-    def took(self, taken: int, of: int) -> None:
+    def rest(self) -> None:
+        """An iteration for training begins."""
+
+    def took(self, taken: int, of: int, batch: Any) -> None:
         """One more batch of an epoch is taken, for training, after so many."""
 
     def through(self, of: int, *, broken_off: bool) -> None:
@@ -283,14 +407,46 @@ class EveryNth:
     def __init__(self, stream: Iterable[Any], worker: int, workers: int) -> None:
         self.seat = Seat(worker, workers)
         self._stream = stream
+        self._generators = _generators(stream) if isinstance(stream, DataLoader) else []
+        self._began: dict[str, Any] = {}
+        self._resumed: tuple[dict[str, Any], RandomStateToRestore] | None = None
 
     def __len__(self) -> int:
-        return len(self._stream) // self.seat.of  # type: ignore[arg-type]
+        return max(0, len(self._stream) - self.seat.passed) // self.seat.of  # type: ignore[arg-type]
+
+    @property
+    def unit(self) -> int:
+        """How many batches of the stream one of a worker is."""
+        return 1
+
+    def chance(self, *, under_way: bool) -> dict[str, Any]:
+        """Return what the stream depends on; see `Batches`."""
+        return {"dealt": False, **(self._began if under_way else self._drawing())}
+
+    def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
+        """Begin the stream as it was begun, and pass over what was taken; see `Batches`."""
+        if state["passed"]:
+            self._resumed = state, random
+        else:
+            set_generators(self._generators, state["generators"])
+        return int(state["passed"])
+
+    def _drawing(self) -> dict[str, Any]:
+        return {"random": random_state(torch.device("cpu")), "generators": generator_states(self._generators)}
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Return this worker's batches; each counts the same."""
-        mine, seat = None, self.seat
-        for position, batch in enumerate(self._stream):
+        mine, seat, random = None, self.seat, None
+        if self._resumed is not None:
+            (state, random), self._resumed = self._resumed, None
+            set_random_state(state["random"], torch.device("cpu"))
+            set_generators(self._generators, state["generators"])
+        self._began = self._drawing()
+        for position, batch in enumerate(self._stream, -seat.passed):
+            if position < 0:
+                if position == -1 and random is not None:
+                    random.restore()
+                continue
             if position % seat.of == seat.place:
                 mine = batch
             # only now is it sure that everyone has one
@@ -306,35 +462,81 @@ class Shard:
         weight: is told of each.
         host: where it belongs.
         number: of this shard there.
+        dealt: makes batches that are dealt out, where a single worker goes on for several.
+        name: of what it is a share of.
 
     Attributes:
+        name: as given.
         epoch: which one the next iteration is, from 0; set it to resume.
     """
 
-    def __init__(self, batches: Batches, weight: StepWeight, host: Host, number: int = 0) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        weight: StepWeight,
+        host: Host,
+        number: int = 0,
+        dealt: Callable[[], Batches] | None = None,
+        name: str = "",
+    ) -> None:
         self.epoch = 0
+        self.name = name
         self._batches = batches
         self._weight = weight
         self._host = host
         self._number = number
+        self._dealt = dealt
+        self._handed: int | None = None
+        self._passed = 0, 0
+        self._random: RandomStateToRestore | None = None
 
     def __len__(self) -> int:
         return len(self._batches)
 
+    def state(self) -> dict[str, Any]:
+        """Return which epoch is next or under way, how many of its order are passed, and what that depends on."""
+        handed, seat = self._handed, self._batches.seat
+        if handed is None:
+            return {"epoch": self.epoch, "passed": 0, **self._batches.chance(under_way=False)}
+        passed = seat.passed + handed * seat.of * self._batches.unit
+        place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": handed}
+        return place | self._batches.chance(under_way=True)
+
+    def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> None:
+        """Go on where a shard was that returned a state, among as many workers or others.
+
+        Args:
+            state: what `state` returned.
+            random: of this worker, the same for all its shards.
+        """
+        if state["dealt"] and self._dealt is not None and isinstance(self._batches, EveryNth):
+            self._batches = self._dealt()
+        self.epoch = state["epoch"]
+        self._passed = self.epoch, self._batches.resume(state, random)
+        self._random = random
+
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         seat = self._batches.seat = self._host.seat(self._number, epoch)
+        if self._passed[0] == epoch:
+            seat = self._batches.seat = seat._replace(passed=self._passed[1])
         trains = torch.is_grad_enabled()
+        if trains:
+            self._host.rest()
+        if trains and self._random is not None:
+            self._random.restore_once()
         if seat.taken:
             seat = self._batches.seat = seat._replace(taken=min(seat.taken, self._length() or seat.taken))
             self._host.left_out(seat.taken)
         own: list[float] = []
         outer = self._weight.use(own)
         at_end = False
+        self._handed = seat.taken
         try:
             for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
+                self._handed = taken + 1
                 if trains:
-                    self._host.took(taken, self._length())
+                    self._host.took(taken, self._length(), batch)
                     self._weight.batch = self._number, epoch, taken
                 own.append(weight)
                 self._weight.use(own)
@@ -342,26 +544,60 @@ class Shard:
             at_end = True
         finally:
             self._weight.use(outer)
+            self._handed = None
             if trains:
                 self._host.through(self._length(), broken_off=not at_end)
 
+    @property
+    def steps(self) -> int:
+        """How many batches there are; 0 where nobody knows."""
+        return self._length()
+
     def _length(self) -> int:
-        """Return how many batches there are; 0 where nobody knows."""
         try:
             return len(self._batches)
         except TypeError:
             return 0
 
 
-def batches_of(loader: Iterable[Any], workers: Posted) -> Batches:
-    """Choose how a loader is shared out.
+def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return where a shard was, of which each worker had taken its own number of batches, for others to go on.
 
-    A worker on its own gets the loader's own batches, whatever it is.
+    Args:
+        states: that `Shard.state` returned on all workers, in their order.
+
+    Raises:
+        RequestError: they were in different epochs.
     """
-    if (
-        workers.size > 1
-        and isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-    ):
-        return DealtLoader(loader, workers)
-    return EveryNth(loader, workers.rank, workers.size)
+    first = states[0]
+    if len({each["epoch"] for each in states}) > 1:
+        raise RequestError(
+            f"the workers were in different epochs when this was saved: go on with {len(states)} workers, or save at "
+            "the end of an epoch"
+        )
+    handed = [each.get("handed", 0) for each in states]
+    if len(set(handed)) == 1 or not first["dealt"]:
+        return first
+    return {**next(each for each in states if "before" in each), "handed_to_each": handed}
+
+
+def shard_of(loader: Iterable[Any], workers: Posted, weight: StepWeight, host: Host, number: int) -> Shard:
+    """Share a loader out; a worker on its own gets the loader's own batches, whatever it is.
+
+    Args:
+        loader: the user's.
+        workers: of which this is one.
+        weight: is told of each batch.
+        host: where the shard belongs.
+        number: of the shard there.
+    """
+    name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
+    dealt: Callable[[], Batches] | None = None
+    batches: Batches
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        batches = EveryNth(loader, workers.rank, workers.size)
+    elif workers.size > 1:
+        batches = DealtLoader(loader, workers)
+    else:
+        batches, dealt = EveryNth(loader, 0, 1), partial(DealtLoader, loader, workers)
+    return Shard(batches, weight, host, number, dealt, name)

@@ -28,6 +28,7 @@ class WorkerState(ControlMessage):
         loss_scale: of float16; empty where nothing is scaled.
         begun: what others did of epochs, as `Begun` writes it; where the state is handed out.
         behind: whether the worker has done fewer steps than the leader; likewise.
+        loop: where a user's own loop is on this worker, JSON-able; empty elsewhere.
     """
 
     KIND = Kind.RECORD
@@ -38,6 +39,7 @@ class WorkerState(ControlMessage):
     loss_scale: dict[str, Any] = field(default_factory=dict)
     begun: dict[str, Any] = field(default_factory=dict)
     behind: bool = False
+    loop: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class WorkerState(ControlMessage):
             facts["part"],
             facts["loss_scale"],
             facts.get("begun", {}),
+            loop=facts.get("loop", {}),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -90,7 +93,8 @@ class WorkerState(ControlMessage):
     def facts(self) -> dict[str, Any]:
         """Return all that is not a tensor, JSON-able, as a checkpoint holds it."""
         told = {"account": asdict(self.account), "part": self.part_facts, "loss_scale": self.loss_scale}
-        return told | ({"begun": self.begun} if self.begun else {})
+        told |= {"begun": self.begun} if self.begun else {}
+        return told | ({"loop": self.loop} if self.loop else {})
 
     def give_back(self, replica: Replica) -> None:
         """Put the state into a replica that has not started yet."""

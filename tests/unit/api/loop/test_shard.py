@@ -40,7 +40,10 @@ class Diary:
     def left_out(self, batches: int) -> None:
         self.leaves_out -= batches
 
-    def took(self, taken: int, of: int) -> None:
+    def rest(self) -> None:
+        pass
+
+    def took(self, taken: int, of: int, batch: Any) -> None:
         self.heard.append((taken, of))
 
     def through(self, of: int, *, broken_off: bool) -> None:

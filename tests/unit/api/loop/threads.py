@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from polyrhythm.api.join import Group
+from polyrhythm.api.join import Group, reported_group
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
 from polyrhythm.config.assemble import strategy_from
@@ -24,13 +25,16 @@ _failed: list[dist.TCPStore] = []
 """Kept, since ranks that have failed go on looking at them."""
 
 
-def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> list[Result]:
+def run_in_threads(
+    spec: str, workers: int, loop: Callable[[Group], Result], report: Path | None = None
+) -> list[Result]:
     """Run a loop on each of several workers, with the servers that the strategy needs.
 
     Args:
         spec: of the strategy.
         workers: how many.
         loop: called with each worker's group, outside of its `with`.
+        report: a folder for the run's report.
 
     Returns:
         What the loop returned on each worker.
@@ -58,7 +62,11 @@ def run_in_threads(spec: str, workers: int, loop: Callable[[Group], Result]) -> 
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
             left.append(home.close)
-            return loop(Group(strategy, world, home))
+            return loop(
+                Group(strategy, world, home)
+                if report is None
+                else reported_group(strategy, world, home, report)
+            )
         serve(strategy, world)
         home.close()
         return None

@@ -1,0 +1,85 @@
+"""The state of every generator that a training script draws from, as plain values: torch's, Python's and NumPy's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of this process's generators, JSON-able.
+
+    Args:
+        device: of the model, whose generator is among them.
+    """
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    found = {
+        "torch": text_of(torch.get_rng_state()),
+        "python": [version, list(numbers), gauss],
+        "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, cached],
+    }
+    if device.type == "cuda":
+        found["cuda"] = text_of(torch.cuda.get_rng_state(device))
+    return found
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Set this process's generators to what `random_state` returned."""
+    torch.set_rng_state(tensor_of(state["torch"]))
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(tensor_of(state["cuda"]), device)
+
+
+class RandomStateToRestore:
+    """A state that a resumed run sets when its first batch is due: what a script draws before does not move it.
+
+    Args:
+        state: that `random_state` returned.
+        device: of the model.
+    """
+
+    def __init__(self, state: dict[str, Any], device: torch.device) -> None:
+        self._state = state
+        self._device = device
+        self._due = True
+
+    def restore(self) -> None:
+        """Set it."""
+        set_random_state(self._state, self._device)
+
+    def restore_once(self) -> None:
+        """Set it, if nobody has asked for that before."""
+        if self._due:
+            self._due = False
+            self.restore()
+
+
+def generator_states(generators: Sequence[torch.Generator]) -> list[str]:
+    """Return the states of some generators, as texts."""
+    return [text_of(each.get_state()) for each in generators]
+
+
+def set_generators(generators: Sequence[torch.Generator], states: Sequence[str]) -> None:
+    """Set generators to states that `generator_states` returned of as many; others stay as they are."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(tensor_of(state))
+
+
+def text_of(numbers: Tensor) -> str:
+    """Return bytes, `(n,)`, as hexadecimal digits."""
+    return numbers.numpy().tobytes().hex()
+
+
+def tensor_of(text: str) -> Tensor:
+    """Return what `text_of` wrote."""
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

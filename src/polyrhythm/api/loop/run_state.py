@@ -1,0 +1,249 @@
+"""The state of a run of users' own loops, whole: one dict of all that its workers and servers hold, and back.
+
+    each worker   part of the strategy, buffers, generators, places in shards ─▶ leader ◀── shards, clocks ── servers
+    run_state     {"model", "workers", "servers", …}                        tensors, numbers, texts, lists and dicts
+    resume        ─▶ as many workers: each has its own again
+                  ─▶ others: merged as the strategy says for checkpoints (`Resharding`), and what is left of the epoch
+                     is dealt out among them
+
+The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from polyrhythm.api.loop.coordination import Coordination
+from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
+from polyrhythm.api.loop.epochs import Begun
+from polyrhythm.api.loop.position import Kept, LoopProgress, plain_state, take_state
+from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
+from polyrhythm.api.loop.shard import merged_places
+from polyrhythm.errors import RequestError
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
+from polyrhythm.roles.replica import Replica
+from polyrhythm.specs import build
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.state import Held, State
+from polyrhythm.strategies.strategy import RecutsServers, Strategy
+
+FORMAT = 1
+_FIELDS = (
+    "strategy",
+    "workers",
+    "model",
+    "optimizer",
+    "epoch",
+    "states",
+    "servers",
+    "kept",
+    "kept_by_epochs",
+)
+
+
+def worker_state(replica: Replica, optimizer: DistributedOptimizer, progress: LoopProgress) -> WorkerState:
+    """Return what this worker holds; its optimizer has been settled.
+
+    Raises:
+        RequestError: a step is under way.
+    """
+    if optimizer.gradients.pending:
+        raise RequestError(
+            "there are gradients that no step has used yet, which are not saved: call group.state_dict after "
+            "optimizer.step()"
+        )
+    staleness = {str(age): count for age, count in replica.part.staleness.items()}
+    worker, steps = replica.workers.rank, optimizer.steps
+    account = Account(worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, staleness)
+    loop = {"random": random_state(replica.flat.vector.device), "shards": progress.shard_states()}
+    return replace(WorkerState.of(replica, account, {}), loop=loop)
+
+
+def run_state(
+    strategy: Strategy,
+    model: nn.Module,
+    optimizer: DistributedOptimizer,
+    coordination: Coordination,
+    held: tuple[dict[int, WorkerState], list[State]],
+    workers: int,
+    kept: Sequence[Kept],
+) -> dict[str, Any]:
+    """Return the state of a run, on the worker that leads.
+
+    Args:
+        strategy: of the run.
+        model: of this worker.
+        optimizer: likewise.
+        coordination: of its loop.
+        held: by all workers, and by the servers.
+        workers: how many there are, lost ones included.
+        kept: objects of the loop, such as schedulers.
+    """
+    states, servers = held
+    begun = coordination.next_epoch
+    return {
+        "format": FORMAT,
+        "strategy": str(strategy),
+        "workers": workers,
+        "steps": optimizer.steps,
+        "epoch": [begun.loop, begun.epoch],
+        "model": {name: value.detach().cpu().clone() for name, value in model.state_dict().items()},
+        "optimizer": optimizer.settings(),
+        "states": {
+            str(worker): {"tensors": state.tensors(), "facts": state.facts()}
+            for worker, state in states.items()
+        },
+        "servers": [{"tensors": tensors, "facts": facts} for tensors, facts in servers],
+        "kept": [plain_state(each, tensors=True) for each in kept],
+        "kept_by_epochs": [plain_state(each, tensors=True) for each in coordination.loop_progress.kept],
+    }
+
+
+def resume(
+    state: dict[str, Any],
+    strategy: Strategy,
+    replica: Replica,
+    optimizer: DistributedOptimizer,
+    coordination: Coordination,
+    kept: Sequence[Kept],
+    *,
+    succeeds: bool,
+) -> str:
+    """Go on where a run was; all workers call it.
+
+    Args:
+        state: that `run_state` returned there.
+        strategy: of this run.
+        replica: of this worker, not started yet.
+        optimizer: of this worker.
+        coordination: of its loop.
+        kept: as many objects as were kept there.
+        succeeds: whether this worker is a successor: the others tell it where they are now.
+
+    Returns:
+        What there is to say of other workers or servers than there were; maybe empty.
+
+    Raises:
+        RequestError: the state is of something else.
+    """
+    _check(state, strategy, replica, optimizer, kept)
+    before, workers, worker = int(state["workers"]), replica.workers.size, replica.workers.rank
+    states = {
+        int(index): WorkerState.from_tensors(each["tensors"], each["facts"])
+        for index, each in state["states"].items()
+    }
+    own = states.get(worker, states[0])
+    places = own.loop["shards"] if before == workers else _places(states, before)
+    device = replica.flat.vector.device
+    random = RandomStateToRestore(
+        own.loop["random"] if worker in states and worker < before else random_state(device), device
+    )
+    coordination.loop_progress.resume(places, random)
+    coordination.loop_progress.handed = state["kept_by_epochs"]
+    loop, epoch = state["epoch"]
+    coordination.epochs.resumed = Begun(loop, epoch, int(state["steps"]))
+    for each, handed in zip(kept, state["kept"], strict=True):
+        take_state(each, handed)
+    if succeeds:
+        return ""
+    replica.model.load_state_dict(state["model"])
+    servers = [(each["tensors"], each["facts"]) for each in state["servers"]]
+    text = ""
+    if replica.part.replicated:
+        own = replace(own, part=states[0].part, part_facts=states[0].part_facts)
+    if before != workers:
+        own, servers, text = _merged(states, servers, strategy, replica, before)
+    if isinstance(strategy, RecutsServers):
+        cut = strategy.recut(servers, replica.plan)
+        if len(cut) != len(servers):
+            text += f"; the shards of {len(servers)} servers are cut anew for {len(cut)}"
+        servers = cut
+    own.give_back(replica)
+    optimizer.begin_with(state["optimizer"], own.account.step, servers)
+    for name, value in replica.buffers.items():  # the start has made them worker 0's
+        if name in own.buffers:
+            value.copy_(own.buffers[name])
+    random.restore()
+    return text.removeprefix("; ")
+
+
+def _check(
+    state: dict[str, Any],
+    strategy: Strategy,
+    replica: Replica,
+    optimizer: DistributedOptimizer,
+    kept: Sequence[Kept],
+) -> None:
+    if optimizer.has_begun:
+        raise RequestError("training has begun: call group.load_state_dict right after group.distribute")
+    if state.get("format") != FORMAT or not all(field in state for field in _FIELDS):
+        raise RequestError(
+            "this is no state of a run: give what group.state_dict returned on the worker that leads"
+            if state
+            else "the state is empty: group.state_dict returns it on the worker that leads (group.leads)"
+        )
+    if state["strategy"] != str(strategy) and not _goes_on_from(strategy, state["strategy"]):
+        raise RequestError(
+            f"the state is of {state['strategy']}, not of {strategy}: join with the same strategy"
+        )
+    if len(state["kept"]) != len(kept):
+        raise RequestError(
+            f"{len(state['kept'])} objects were given to group.state_dict, and {len(kept)} here: give the same"
+        )
+    groups = state["optimizer"]["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise RequestError(
+            f"the state has {len(groups)} param groups, the optimizer {len(optimizer.param_groups)}: make it as it was"
+        )
+    own = {name: tuple(value.shape) for name, value in replica.model.state_dict().items()}
+    saved = {name: tuple(value.shape) for name, value in state["model"].items()}
+    for name in [*own, *saved]:
+        if own.get(name) != saved.get(name):
+            raise RequestError(
+                f"{name} is {_shape(saved.get(name))} in the state and {_shape(own.get(name))} in the model: make the "
+                "model as it was"
+            )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else f"of shape {shape}"
+
+
+def _goes_on_from(strategy: Strategy, before: str) -> bool:
+    try:
+        found = build("strategy", before, *FAMILIES)
+    except RequestError:  # there is no such strategy any more
+        return False
+    if not isinstance(found, Strategy):
+        return False
+    found = found.in_own_loop()
+    return strategy == found or (isinstance(strategy, RecutsServers) and strategy.goes_on_from(found))
+
+
+def _places(states: dict[int, WorkerState], before: int) -> list[dict[str, Any]]:
+    """Return the places in all shards, of workers of another number."""
+    told = [states.get(worker, states[0]).loop["shards"] for worker in range(before)]
+    return [merged_places(of_one) if of_one[0] else {} for of_one in zip(*told, strict=True)]
+
+
+def _merged(
+    states: dict[int, WorkerState], servers: list[State], strategy: Strategy, replica: Replica, before: int
+) -> tuple[WorkerState, list[State], str]:
+    """Return this worker's state and the servers', as if as many as there are now had saved them, and what to say."""
+    workers, worker = replica.workers.size, replica.workers.rank
+    rule = strategy.resharding(before, workers)
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
+    step = max(reached)
+    merged = rule.merged(Held(replica.flat.vector.detach().clone(), reached, parts, servers), step)
+    replica.flat.vector.copy_(merged.held.parameters)
+    own = states.get(worker, states[0])
+    staleness = own.account.staleness if worker in states else {}
+    account = replace(own.account, worker=worker, step=step, staleness=staleness)
+    part, facts = merged.held.workers.get(worker, ({}, {}))
+    text = f"resumed with {workers} workers in place of {before}: {merged.text}"
+    return replace(own, account=account, part=part, part_facts=facts), list(merged.held.servers), text

@@ -1,0 +1,213 @@
+"""Other tools that keep track of runs: one protocol, written by all of them alike, from the events of a run.
+
+    events ─▶ Scalars: names and numbers ─▶ TensorBoardWriter
+                                         └▶ LoggedRun ─▶ Logger: begin, log, end
+                                                          MLflowLogger, WandbLogger, or one of your own
+
+A logger sees a run of `polyrhythm.train`, of `simulate` and of a user's own loop alike:
+
+    polyrhythm.train(…, observers=[LoggedRun(MLflowLogger())])
+    polyrhythm.join(…, report="runs/x", observers=[LoggedRun(WandbLogger(project="digits"))])
+
+Both tools are optional: `pip install mlflow-skinny`, `pip install wandb`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from polyrhythm.errors import RequestError
+from polyrhythm.events import Evaluated, Event, Logged, RunEnded, RunStarted, ServerProgress, WorkerProgress
+from polyrhythm.reporting.figures import RunFigures, Staleness
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Scalars:
+    """Turns the events of one run into scalars over the images that all workers together have seen.
+
+    `loss/worker_N`, `learning_rate/worker_N`, `images_per_s/worker_N`, `waiting_share/worker_N`,
+    `staleness/server_N` (mean since its last report), `test_loss`, `test_top1` and `test_top5` (fractions), and
+    whatever a user's loop logs by its own names.
+    """
+
+    def __init__(self) -> None:
+        self._figures = RunFigures()
+
+    @property
+    def images_seen(self) -> int:
+        """Images that all workers together have seen."""
+        return self._figures.images_seen
+
+    def of(self, event: Event) -> dict[str, float]:
+        """Return the scalars of the next event; maybe none."""
+        self._figures.add(event)
+        match event:
+            case WorkerProgress():
+                last = self._figures.workers[event.worker].last
+                names = ("loss", "learning_rate", "images_per_s", "waiting_share")
+                return {f"{name}/worker_{event.worker}": getattr(last, name) for name in names}
+            case ServerProgress() if event.staleness:
+                latest = Staleness()
+                latest.add(event.staleness)
+                return {f"staleness/server_{event.server}": latest.mean}
+            case Evaluated():
+                return {name: getattr(event, name) for name in ("test_loss", "test_top1", "test_top5")}
+            case Logged():
+                return dict(event.values)
+        return {}
+
+
+class Logger(Protocol):
+    """What keeps track of a run elsewhere; called in the process of worker 0, or of whoever started the run."""
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Begin a run.
+
+        Args:
+            options: what it is: strategy, data, model, workers, servers, epochs, and the like.
+        """
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Note some finite numbers.
+
+        Args:
+            step: images that all workers together have seen.
+            scalars: by their names; see `Scalars`.
+        """
+
+    def end(self, outcome: str, figures: Mapping[str, Any]) -> None:
+        """End the run.
+
+        Args:
+            outcome: `done`, `interrupted` or `failed`.
+            figures: of the run, as `train --json` prints them.
+        """
+
+
+_NOT_OPTIONS = ("time_s", "begun", "deal")
+
+
+class LoggedRun:
+    """An observer of a run that passes it on to a logger.
+
+    Args:
+        logger: begun with the run.
+    """
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+        self._scalars = Scalars()
+        self._begun = False
+
+    def on_event(self, event: Event) -> None:
+        """Pass one event on."""
+        scalars = self._scalars.of(event)
+        if isinstance(event, RunStarted) and not self._begun:
+            self._begun = True
+            self._logger.begin({key: value for key, value in vars(event).items() if key not in _NOT_OPTIONS})
+        finite = {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
+        if finite and self._begun:
+            self._logger.log(self._scalars.images_seen, finite)
+        if isinstance(event, RunEnded) and self._begun:
+            self._begun = False
+            self._logger.end(event.outcome, event.result)
+
+    def close(self) -> None:
+        """End the run, if nothing has been said of its end."""
+        if self._begun:
+            self._begun = False
+            self._logger.end("failed", {})
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+class MLflowLogger:
+    """Logs to MLflow: parameters, metrics by images seen, and the run's figures as metrics `final/…`.
+
+    Args:
+        uri: where to, such as `sqlite:///mlruns.db`; None: as MLflow's own settings say.
+        experiment: its name.
+        run_name: shown for the run; None: MLflow draws one.
+
+    Raises:
+        RequestError: MLflow is not installed.
+    """
+
+    def __init__(
+        self, uri: str | None = None, experiment: str = "polyrhythm", run_name: str | None = None
+    ) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError:
+            raise RequestError("MLflow is not installed: pip install mlflow-skinny") from None
+        self._client = MlflowClient(tracking_uri=uri)
+        self._experiment = experiment
+        self._run_name = run_name
+        self._run = ""
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Create the run, in its experiment."""
+        found = self._client.get_experiment_by_name(self._experiment)
+        number = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        self._run = self._client.create_run(number, run_name=self._run_name).info.run_id
+        for name, value in options.items():
+            self._client.log_param(self._run, name, str(value)[:6000])
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log metrics."""
+        for name, value in scalars.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def end(self, outcome: str, figures: Mapping[str, Any]) -> None:
+        """Log the run's figures, and set its status."""
+        for name, value in _numbers(figures).items():
+            self._client.log_metric(self._run, f"final/{name}", value)
+        status = {"done": "FINISHED", "interrupted": "KILLED"}.get(outcome, "FAILED")
+        self._client.set_terminated(self._run, status)
+
+
+class WandbLogger:
+    """Logs to Weights & Biases, offline unless told otherwise: `wandb sync` sends it later.
+
+    Args:
+        project: of the run.
+        folder: where files are written.
+        mode: `offline`, `online` or `disabled`.
+        **options: of `wandb.init`.
+
+    Raises:
+        RequestError: Weights & Biases is not installed.
+    """
+
+    def __init__(
+        self, project: str = "polyrhythm", folder: str = ".", mode: str = "offline", **options: Any
+    ) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise RequestError("Weights & Biases is not installed: pip install wandb") from None
+        self._wandb: Any = wandb
+        self._options = {"project": project, "dir": folder, "mode": mode, **options}
+        self._run: Any = None
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Begin a run with these options as its configuration."""
+        self._run = self._wandb.init(config=dict(options), **self._options)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Log numbers, with the images seen as one of them."""
+        self._run.log({**scalars, "images_seen": step})
+
+    def end(self, outcome: str, figures: Mapping[str, Any]) -> None:
+        """Write the run's figures into its summary, and finish it."""
+        self._run.summary.update({"outcome": outcome, **_numbers(figures)})
+        self._run.finish(exit_code=0 if outcome == "done" else 1)
