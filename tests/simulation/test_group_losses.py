@@ -11,7 +11,7 @@ from polyrhythm.events import Event, RunEnded, WorkerProgress
 from polyrhythm.roles.job import FaultTolerance, Job
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
-from polyrhythm.strategies.parameter_server.mixed import MixedWorker
+from polyrhythm.strategies.parameter_server.mixed import Gradients, Models
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from simulation.deaths import events_of
 from simulation.trying import trial
@@ -97,12 +97,8 @@ def test_every_gradient_counts_once_under_many_seeds(spec: str) -> None:
 
 
 def test_a_step_that_a_new_speaker_leaves_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin_at = MixedWorker._begin_at
-
-    def further(self: MixedWorker, contributions: int) -> int:
-        return begin_at(self, contributions + (self._circle.round == 1))
-
-    monkeypatch.setattr(MixedWorker, "_begin_at", further)
+    regroup = Gradients.regroup
+    monkeypatch.setattr(Gradients, "regroup", lambda self, found: regroup(self, found) + 1)
     assert try_seeds(trial("mixed(replicas=3)", workers=6, steps=6), range(8)).failures
 
 

@@ -229,6 +229,7 @@ class Group:
             )
         replica = Replica(model, optimizer, self._strategy, self._world, announce=False, own_loop=True)
         self._replica = replica
+        self._home.computes_on(replica.flat.vector.device)
         coordination = self._coordination
         trainer = coordination.take(replica)
         steps = StepRetry(trainer)

@@ -66,6 +66,7 @@ def run_rank(
     )
     with Watchdog(_setting(job, roles, home, emit)):
         if world.is_worker:
+            home.computes_on(job.device)
             use_threads(threads)
             keep_freed_memory()
             work(job, world)

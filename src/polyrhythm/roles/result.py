@@ -143,6 +143,38 @@ def images_of_absent(
     )
 
 
+def images_missed(
+    job: Job,
+    roles: RoleAssignment,
+    reports: list[dict[str, Any]],
+    images_of: Callable[[int, int], int],
+    most_steps: int,
+) -> int:
+    """Count the training images of what workers had done, or did, in a round in which they were lost, or came.
+
+    Args:
+        job: that is over.
+        roles: of its ranks.
+        reports: the servers', some of which have kept the groups' lists.
+        images_of: as in `images_not_applied`.
+        most_steps: that a worker takes.
+    """
+    absent = {
+        (int(rank), step)
+        for report in reports
+        for rank, stretches in (report["absent"].items() if job.fault_tolerance.rescale else ())
+        for first, after in stretches
+        for step in range(first, after)
+    }  # counted already
+    missed = {
+        (rank, step)
+        for report in reports
+        for rank, first, after in report["missed"]
+        for step in range(first, min(after, most_steps))
+    }
+    return sum(images_of(step, roles.workers.index(rank)) for rank, step in missed - absent)
+
+
 def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -> int:
     """Count the training images, over all epochs, of the shares of workers that did not take part in a step.
 

@@ -38,6 +38,8 @@ class ServerStats:
         dropped: gradients that came too late.
         left_out: by rank, stretches of its steps, `[first, one past the last]`, of which no gradient was applied.
         absent: by rank, stretches of its group's steps, `[first, one past the last]`, taken without it.
+        missed: stretches of steps, `[rank, first, one past the last]`, of which a worker's part is in no model: of a
+            round in which it was lost, or came.
     """
 
     staleness: dict[int, int]
@@ -48,6 +50,7 @@ class ServerStats:
     dropped: int = 0
     left_out: dict[int, list[list[int]]] = field(default_factory=dict)
     absent: dict[int, list[list[int]]] = field(default_factory=dict)
+    missed: list[list[int]] = field(default_factory=list)
 
 
 class ServerPart(Protocol):

@@ -496,14 +496,15 @@ class Reassembled(NamedTuple):
     Attributes:
         step: steps that all of the group have done now.
         over: whether nothing is left but to leave.
-        there: the group's workers that are there, by their indices, in their order.
+        there: the group's workers that are there, by their indices, in their order, with how many have had each one's
+            rank before it.
         absent: those of the group that are not.
         round: how many times the group has regrouped.
     """
 
     step: int
     over: bool
-    there: tuple[int, ...]
+    there: dict[int, int]
     absent: tuple[int, ...]
     round: int
 

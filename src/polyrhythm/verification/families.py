@@ -45,6 +45,7 @@ from polyrhythm.verification.replicas import LateReplicas, OneVector, Replicas
 from polyrhythm.verification.servers import (
     Answers,
     Batches,
+    Ledger,
     OfShards,
     Sums,
     adds_up,
@@ -235,14 +236,21 @@ def _(strategy: Mixed, conditions: Conditions) -> list[Invariant]:
     groups, handling = strategy.members(roles), Handling(strategy.merge)
     exact = conditions if traits.exact_sums else replace(conditions, gradient=None)
     means = Means(roles, groups, drops=leaves_out)
-    serving = serving_invariants(
-        of_rounds(exact, steps),
-        traits.pushers(roles),
-        strategy.consistency,
-        handling,
-        in_step=traits.lockstep,
-        behind=means.behind,
-    )
+
+    def serving_with(conditions: Conditions) -> list[Invariant]:
+        return serving_invariants(
+            of_rounds(conditions, steps),
+            traits.pushers(roles),
+            strategy.consistency,
+            handling,
+            in_step=traits.lockstep,
+            behind=means.behind,
+        )
+
+    # What a group moves by in a round in which it loses somebody depends on how far each member had come.
+    partly = apart and steps > 1
+    serving = serving_with(replace(exact, gradient=None) if partly else exact)
+    exactly = [each for each in serving_with(exact) if isinstance(each, Ledger)] if partly else []
     every_step: list[Invariant] = [
         OfMembers(
             EveryStep(ranks, leaves_out=leaves_out, regroups=apart, apart=apart, counted=counted), ranks
@@ -253,6 +261,7 @@ def _(strategy: Mixed, conditions: Conditions) -> list[Invariant]:
     # Before the servers' invariants: these ask it which workers are behind a push.
     found.append(means)
     found += [OfGroups(InRounds(invariant, steps), roles, groups) for invariant in serving]
+    found += [Undisturbed(OfGroups(InRounds(each, steps), roles, groups)) for each in exactly]
     found.append(Meetings(Replicas(exact, groups, alone=False), every(steps)))
     if len(groups) == 1 and adds_up(handling):
         found.append(Undisturbed(Meetings(Replicas(exact, groups, alone=True), every(steps))))

@@ -267,3 +267,7 @@ class Undisturbed(Filter):
         self._over |= event.regrouped is not None
         if not self._over:
             self._inner.stepped(event)
+
+    def ended(self, event: Ended) -> None:
+        if not self._over:
+            self._inner.ended(event)

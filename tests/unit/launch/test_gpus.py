@@ -1,7 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from polyrhythm.communication.transports.torch_distributed.communicator import one_gpu_a_rank
+from polyrhythm.communication.transports.torch_distributed.collectives import (
+    RankCollectives,
+    Standing,
+    each_has_a_gpu,
+    seat_of,
+)
+from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Groups, Rendezvous
 from polyrhythm.launch.devices import gpu_of
 
 
@@ -17,9 +26,39 @@ def test_workers_of_a_host_take_one_gpu_each() -> None:
     assert gpu_of(torch.device("cpu"), 3) == torch.device("cpu")
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_nccl_is_for_those_who_share_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert [one_gpu_a_rank(members) for members in (1, 2, 3)] == [True, True, False]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # two on each of four hosts
-    assert one_gpu_a_rank(8)
+@pytest.mark.parametrize(
+    ("seats", "apart"),
+    [
+        (["a", "b"], True),
+        (["a", "b", "c", "d"], True),
+        (["a", "b", "a"], False),  # NCCL refuses to share one
+        (["a", "b", "c", ""], False),  # a worker without a GPU has joined three with one each
+        (["", "", ""], False),
+    ],
+)
+def test_nccl_is_for_those_who_have_a_gpu_each(seats: list[str], apart: bool) -> None:
+    assert each_has_a_gpu(seats) is apart
+
+
+def test_three_gpus_and_a_cpu_choose_alike_though_the_cpu_never_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"GPU-{device.index}")
+    )
+    store, standing = dist.HashStore(), Standing(lambda rank: False, lambda lineage: None, lambda: 1.0)
+    made = [Rendezvous(store, rank, 4, LOOPBACK) for rank in range(4)]
+    ranks = [RankCollectives(own, Groups(own), standing, shared_memory=False) for own in made]
+    for number, device in enumerate(["cuda:0", "cuda:1", "cuda:2", "cpu"]):
+        ranks[number].take_seat(made[number].own, torch.device(device))
+    peers = [own.own for own in made]
+    found = [ranks[number].seats(peers, ()) for number in range(3)]
+    assert found == [["GPU-0", "GPU-1", "GPU-2", ""]] * 3
+    assert not each_has_a_gpu(found[0])
+    assert each_has_a_gpu(ranks[0].seats(peers[:3], ()))
+
+
+def test_a_gpu_is_told_apart_from_others_by_its_number_and_from_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def properties(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(uuid=f"GPU-{device.index}")
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    assert [seat_of(torch.device(name)) for name in ("cuda:1", "cpu")] == ["GPU-1", ""]

@@ -202,6 +202,8 @@ class Leader(ControlPlane):
         self._meets = traits.lockstep
         self._reads_each_step = faults.goes_on and not duties.dry
         self._leaves_behind = faults.rejoin is Rejoin.BEHIND
+        # Neighbours of worker 0 take steps by themselves, and then wait for it; so does a newcomer.
+        self._group_in_rounds = faults.regroups_apart and traits.exchange_every != 1
         self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
         self._unheard: set[int] = set()
         """Workers that may wait for this new leader in a round before they have heard that it leads."""
@@ -393,14 +395,15 @@ class Leader(ControlPlane):
     def _hear_or_regroup(self) -> None:
         if self._regroup is not None and self.views.pending.due:
             self._regroup.reform()
-        elif self._group is not None and self._meets and self._group.due:
+        elif self._group is not None and (self._meets or self._group_in_rounds) and self._group.due:
             self._group.reform()
         else:
             self._hear(self._control.receive)
 
     def _may_wait(self, worker: int) -> bool:
         """Whether a worker may be waiting for the leader's next step, so that waiting for it would be a deadlock."""
-        return self._leaves_behind and (worker in self._behind or worker in self._unheard)
+        beside = self._group_in_rounds and self._neighbours.beside_leader(worker)
+        return (self._leaves_behind or beside) and (worker in self._behind or worker in self._unheard)
 
     def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
         """Handle one message or one loss; return whether there was either."""
@@ -487,7 +490,7 @@ class Leader(ControlPlane):
                 self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
             self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
-                self._group.lose(worker)
+                self._group.lose(worker, self.attendance.losses(worker))
 
     def _ask_to_enter(self, rank: int, generation: int) -> None:
         if self._duties.holds_back(rank, generation):
@@ -508,7 +511,8 @@ class Leader(ControlPlane):
         """Announce this rank, a successor of the leader, as the new one; all then send their latest state again."""
         generation = self._world.generation
         self.workers.see(LEADER, generation)
-        self._unheard = self.attendance.present - {LEADER} if self._meets_rarely else set()
+        rarely = self._meets_rarely or self._group_in_rounds
+        self._unheard = self.attendance.present - {LEADER} if rarely else set()
         for worker in range(len(self._world.roles.workers)):
             if self.attendance.losses(worker):
                 self._behind.update(self._neighbours.held_up_by(worker))

@@ -622,6 +622,7 @@ class RunFigures:
         images, steps = (calendar.images, calendar.total_steps) if deal is None else (deal.images, MOST_STEPS)
         not_applied = result.images_not_applied(self.job, self._world.roles, reports, images, steps)
         not_there = result.images_of_absent(self.job, self._world.roles, reports, images, steps)
+        not_there += result.images_missed(self.job, self._world.roles, reports, images, steps)
         if deal is None:
             not_seen = result.images_not_seen(self.job, self._steps_done())
         else:

@@ -287,18 +287,25 @@ class GroupRegroup:
         self._faults = faults
         self._member = member
         self._attempts = 0
-        self._there: tuple[int, ...] | None = None
-        self._missed: set[int] = set()
+        self._there: dict[int, int] | None = None
+        self._losses: dict[int, int] = {}
 
     @property
     def due(self) -> bool:
         """Whether somebody of the present view is lost, so that the others may wait for this worker."""
-        return bool(self._missed) and not self.over
+        if self.over:
+            return False
+        there = self._there
+        return any(there is None or there.get(worker, lost) < lost for worker, lost in self._losses.items())
 
-    def lose(self, worker: int) -> None:
-        """Note that a worker of the same group is lost, while this one waits for others elsewhere."""
-        if self._there is None or worker in self._there:
-            self._missed.add(worker)
+    def lose(self, worker: int, losses: int) -> None:
+        """Note that a worker of the same group is lost, while this one waits for others elsewhere.
+
+        Args:
+            worker: its index.
+            losses: how many processes have been lost that had its rank.
+        """
+        self._losses[worker] = losses
 
     def recovers_from(self, loss: PeerLost) -> bool:
         """Whether a worker is lost that the run can go on without; the loss of a server is handled elsewhere."""
@@ -355,7 +362,6 @@ class GroupRegroup:
             there = (rank,) if found.over else tuple(workers[worker] for worker in found.there)
             self._world.observer.joined(rank, there, found.round)
             self._world.observer.regrouped(rank, self._member.flat.vector, found.step)
-        self._missed.intersection_update(found.there)
         if not found.over:
-            place = found.there.index(self._member.worker)
+            place = list(found.there).index(self._member.worker)
             self._member.stands_in(found.absent, place, len(found.there))

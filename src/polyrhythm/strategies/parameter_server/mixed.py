@@ -30,8 +30,8 @@ from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import PeerLost, RequestError, RunError
+from polyrhythm.communication.message import Kind, Message, pack_tensors, unpack_tensors
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
@@ -83,6 +83,7 @@ from polyrhythm.strategies.worker_part import (
     Writes,
 )
 from polyrhythm.training.flat_optimizer import Span
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -107,8 +108,7 @@ class Mixed(WithServers, SizesBuckets):
         staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
         when_a_worker_dies=(
-            "its group regroups and pushes on, and a successor joins it; other groups take no notice (where groups "
-            "average gradients inside)"
+            "its group regroups and pushes on, and a successor joins it; other groups take no notice"
         ),
     )
 
@@ -143,10 +143,9 @@ class Mixed(WithServers, SizesBuckets):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return regrouping inside, where groups average gradients as workers can that regroup."""
+        """Return regrouping inside, where workers of the inside strategy can regroup."""
         common = FaultPolicy(skips_not_finite=not self.consistency.in_step())
-        gradients = self._inside(2).output is GroupOutput.GRADIENTS
-        if workers == 1 or not (gradients and self.inside.faults(2).regroups):
+        if workers == 1 or not self.inside.faults(2).regroups:
             return common
         groups, lockstep = self.groups(workers), self.traits(workers).lockstep
         return replace(
@@ -202,8 +201,8 @@ class Mixed(WithServers, SizesBuckets):
 
     def server(self, setting: ServerSetting) -> ServerPart:
         """Return the part of one server, to which groups talk through one member each."""
-        groups = self.members(setting.roles)
-        return GroupServer(groups, self.consistency, Handling(self.merge), setting)
+        groups, steps = self.members(setting.roles), self._inside(len(setting.roles.workers)).exchange_every
+        return GroupServer(groups, self.consistency, Handling(self.merge), setting, round_steps=max(1, steps))
 
     def _inside(self, workers: int) -> Traits:
         return self.inside.traits(min(self.replicas, workers))
@@ -264,6 +263,38 @@ class Contribution(NamedTuple):
     learning_rate: float
 
 
+class Reunion(NamedTuple):
+    """How a member meets its group again.
+
+    Attributes:
+        group: those who are there; its rank 0 speaks for them.
+        members: their places in the whole group, in the same order.
+        servers: this member's way to the servers, if it speaks.
+    """
+
+    group: Communicator
+    members: tuple[int, ...]
+    servers: PushPull | None
+
+    def pull(self) -> int:
+        """Let the speaker overwrite its flat vector; return how many contributions all servers have, on the others 0."""
+        return 0 if self.servers is None else self.servers.pull()
+
+    def share(self, flat: FlatParameters, *numbers: float) -> list[float]:
+        """Give all members the speaker's parameters and one or two numbers of its; return these numbers."""
+        return shared(flat, self.group, *numbers)
+
+
+def shared(flat: FlatParameters, group: Communicator, *numbers: float) -> list[float]:
+    """Give all members of a group the parameters of its first, and one or two numbers of its; return these numbers."""
+    whole = flat.vector_and_tail
+    tail = whole[-len(numbers) :]
+    tail.copy_(tail.new_tensor(numbers))
+    group.broadcast(whole)
+    found: list[float] = tail.tolist()
+    return found
+
+
 class InsidePart:
     """One member's side of what happens inside a group, between two meetings of its speaker with the servers.
 
@@ -274,12 +305,14 @@ class InsidePart:
         plan: of the optimiser that the servers run.
         steps: of a contribution.
         apart: whether members have taken steps that the servers have not heard of.
+        stopped: whether the servers have said, while the group regrouped, that it must stop.
         follows: what of a user's own loop its updates follow.
     """
 
     plan: OptimizerPlan
     steps = 1
     apart = False
+    stopped = False
     follows = Follows.NOTHING
 
     def start(self, step: int) -> None:
@@ -314,9 +347,28 @@ class InsidePart:
         """Give up whatever is under way on the group's communicator, which has been revoked."""
         raise NotImplementedError
 
-    def regroup(self, group: Communicator) -> None:
-        """Go on with those who are there; `start` follows, with the servers' parameters."""
+    def lets_in(self, step: int) -> bool:
+        """Return whether members may be called together before a step to let another in."""
+        return True
+
+    def progress(self) -> tuple[int, int]:
+        """Return the steps of which this member has computed its part, and the contributions that it knows.
+
+        Only where a contribution takes several steps, so that something of it may be lost.
+        """
+        return 0, 0
+
+    def regroup(self, found: Reunion) -> int:
+        """Go on with those who are there; return how many steps this member has done.
+
+        Raises:
+            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+        """
         raise NotImplementedError
+
+    def dismiss(self, contributions: int) -> int:
+        """Take note that the group's run is over, after so many contributions; return how many steps these are."""
+        return contributions
 
     def rest(self) -> Contribution | None:
         """Return what the servers have not heard of when the run is over, if there is anything."""
@@ -382,9 +434,13 @@ class Gradients(InsidePart):
     def break_off(self) -> None:
         self._mean.break_off()
 
-    def regroup(self, group: Communicator) -> None:
-        self._group = group
-        self._mean = self._mean.over(group)
+    def regroup(self, found: Reunion) -> int:
+        """Begin at what the servers have of the group: a mean that was under way is there, or is made again."""
+        self._group = found.group
+        self._mean = self._mean.over(found.group)
+        (contributions,) = found.share(self._flat, found.pull())
+        self._mean.prepare()
+        return int(contributions)
 
 
 _PLANNED = 4096
@@ -400,6 +456,16 @@ class Models(InsidePart):
 
     Checkpoints may be made in the middle of a round; it is gone on with if all members have one of the same step, and
     the servers have not heard of the round.
+
+    When somebody is lost, members may be in different places, of one round or two. All tell where they are:
+
+        models apart, in the round that servers lack       ─▶ w' + (x_i - w): what it has moved by, on top of w'
+        the mean, which a server lacks                     ─▶ handed to the speaker, who pushes it; then w'
+        the mean, which all servers have, or their answer  ─▶ w'
+        not even the mean, though others or servers do     ─▶ w', with the state of whoever has it
+        newcomers                                          ─▶ the model and the state of the newest; it counts once
+
+    where w' is what servers hold then. So what a lost member did in the round is gone, and nobody else's steps are.
     """
 
     def __init__(self, setting: WorkerSetting, group: Communicator, inside: Strategy) -> None:
@@ -409,8 +475,15 @@ class Models(InsidePart):
         self._group = group
         self._part = WorkerCalls(inside.worker(replace(setting, workers=group)))
         self.follows = self._part.follows
+        self._worker = setting.workers.rank
         self._read = torch.zeros_like(setting.flat.vector)
-        self._done = 0
+        self._done = self._begun = self._rounds = 0
+        self._total = setting.steps
+        self._is_new = setting.succeeds
+        self._held: Contribution | None = None
+        """What is being pushed; the way back itself is in the flat gradients."""
+        self._moved: Tensor | None = None
+        """What this member has moved by since `_read`, while its group regroups."""
         self._stop_requested = False
         self._saved: State | None = None
 
@@ -418,21 +491,26 @@ class Models(InsidePart):
         shown = self._flat.vector.clone()
         self._part.start(step)
         self._flat.vector.copy_(shown)
-        self._done = step
+        self._done = self._begun = step
+        self._rounds = step // self.steps
         self.refresh()
 
     def resume(self, step: int, contributions: int) -> bool:
         saved = self._saved
-        mine = saved is not None and saved[1]["apart"] and step // self.steps == contributions
+        # Who was not there when it was written is given another's.
+        mine = saved is not None and saved[1].get("worker", self._worker) == self._worker
+        mine = mine and saved is not None and saved[1]["apart"] and step // self.steps == contributions
         if not self._all_are_at(step, mine) or saved is None:
             return False
         self._part.start(step)
         self._flat.vector.copy_(saved[0][_VECTOR])
         self._read.copy_(saved[0][_READ])
-        self._done, self.apart = step, True
+        self._done = self._begun = step
+        self._rounds, self.apart = contributions, True
         return True
 
     def begin(self, step: Step) -> None:
+        self._begun = step.number + 1
         self._part.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
@@ -446,18 +524,140 @@ class Models(InsidePart):
 
     def refresh(self) -> None:
         self._read.copy_(self._flat.vector)
-        self.apart = False
+        self._rounds += self._held is not None
+        self.apart, self._held = False, None
+
+    def lets_in(self, step: int) -> bool:
+        """Return whether a round ends with the step: before it, others would hear of the call only at the round's end."""
+        return (step + 1) % self.steps == 0
+
+    def progress(self) -> tuple[int, int]:
+        return self._begun, self._known
+
+    @property
+    def _known(self) -> int:
+        return self._rounds + (self._held is not None)
 
     def break_off(self) -> None:
+        """Give up whatever is under way, and keep what this member has moved by: servers' parameters overwrite it."""
         self._part.break_off()
+        if self.apart and self._moved is None:
+            flat = self._flat
+            self._moved = flat.gradients.neg() if self._held is not None else flat.vector - self._read
 
-    def regroup(self, group: Communicator) -> None:
-        """Raise `RunError`: inside a round, members hold models that no server knows; see `Mixed.faults`."""
-        raise RunError("groups that push rounds do not regroup")
+    def regroup(self, found: Reunion) -> int:
+        group, flat = found.group, self._flat
+        reached = found.pull()
+        places = self._places_of_all(group, reached)
+        known = max(place.known for place in places)
+        contributions = places[0].reached
+        if contributions < known:
+            holder = next(rank for rank, place in enumerate(places) if place.holds and place.known == known)
+            stops = self._push_for(holder, known - 1, found)
+            contributions, stops = found.share(flat, known, float(stops))
+            self.stopped |= bool(stops)
+        else:
+            contributions, _ = found.share(flat, contributions, 0.0)
+        self._go_on_at(group, places, int(contributions))
+        self._part.regroup(group, found.members)
+        return self._done
+
+    def _places_of_all(self, group: Communicator, reached: int) -> list[_Place]:
+        own = _Place(_NEW if self._is_new else self._known, self._held is not None, self._begun, reached)
+        told = torch.zeros(group.size, len(own), dtype=torch.float64, device=self._flat.vector.device)
+        told[group.rank] = told.new_tensor([float(number) for number in own])
+        group.all_reduce(told)
+        return [_Place(int(row[0]), bool(row[1]), int(row[2]), int(row[3])) for row in told.tolist()]
+
+    def _push_for(self, holder: int, number: int, found: Reunion) -> bool:
+        """Push the mean of a round that one of the members has, and a server lacks; return whether to stop.
+
+        Args:
+            holder: its rank in the group.
+            number: of the round.
+            found: how this member meets its group again.
+        """
+        group, gradients, stops = found.group, self._flat.gradients, False
+        if group.rank == holder:
+            assert self._held is not None and self._moved is not None, "it has said that it holds a mean"
+            torch.neg(self._moved, out=gradients)
+            step = self._held.step
+            if found.servers is None:
+                group.send(0, Message(Kind.GRADIENT, gradients, weight=step.weight, stop=step.stop))
+        elif found.servers is not None:
+            message = group.receive(holder)[1]
+            assert message.tensor is not None, "it has the way back"
+            gradients.copy_(message.tensor)
+            step = Step(number, message.weight, message.stop)
+        if found.servers is not None:
+            stops = found.servers.push_and_pull(step, step.weight, 1.0)
+        return stops
+
+    def _go_on_at(self, group: Communicator, places: list[_Place], contributions: int) -> None:
+        """Go on at the servers' parameters, which the flat vector holds, with what each has moved by on top.
+
+        The newest member gives its model and state to those who have come, and its state to those who missed a mean
+        that it knows.
+        """
+        old = [rank for rank, place in enumerate(places) if place.known != _NEW]
+        if not old:  # a round that was under way is lost, with all who were in it
+            self._enter(self._part.state(), contributions, self._steps_in(contributions), apart=False)
+            return
+        known = max(places[rank].known for rank in old)
+        newest = max((rank for rank in old if places[rank].known == known), key=lambda rank: places[rank].taken)
+        behind = [rank for rank, place in enumerate(places) if place.known < known]
+        read = self._flat.vector.clone()
+        if group.rank in behind:
+            message = group.receive(newest)[1]
+            assert message.tensor is not None, "it has the state"
+            tensors, facts = unpack_tensors(message.tensor)
+            state = below(_PART, tensors), facts["part"]
+            if self._is_new:
+                self._flat.vector.copy_(tensors[_VECTOR])
+                self._enter(state, contributions, facts["done"], apart=facts["apart"])
+            else:
+                self._miss(state, contributions, read)
+        elif self._known < contributions:
+            self._miss(self._part.state(), contributions, read)
+        else:
+            if self._held is not None:
+                self.apart = False
+            elif self._moved is not None:
+                self._flat.vector.add_(self._moved)
+            self._rounds, self._held, self._moved = contributions, None, None
+        self._read.copy_(read)
+        if group.rank == newest:
+            tensors, facts = self._part.state()
+            named = {_PART + name: tensor for name, tensor in tensors.items()} | {_VECTOR: self._flat.vector}
+            told = pack_tensors(named, {"part": facts, "apart": self.apart, "done": self._done})
+            for rank in behind:
+                group.send(rank, Message(Kind.HANDOVER, told))
+
+    def _enter(self, newest: State, contributions: int, done: int, *, apart: bool) -> None:
+        self._done = self._begun = self._part.take_over(newest, _NEW, done)
+        self._rounds, self._is_new, self.apart = contributions, False, apart
+
+    def _miss(self, newest: State, contributions: int, read: Tensor) -> None:
+        """Begin another round, after a mean that others, or only servers, have heard of."""
+        self._done = self._part.take_over(newest, self._begun - 1, self._begun)
+        self._flat.vector.copy_(read)
+        self._rounds, self._moved, self.apart = contributions, None, False
+
+    def _steps_in(self, contributions: int) -> int:
+        """Return the steps of so many rounds, of which the run's last may be shorter."""
+        whole = contributions * self.steps
+        return whole if self._total is None else min(whole, self._total)
+
+    def dismiss(self, contributions: int) -> int:
+        if self._is_new:
+            self._begun = self._steps_in(contributions)
+        self._done, self.apart, self._held, self._moved = self._begun, False, None, None
+        return self._done
 
     def rest(self) -> Contribution | None:
         if not self.apart:
             return None
+        self._begun = self._done
         self._part.settle()
         self._part.end()
         return self._way_back()
@@ -470,7 +670,7 @@ class Models(InsidePart):
         named = {_PART + name: tensor for name, tensor in tensors.items()}
         if self.apart:
             named |= {_VECTOR: self._flat.vector, _READ: self._read}
-        noted: dict[str, Any] = {"part": facts, "apart": self.apart}
+        noted: dict[str, Any] = {"part": facts, "apart": self.apart, "worker": self._worker}
         return named, noted
 
     def load_state(self, state: State) -> None:
@@ -489,7 +689,27 @@ class Models(InsidePart):
         torch.sub(self._read, self._flat.vector, out=self._flat.gradients)
         number = (self._done - 1) // self.steps
         stop, self._stop_requested = self._stop_requested, False
-        return Contribution(Step(number, float(self._group.size), stop), 1.0)
+        self._held = Contribution(Step(number, float(self._group.size), stop), 1.0)
+        return self._held
+
+
+class _Place(NamedTuple):
+    """Where a member is when its group regroups.
+
+    Attributes:
+        known: contributions whose numbers it knows; `_NEW` where it has just come.
+        holds: whether the latest of them is being pushed.
+        taken: steps of which it has computed its part.
+        reached: contributions that all servers have, where it speaks.
+    """
+
+    known: int
+    holds: bool
+    taken: int
+    reached: int
+
+
+_NEW = -1
 
 
 class Circle:
@@ -501,6 +721,7 @@ class Circle:
     Attributes:
         group: the communicator of those who are there; its rank 0 speaks for them.
         there: their indices among all workers of the run, in the same order.
+        generations: how many have had the rank of each of them before it.
         everybody: of the group, be they there or not.
         steps: contributions of the group that the servers have, where it is over.
         round: of the present formation.
@@ -509,6 +730,7 @@ class Circle:
     def __init__(self, setting: WorkerSetting, number: int, members: range) -> None:
         self.everybody = self.there = tuple(members)
         self.group: Communicator = setting.workers.subgroup(f"replicas {number}", members)
+        self.generations: tuple[int, ...] = (0,) * len(members)
         self.steps = 0
         self.round = 0
         self._name = f"replicas {number}"
@@ -538,9 +760,19 @@ class Circle:
                     self.group.start_send(other, Message(Kind.REVOKE))
         self.group.revoke()
 
-    def go_on(self) -> bool:
-        """Go on with those who are there; return whether the group does, else its run is over."""
-        self._network.send(self._server, Broken(self.round).message())
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Of those who are there, in the whole group."""
+        return tuple(worker - self.everybody[0] for worker in self.there)
+
+    def go_on(self, taken: int, known: int) -> bool:
+        """Go on with those who are there; return whether the group does, else its run is over.
+
+        Args:
+            taken: steps of which this member has computed its part.
+            known: contributions that it knows.
+        """
+        self._network.send(self._server, Broken(self.round, taken, known).message())
         return self._form()
 
     def enter(self) -> bool:
@@ -557,6 +789,7 @@ class Circle:
             return False
         self.round = word.round
         self.there = tuple(self._workers.index(rank) for rank in word.ranks)
+        self.generations = word.generations
         self.group = self._network.regrouped(f"{self._name}, {word.round}", word.ranks, word.generations)
         return True
 
@@ -564,9 +797,9 @@ class Circle:
 class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers, RegroupsApart):
     """Goes on with its group; whoever speaks for the group pushes what comes of it, and hands the answer on.
 
-    When somebody of the group is lost, or comes, those who are there begin anew at what the servers have: the
-    parameters, and how many of the group's contributions are in them. So a contribution that was under way is either
-    there, or made again.
+    When somebody of the group is lost, or comes, those who are there go on from what the servers have: the parameters,
+    and how many of the group's contributions are in them. So a contribution that was under way is either there, or made
+    again (`InsidePart.regroup`).
     """
 
     def __init__(self, setting: WorkerSetting, circle: Circle, inside: InsidePart) -> None:
@@ -589,10 +822,11 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
             self._servers.initialise()
         reached = self._servers.pull() if self._servers is not None else 0
         contributions = int(self._share(reached)[0])
-        if self._inside.resume(step, contributions):
-            self._done = step
-            return step
-        return self._begin_at(contributions)
+        self._done = step
+        if not self._inside.resume(step, contributions):
+            self._done = contributions * self._inside.steps
+            self._inside.start(self._done)
+        return self._done
 
     def begin(self, step: Step) -> None:
         self._inside.begin(step)
@@ -627,25 +861,26 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
 
     @property
     def due(self) -> bool:
-        return self._circle.due
+        return self._inside.lets_in(self._done) and self._circle.due
 
     def reassemble(self, *, enters: bool) -> Reassembled:
-        """Go on with those who are there, at what the servers have of the group."""
-        circle = self._circle
+        """Go on with those who are there, from what the servers have of the group."""
+        circle, inside = self._circle, self._inside
         if not enters:
             circle.break_off()
-            self._inside.break_off()
-        goes_on = circle.enter() if enters else circle.go_on()
+            inside.break_off()
+        goes_on = circle.enter() if enters else circle.go_on(*inside.progress())
         if goes_on:
             self._flat.renew_gradients()  # the library may still write into the old ones
-            self._inside.regroup(circle.group)
             self._servers = self._link() if circle.speaks else None
-            reached = self._servers.pull() if self._servers is not None else 0
-            self._regrouped_at = self._begin_at(int(self._share(reached)[0]))
+            self._done = inside.regroup(Reunion(circle.group, circle.places, self._servers))
+            self._regrouped_at = self._done
         else:
-            self._done = circle.steps * self._inside.steps
+            self._done = inside.dismiss(circle.steps)
         absent = tuple(worker for worker in circle.everybody if worker not in circle.there)
-        return Reassembled(self._done, not goes_on, circle.there, absent, circle.round)
+        over = inside.stopped or not goes_on
+        there = dict(zip(circle.there, circle.generations, strict=True))
+        return Reassembled(self._done, over, there, absent, circle.round)
 
     def end(self) -> None:
         """Push what is left; speakers leave, and worker 0 waits for the final parameters."""
@@ -672,11 +907,6 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         steps = self._setting.steps or 0
         return PushPull(self._setting, self._inside.plan, -(-steps // self._inside.steps))
 
-    def _begin_at(self, contributions: int) -> int:
-        self._inside.start(contributions * self._inside.steps)
-        self._done = contributions * self._inside.steps
-        return self._done
-
     def _exchange(self, contribution: Contribution) -> bool:
         """Push what the group has, and share the answer; return whether all must stop."""
         step, stop = contribution.step, False
@@ -689,13 +919,7 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         return bool(shared_stop)
 
     def _share(self, *numbers: float) -> list[float]:
-        """Give all members the speaker's parameters and one or two numbers of its; return these numbers."""
-        shared = self._flat.vector_and_tail
-        tail = shared[-len(numbers) :]
-        tail.copy_(tail.new_tensor(numbers))
-        self._circle.group.broadcast(shared)
-        found: list[float] = tail.tolist()
-        return found
+        return shared(self._flat, self._circle.group, *numbers)
 
 
 def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:

@@ -250,6 +250,18 @@ class RankCollectives:
 
         return share_vector(members.index(self._rendezvous.rank), introductions, like, tell_all)
 
+    def seats(self, peers: Sequence[Peer], lineage: tuple[int, ...]) -> list[str]:
+        """Return where some ranks compute, once all of them have said so; see `seat_of`.
+
+        Raises:
+            PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
+        """
+        return self._told([_seat(peer) for peer in peers], [peer.rank for peer in peers], lineage)
+
+    def take_seat(self, own: Peer, device: torch.device) -> None:
+        """Tell the others where this rank computes."""
+        self._rendezvous.store.set(_seat(own), seat_of(device))
+
     def revoke(self, context: int, later: Callable[[Callable[[], None]], object]) -> None:
         """End those of a communicator, and of all that are parts of it.
 
@@ -309,9 +321,12 @@ class RankCollectives:
         Raises:
             PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
         """
+        self._rendezvous.store.set(f"{name}/met/{self._rendezvous.rank}", word)
+        return self._told([f"{name}/met/{member}" for member in members], members, lineage)
+
+    def _told(self, keys: list[str], members: Sequence[int], lineage: tuple[int, ...]) -> list[str]:
+        """Return what is in the store under some keys, once all are there."""
         store = self._rendezvous.store
-        store.set(f"{name}/met/{self._rendezvous.rank}", word)
-        keys = [f"{name}/met/{member}" for member in members]
         pause_s = _FIRST_MEETING_INTERVAL_S
         while not store.check(keys):
             self._check(members, lineage)
@@ -319,7 +334,7 @@ class RankCollectives:
             pause_s = min(2 * pause_s, _MEETING_INTERVAL_S)
         return [value.decode() for value in store.multi_get(keys)]
 
-    def _check(self, members: tuple[int, ...], lineage: tuple[int, ...]) -> None:
+    def _check(self, members: Sequence[int], lineage: tuple[int, ...]) -> None:
         self._standing.check(lineage)
         for lost in filter(self._standing.is_lost, members):
             raise PeerLost(lost, "waiting for all ranks to start a collective")
@@ -338,3 +353,17 @@ class _InUse:
     made: MemberCollectives
     members: tuple[int, ...]
     lineage: tuple[int, ...]
+
+
+def seat_of(device: torch.device) -> str:
+    """Return a text that is equal for two ranks if they compute on one GPU; empty for one that computes on a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def each_has_a_gpu(seats: Sequence[str]) -> bool:
+    """Return whether each rank has a GPU that no other has: NCCL shares none, and never hears of a CPU's rank."""
+    return all(seats) and len(set(seats)) == len(seats)
+
+
+def _seat(peer: Peer) -> str:
+    return f"seat/{peer.rank}/{peer.generation}"

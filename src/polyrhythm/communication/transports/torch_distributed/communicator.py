@@ -13,7 +13,6 @@ used again, once what was in them has left.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,10 @@ from polyrhythm.communication.transports.member_collectives import MemberCollect
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.shared_memory.collectives import SharedMemoryCollectives
 from polyrhythm.communication.transports.shared_memory.exchange import rows_memory_like, rows_of
-from polyrhythm.communication.transports.torch_distributed.collectives import CollectiveHandle
+from polyrhythm.communication.transports.torch_distributed.collectives import (
+    CollectiveHandle,
+    each_has_a_gpu,
+)
 from polyrhythm.communication.transports.torch_distributed.rank import FutureHandle, Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, group_name
 from polyrhythm.errors import PeerLost
@@ -159,6 +161,7 @@ class TorchDistributedCommunicator(Communicator):
         self._making = threading.Lock()
         self._on_cpu: MemberCollectives | None = None
         self._nccl: Any = None
+        self._on_gpus: bool | None = None
         self._staging: Staging | None = None
 
     def send(self, to: int, message: Message) -> None:
@@ -203,7 +206,7 @@ class TorchDistributedCommunicator(Communicator):
         self._home.bytes_sent += self._share_of(tensor)
         if not tensor.is_cuda:
             return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
-        if one_gpu_a_rank(self.size):
+        if self._adds_up_on_gpus(tensor.device):
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
 
@@ -312,20 +315,22 @@ class TorchDistributedCommunicator(Communicator):
                 self._on_cpu = self._home.collectives.make(name, self._members, self._lineage)
             return self._on_cpu
 
+    def _adds_up_on_gpus(self, device: torch.device) -> bool:
+        """Return whether NCCL can be used; the others that have a GPU get the same answer, and CPUs do not ask."""
+        if self._on_gpus is None:
+            peers = [
+                Peer(member, self._generations.get(member, self._home.generation(member)))
+                for member in self._members
+            ]
+            self._home.computes_on(device)
+            self._on_gpus = each_has_a_gpu(self._home.collectives.seats(peers, self._lineage))
+        return self._on_gpus
+
     def _nccl_group(self) -> Any:
         if self._nccl is None:
             name = group_name(self._name, self._members)
             self._nccl = self._home.groups.nccl(name, self.rank, self.size)
         return self._nccl
-
-
-def one_gpu_a_rank(members: int) -> bool:
-    """Return whether each member of a communicator has a GPU that no other has (NCCL refuses to share one).
-
-    Args:
-        members: of the communicator, which are all on this host unless torchrun says how many are.
-    """
-    return torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", members))
 
 
 def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, TorchDistributedCommunicator]:

@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from polyrhythm.communication.activity import Activity
 from polyrhythm.communication.communicator import Clock, Handle
 from polyrhythm.communication.message import UNBOUNDED_BYTES, Kind, Message, Reason, RefusedMessage
@@ -107,6 +109,7 @@ class Rank(Membership):
         self.patience_s = LINK_PATIENCE_S
         self.refused: Counter[str] = Counter()
         self.tell: Callable[[str], None] = _log.warning
+        self._has_seat = False
         self._told: set[tuple[Peer, Reason]] = set()
         self._linked: set[Peer] = set()
         self.groups = Groups(rendezvous)
@@ -191,6 +194,12 @@ class Rank(Membership):
             useless = self._inbox.useless()
         for context in useless:
             self.revoke(context)
+
+    def computes_on(self, device: torch.device) -> None:
+        """Tell the others where this rank computes: GPUs are asked to add up by themselves only if all have one."""
+        if not self._has_seat:
+            self.collectives.take_seat(self.rendezvous.own, device)
+            self._has_seat = True
 
     def close(self) -> None:
         """Leave the run in good order; every rank calls it when it has nothing more to send or receive."""

@@ -65,18 +65,31 @@ class Formation:
 
 @dataclass(frozen=True)
 class Broken:
-    """A member has broken a step off, in this formation of its group."""
+    """A member has broken a step off.
+
+    Attributes:
+        round: of the formation in which it was.
+        taken: steps of which it has computed its own part.
+        known: contributions of the group whose numbers it knows.
+    """
 
     round: int
+    taken: int = 0
+    known: int = 0
 
     def message(self) -> Message:
         """Pack it to be sent."""
-        return Message(Kind.BROKEN, version=self.round)
+        return Message(Kind.BROKEN, version=self.round, step=self.taken, weight=float(self.known))
 
     @classmethod
     def of(cls, message: Message) -> Broken:
         """Read what `message` packed."""
-        return cls(message.version)
+        known = message.weight
+        return cls(message.version, max(0, message.step), int(known) if 0 <= known < _MOST_KNOWN else 0)
+
+
+_MOST_KNOWN = 1 << 53
+"""Up to here a message's weight holds every whole number."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +187,19 @@ class Roster:
         round: of the present formation.
         gone: which of the ranks are lost.
         waiting: members that have broken a step off.
-        absent: by rank, the stretches of steps, `[first, one past the last]`, that a formation without it has begun
-            with; the last is None while it is not back.
+        absent: by rank, the stretches of contributions, `[first, one past the last]`, that a formation without it has
+            begun with; the last is None while it is not back.
+        missed: the stretches of steps, `[rank, first, one past the last]`, of which a member's part is in no model.
+
+    Args:
+        ranks: of its members.
+        steps: of a contribution.
     """
 
-    def __init__(self, ranks: tuple[int, ...]) -> None:
+    def __init__(self, ranks: tuple[int, ...], steps: int = 1) -> None:
         self.ranks = ranks
+        self._steps = steps
+        self._taken = self._known = 0
         self.round = 0
         self.gone: set[int] = set()
         self.waiting: set[int] = set()
@@ -187,6 +207,7 @@ class Roster:
         self._generations = dict.fromkeys(ranks, 0)
         self._called = False
         self.absent: dict[int, list[list[int | None]]] = {}
+        self.missed: list[list[int]] = []
 
     @property
     def is_empty(self) -> bool:
@@ -203,10 +224,18 @@ class Roster:
         """Return whether a rank can be that of a successor: who had it before is lost."""
         return rank in self.gone or rank not in self.ranks
 
-    def hear(self, rank: int, round_: int) -> None:
-        """Note that a member has broken a step off; what it said of an earlier formation counts no more."""
+    def hear(self, rank: int, round_: int, taken: int = 0, known: int = 0) -> None:
+        """Note that a member has broken a step off; what it said of an earlier formation counts no more.
+
+        Args:
+            rank: of the member.
+            round_: of its formation.
+            taken: see `Broken`.
+            known: likewise.
+        """
         if round_ == self.round and rank in self.ranks and rank not in self.gone:
             self.waiting.add(rank)
+            self._taken, self._known = max(self._taken, taken), max(self._known, known)
 
     def enter(self, rank: int, generation: int) -> None:
         """Note that a successor wants to take part."""
@@ -227,8 +256,14 @@ class Roster:
         return speaker
 
     def form(self, steps: int) -> Formation:
-        """Make the next formation of all who wait, after `steps` of the group: first those who have been there."""
+        """Make the next formation of all who wait: first those who have been there.
+
+        Args:
+            steps: contributions of the group that a server has.
+        """
         staying = [rank for rank in self.ranks if rank not in self.gone]
+        if staying and self._steps > 1:
+            self._note_missed(steps)
         self._generations |= self._entering
         self.ranks = (*staying, *sorted(self._entering))
         self.round += 1
@@ -241,7 +276,15 @@ class Roster:
         waiting = sorted(self.waiting | set(self._entering))
         self.waiting.clear()
         self._entering.clear()
+        self._taken = self._known = 0
         return waiting
+
+    def _note_missed(self, steps: int) -> None:
+        """Note what is lost of a round under way, and what newcomers will do in it, whose models do not count yet."""
+        first, taken = max(steps, self._known) * self._steps, self._taken
+        if taken > first:
+            self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
+            self.missed += [[rank, taken, first + self._steps] for rank in sorted(self._entering)]
 
     def _note_absent(self, steps: int) -> None:
         for rank in self._generations:
@@ -256,6 +299,7 @@ class Roster:
         self.waiting.clear()
         self._entering.clear()
         self.gone.clear()
+        self._taken = self._known = 0
         self._called = False
 
 
@@ -272,6 +316,7 @@ class GroupServer(CountsLatestStaleness):
     Args:
         groups: ranks of the members of each.
         consistency: makes the gate, whose pushers are groups.
+        round_steps: of what a group pushes at once.
     """
 
     def __init__(
@@ -280,6 +325,7 @@ class GroupServer(CountsLatestStaleness):
         consistency: Consistency,
         handling: Handling,
         setting: ServerSetting,
+        round_steps: int = 1,
     ) -> None:
         servers = setting.roles.servers
         names = tuple(ranks[0] for ranks in groups)
@@ -289,7 +335,8 @@ class GroupServer(CountsLatestStaleness):
         self._is_first = setting.index == 0
         self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
         self._speakers = {ranks[0]: ranks[0] for ranks in groups}
-        self._rosters = {ranks[0]: Roster(ranks) for ranks in groups}
+        self._round_steps = round_steps
+        self._rosters = {ranks[0]: Roster(ranks, round_steps) for ranks in groups}
         self._undisturbed = True
         self._silent: set[int] = set()
         self._through: set[int] = set()
@@ -308,7 +355,8 @@ class GroupServer(CountsLatestStaleness):
 
     def stats(self) -> ServerStats:
         """Return what it has counted."""
-        return replace(self._session.stats(), steps=self.steps, absent=self.absent)
+        missed = [stretch for roster in self._rosters.values() for stretch in roster.missed]
+        return replace(self._session.stats(), steps=self.steps, absent=self.absent, missed=missed)
 
     def latest_staleness(self) -> dict[int, int]:
         return self._session.latest_staleness()
@@ -323,18 +371,19 @@ class GroupServer(CountsLatestStaleness):
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many gradients of each worker's group need not be pushed again."""
+        """How many steps of each worker's group need not be taken again."""
         named = self._session.steps
-        return {rank: named[name] for rank, name in self._name_of.items()}
+        return {rank: named[name] * self._round_steps for rank, name in self._name_of.items()}
 
     @property
     def absent(self) -> dict[int, list[list[int]]]:
         """For each rank, the stretches of its group's steps, `[first, one past the last]`, taken without it."""
-        steps, found = self.steps, {}
+        steps, each, found = self.steps, self._round_steps, {}
         for roster in self._rosters.values():
             for rank, stretches in roster.absent.items():
                 found[rank] = [
-                    [first or 0, steps[rank] if after is None else after] for first, after in stretches
+                    [(first or 0) * each, steps[rank] if after is None else after * each]
+                    for first, after in stretches
                 ]
         return found
 
@@ -496,7 +545,7 @@ class GroupServer(CountsLatestStaleness):
             )
         word = member_word(message)
         if isinstance(word, Broken):
-            roster.hear(source, word.round)
+            roster.hear(source, word.round, word.taken, word.known)
         elif roster.may_enter(source):
             roster.enter(source, word.generation)
         else:
@@ -512,7 +561,12 @@ class GroupServer(CountsLatestStaleness):
             steps = self._session.steps_of(name)
             word = Dismissal(steps, stop=not self._has_all(name)).message()
             dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
-            return dismissed + (self._told_of_end(name, steps) if dismissed and name in self._through else [])
+            if not dismissed:
+                return []
+            if self._speakers[name] == _NOBODY:  # its last push was held when the speaker was lost: nobody will leave
+                self._through.add(name)
+                dismissed += self._addressed(self._lose_group(name))
+            return dismissed + (self._told_of_end(name, steps) if name in self._through else [])
         if roster.is_complete:
             formation = roster.form(self._session.steps_of(name))
             return [(rank, formation.message()) for rank in formation.ranks]
