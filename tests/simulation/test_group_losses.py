@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from conformance.jobs import blobs, make_job, result_of, strategy
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.events import Event, RunEnded, WorkerProgress
 from polyrhythm.roles.job import FaultTolerance, Job
-from polyrhythm.simulation.trials import try_seeds
+from polyrhythm.simulation.injection.fault import parse_faults
+from polyrhythm.simulation.trials import ExactGradients, play, try_seeds
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.parameter_server.mixed import Gradients, Models
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
@@ -114,7 +120,115 @@ def test_a_step_that_counts_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert try_seeds(trial("mixed(replicas=3)", workers=6, steps=6), range(8)).failures
 
 
-def test_groups_that_push_rounds_stop() -> None:
-    assert not strategy("mixed(inside=local_sgd)").faults(4).goes_on
-    assert all(strategy(spec).faults(4).goes_on and strategy(spec).faults(4).leader for spec in FREE)
+def test_all_groups_go_on_and_declare_it() -> None:
+    assert all(strategy(spec).faults(4).goes_on and strategy(spec).faults(4).leader for spec in FREE + ROUNDS)
     assert strategy(FREE[4]).faults(4).spares == 1
+
+
+# Groups that push rounds: members are in different places, of which servers know nothing.
+
+_ROUNDS = 3
+ROUNDS = [
+    f"mixed(replicas=3, servers=2, inside=local_sgd(steps={_ROUNDS}))",
+    f"mixed(replicas=3, consistency=synchronous, inside=local_sgd(steps={_ROUNDS}, optimizer_state=average))",
+    "mixed(replicas=2, servers=2, consistency=bounded_staleness(s=1), inside=local_sgd(steps=2))",
+    "mixed(replicas=4, inside=hierarchical_averaging(group=2, steps=1, steps_between=3))",
+]
+
+
+@pytest.mark.parametrize("spec", ROUNDS)
+def test_every_round_counts_once_under_many_seeds(spec: str) -> None:
+    """7 steps are no whole number of rounds: the last, which is shorter, may be the one that breaks."""
+    tried = try_seeds(trial(spec, workers=6, steps=7), range(8))
+    assert (tried.seeds, tried.failures) == (8, ())
+
+
+@pytest.mark.parametrize("back_s", [None, 0.03])
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("at_s", MOMENTS[1:5])
+def test_a_group_that_pushes_rounds_goes_on_without_a_member(
+    rank: int, at_s: float, back_s: float | None
+) -> None:
+    """Rank 2 speaks for its group. Of the images, only those of the round in which it was lost are missed."""
+    spec = f"mixed(replicas=2, servers=2, inside=local_sgd(steps={_ROUNDS}))"
+    successors = [] if back_s is None else [(at_s + back_s, rank)]
+    events = events_of(job_of(spec), [(at_s, rank)], successors)
+    result = result_of(events)
+    assert isinstance(events[-1], RunEnded)
+    assert (events[-1].outcome, result["steps"], result["workers_lost"]) == ("done", STEPS, 1)
+    assert result["workers_joined"] == len(successors)
+    assert gradients(events) == 2 * 2 * -(-STEPS // _ROUNDS)
+    assert 0 < result["images_not_seen"] <= (_ROUNDS + bool(successors)) * (BATCH_SIZE + 1)
+
+
+class Last:
+    """The parameters with which servers let a run go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        inner = GroupServer.on_message
+
+        def on_message(server: GroupServer, source: int, message: Message) -> list[Reply]:
+            replies = inner(server, source, message)
+            for _, reply in replies:
+                if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
+                    self.values = reply.tensor.clone()
+            return replies
+
+        monkeypatch.setattr(GroupServer, "on_message", on_message)
+
+
+def moved(exact: ExactGradients, members: Sequence[int], number: int) -> Tensor:
+    """What a group of these members has moved by in a round: the mean of the sums of their gradients."""
+    steps = range(number * _ROUNDS, (number + 1) * _ROUNDS)
+    sums = [torch.stack([exact(worker, step) for step in steps]).sum(0) for worker in members]
+    return torch.stack(sums).sum(0) / len(members)
+
+
+KILLS = [(3, at_ms) for at_ms in range(1, 240, 7)] + [(4, 50 + half_ms / 2) for half_ms in range(20)]
+
+
+def test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranks 3 to 5 are the second group, for which 3 speaks; the mean reaches one after the other; sums are exact."""
+    last, handed_on = Last(monkeypatch), list[str]()
+    for name in ("_push_for", "_miss"):
+        inner = getattr(Models, name)
+
+        def noted(self: Models, *args: Any, name: str = name, inner: Any = inner) -> Any:
+            handed_on.append(name)
+            return inner(self, *args)
+
+        monkeypatch.setattr(Models, name, noted)
+    spec = f"mixed(replicas=3, inside=local_sgd(steps={_ROUNDS}, collective=binomial_tree))"
+    tried = trial(spec, workers=6, steps=3 * _ROUNDS, step_time="constant(seconds=0.01)")
+    exact = ExactGradients(tried.dry_run.stand_in.numbers, 6)
+    first = sum(moved(exact, (0, 1, 2), number) for number in range(3))
+    with_all: dict[tuple[int, float], int] = {}
+    for rank, at_ms in KILLS:
+        faults = parse_faults(f"kill(rank={rank}, at_s={at_ms / 1000})")
+        play(replace(tried, faults=faults), 1, lambda event: None)
+        left = [member for member in (3, 4, 5) if member != rank]
+        for rounds in range(4):
+            there = [(3, 4, 5) if number < rounds else left for number in range(3)]
+            second = sum(moved(exact, ranks, number) for number, ranks in enumerate(there))
+            if torch.equal(last.values, -(first + second)):
+                with_all[rank, at_ms] = rounds
+        assert (rank, at_ms) in with_all, f"rank {rank}, killed at {at_ms} ms"
+    of_speaker, of_other = ([with_all[kill] for kill in KILLS if kill[0] == rank] for rank in (3, 4))
+    assert (of_speaker, of_other) == (sorted(of_speaker), sorted(of_other))
+    assert (set(of_speaker), set(of_other)) == ({0, 1, 2, 3}, {0, 1})
+    assert set(handed_on) == {"_push_for", "_miss"}
+
+
+def test_movements_that_are_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model begins its round anew."""
+    go_on = Models._go_on_at
+
+    def forgetful(self: Models, *args: Any) -> None:
+        self._moved = None
+        go_on(self, *args)
+
+    monkeypatch.setattr(Models, "_go_on_at", forgetful)
+    with pytest.raises(AssertionError, match="killed at"):
+        test_what_a_lost_member_did_in_its_round_is_gone_and_nothing_else_is(monkeypatch)

@@ -550,14 +550,12 @@ class Models(InsidePart):
         reached = found.pull()
         places = self._places_of_all(group, reached)
         known = max(place.known for place in places)
-        contributions = places[0].reached
-        if contributions < known:
+        stops = False
+        if places[0].reached < known:
             holder = next(rank for rank, place in enumerate(places) if place.holds and place.known == known)
             stops = self._push_for(holder, known - 1, found)
-            contributions, stops = found.share(flat, known, float(stops))
-            self.stopped |= bool(stops)
-        else:
-            contributions, _ = found.share(flat, contributions, 0.0)
+        contributions, told = found.share(flat, max(known, places[0].reached), float(stops))
+        self.stopped |= bool(told)
         self._go_on_at(group, places, int(contributions))
         self._part.regroup(group, found.members)
         return self._done
@@ -583,7 +581,7 @@ class Models(InsidePart):
             torch.neg(self._moved, out=gradients)
             step = self._held.step
             if found.servers is None:
-                group.send(0, Message(Kind.GRADIENT, gradients, weight=step.weight, stop=step.stop))
+                group.send(0, Message(Kind.VECTOR, gradients, weight=step.weight, stop=step.stop))
         elif found.servers is not None:
             message = group.receive(holder)[1]
             assert message.tensor is not None, "it has the way back"

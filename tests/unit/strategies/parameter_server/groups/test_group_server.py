@@ -7,6 +7,7 @@ import torch
 
 from polyrhythm.communication.message import Kind, Message, RefusedMessage, pack_json
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
+from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import WORD_TAG, Formation, GroupServer
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
@@ -87,7 +88,7 @@ def test_who_asks_of_a_group_that_is_through_is_told_so_once_all_servers_have_it
     server.on_message(2, push(1.0))
     server.on_message(5, Message(Kind.REPORT, version=2, step=1))
     server.on_loss(2)
-    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None)]
+    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None), (5, Kind.REPORT, 1, None)]
 
 
 def test_the_final_parameters_are_worker_0s_though_another_speaks_for_its_group() -> None:
@@ -113,3 +114,33 @@ def test_a_group_that_nobody_is_left_of_is_lost() -> None:
     server.on_message(0, Message(Kind.PULL, stop=True))
     assert server.on_loss(2) == []
     assert shown(server.on_loss(3)) == [(0, Kind.PARAMETERS, 0, 0.0)]
+
+
+def test_a_group_whose_last_push_was_held_when_its_speaker_was_lost_is_waited_for_no_more() -> None:
+    """The others of it need not speak once more: they are through, and worker 0 gets the final parameters."""
+    server = GroupServer([(0, 1), (2, 3)], Synchronous(), Handling(), ServerSetting(0, RoleAssignment(CAST.workers, (4,))))
+    server.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json()), step=1))
+    server.on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
+    for speaker in (0, 2):
+        server.on_message(speaker, PULL)
+    assert server.on_message(2, push(1.0)) == []
+    assert server.on_loss(2) == []
+    assert shown(server.on_message(0, push(3.0))) == [(0, Kind.PARAMETERS, 1, -2.0)]
+    assert shown(server.on_message(3, broken())) == [(3, Kind.LEAVE, 1, None)]
+    server.on_message(0, LEAVE)
+    assert shown(server.on_message(0, Message(Kind.PULL, stop=True))) == [(0, Kind.PARAMETERS, 1, -2.0)]
+
+
+def test_of_rounds_steps_are_counted_and_odd_numbers_do_no_harm() -> None:
+    server = GroupServer([(0, 1), (2, 3)], Asynchronous(), Handling(), ServerSetting(0, CAST), round_steps=4)
+    server.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json()), step=3))
+    server.on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
+    for speaker in (0, 2):
+        server.on_message(speaker, PULL)
+    server.on_message(2, push(1.0))
+    assert server.steps == {0: 0, 1: 0, 2: 4, 3: 4}
+    server.on_loss(3)
+    for known in (float("nan"), float("inf"), -1.0):
+        server.on_message(2, Message(Kind.BROKEN, version=9, step=-3, weight=known))
+    server.on_message(2, Message(Kind.BROKEN, step=7, weight=1.0))
+    assert (server.stats().missed, server.absent[3]) == ([[3, 4, 7]], [[4, 4]])

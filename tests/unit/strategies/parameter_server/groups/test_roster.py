@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from polyrhythm.strategies.parameter_server.groups.group_server import Formation, Roster
 
 
@@ -83,3 +85,35 @@ def test_steps_that_were_taken_without_a_member_are_known() -> None:
 def test_a_formation_reads_back_as_the_same() -> None:
     formation = Formation(2, (5, 4), (0, 3))
     assert Formation.of(formation.message()) == formation
+
+
+@pytest.mark.parametrize(
+    ("has", "words", "missed"),
+    [
+        (2, [(4, 8, 2), (5, 7, 2)], [[6, 6, 8]]),  # two steps of the third round, and others have not been told
+        (2, [(4, 9, 3), (5, 9, 2)], []),  # somebody knows the mean, which has them
+        (3, [(4, 9, 2), (5, 9, 2)], []),  # who was lost knew it, and servers do
+        (3, [(4, 10, 3), (5, 9, 2)], [[6, 9, 10]]),
+    ],
+)
+def test_what_a_lost_member_did_since_the_last_mean_that_anybody_knows_is_missed(
+    has: int, words: list[tuple[int, int, int]], missed: list[list[int]]
+) -> None:
+    roster = Roster((4, 5, 6), steps=3)
+    for rank, taken, known in words:
+        roster.hear(rank, 0, taken, known)
+    roster.lose(6)
+    roster.form(has)
+    assert roster.missed == missed
+
+
+def test_a_newcomer_counts_from_the_next_round_on() -> None:
+    roster = Roster((4, 5), steps=4)
+    roster.lose(5)
+    roster.hear(4, 0, 8, 2)
+    roster.form(2)
+    assert roster.missed == []
+    roster.enter(5, 1)
+    roster.hear(4, 1, 11, 2)
+    roster.form(2)
+    assert roster.missed == [[5, 11, 12]]
