@@ -12,7 +12,10 @@ from multiprocess.faults.play import ask_to_stop, job_of, nothing, of, played, p
 from polyrhythm.events import WorkerJoined, WorkerLost
 
 
-@pytest.mark.parametrize("spec", ["mixed(replicas=2, servers=2)", "mixed(replicas=3)", "mixed(replicas=2, inside=local_sgd(steps=3))"])
+@pytest.mark.parametrize(
+    "spec",
+    ["mixed(replicas=2, servers=2)", "mixed(replicas=3)", "mixed(replicas=2, inside=local_sgd(steps=3))"],
+)
 def test_a_group_goes_on_without_its_speaker_and_without_worker_0_and_with_their_successors(
     spec: str, tmp_path: Path
 ) -> None:

@@ -56,7 +56,9 @@ def test_three_gpus_and_a_cpu_choose_alike_though_the_cpu_never_asks(monkeypatch
     assert each_has_a_gpu(ranks[0].seats(peers[:3], ()))
 
 
-def test_a_gpu_is_told_apart_from_others_by_its_number_and_from_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_told_apart_from_others_by_its_number_and_from_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def properties(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(uuid=f"GPU-{device.index}")
 

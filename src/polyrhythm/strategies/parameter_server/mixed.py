@@ -528,7 +528,7 @@ class Models(InsidePart):
         self.apart, self._held = False, None
 
     def lets_in(self, step: int) -> bool:
-        """Return whether a round ends with the step: before it, others would hear of the call only at the round's end."""
+        """Return whether a round ends with the step: others hear of a call at the round's end only."""
         return (step + 1) % self.steps == 0
 
     def progress(self) -> tuple[int, int]:
@@ -577,7 +577,8 @@ class Models(InsidePart):
         """
         group, gradients, stops = found.group, self._flat.gradients, False
         if group.rank == holder:
-            assert self._held is not None and self._moved is not None, "it has said that it holds a mean"
+            assert self._held is not None, "it has said that it holds a mean"
+            assert self._moved is not None, "it has broken off"
             torch.neg(self._moved, out=gradients)
             step = self._held.step
             if found.servers is None:
@@ -602,7 +603,9 @@ class Models(InsidePart):
             self._enter(self._part.state(), contributions, self._steps_in(contributions), apart=False)
             return
         known = max(places[rank].known for rank in old)
-        newest = max((rank for rank in old if places[rank].known == known), key=lambda rank: places[rank].taken)
+        newest = max(
+            (rank for rank in old if places[rank].known == known), key=lambda rank: places[rank].taken
+        )
         behind = [rank for rank, place in enumerate(places) if place.known < known]
         read = self._flat.vector.clone()
         if group.rank in behind:

@@ -563,7 +563,9 @@ class GroupServer(CountsLatestStaleness):
             dismissed: list[Reply] = [(rank, word) for rank in roster.dismiss()]
             if not dismissed:
                 return []
-            if self._speakers[name] == _NOBODY:  # its last push was held when the speaker was lost: nobody will leave
+            if (
+                self._speakers[name] == _NOBODY
+            ):  # its last push was held when the speaker was lost: nobody will leave
                 self._through.add(name)
                 dismissed += self._addressed(self._lose_group(name))
             return dismissed + (self._told_of_end(name, steps) if name in self._through else [])

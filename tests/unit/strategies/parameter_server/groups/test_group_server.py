@@ -118,7 +118,9 @@ def test_a_group_that_nobody_is_left_of_is_lost() -> None:
 
 def test_a_group_whose_last_push_was_held_when_its_speaker_was_lost_is_waited_for_no_more() -> None:
     """The others of it need not speak once more: they are through, and worker 0 gets the final parameters."""
-    server = GroupServer([(0, 1), (2, 3)], Synchronous(), Handling(), ServerSetting(0, RoleAssignment(CAST.workers, (4,))))
+    server = GroupServer(
+        [(0, 1), (2, 3)], Synchronous(), Handling(), ServerSetting(0, RoleAssignment(CAST.workers, (4,)))
+    )
     server.on_message(0, Message(Kind.CONFIGURE, pack_json(PLAN.to_json()), step=1))
     server.on_message(0, Message(Kind.PARAMETERS, torch.zeros(1)))
     for speaker in (0, 2):

@@ -90,7 +90,7 @@ def test_a_formation_reads_back_as_the_same() -> None:
 @pytest.mark.parametrize(
     ("has", "words", "missed"),
     [
-        (2, [(4, 8, 2), (5, 7, 2)], [[6, 6, 8]]),  # two steps of the third round, and others have not been told
+        (2, [(4, 8, 2), (5, 7, 2)], [[6, 6, 8]]),  # two steps of the third round
         (2, [(4, 9, 3), (5, 9, 2)], []),  # somebody knows the mean, which has them
         (3, [(4, 9, 2), (5, 9, 2)], []),  # who was lost knew it, and servers do
         (3, [(4, 10, 3), (5, 9, 2)], [[6, 9, 10]]),
