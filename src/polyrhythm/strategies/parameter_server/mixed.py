@@ -277,7 +277,7 @@ class Reunion(NamedTuple):
     servers: PushPull | None
 
     def pull(self) -> int:
-        """Let the speaker overwrite its flat vector; return how many contributions all servers have, on the others 0."""
+        """Let the speaker overwrite its flat vector; return how many contributions all servers have, else 0."""
         return 0 if self.servers is None else self.servers.pull()
 
     def share(self, flat: FlatParameters, *numbers: float) -> list[float]:
