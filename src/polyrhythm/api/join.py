@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -428,7 +429,8 @@ class Group:
         optimizer.start()
         optimizer.settle()
         progress = self._coordination.loop_progress
-        held = self._coordination.collect(worker_state(replica, optimizer, progress))
+        own = worker_state(replica, optimizer, progress, counts_epochs=self._coordination.counts_epochs)
+        held = self._coordination.collect(own)
         if held is None:
             return {}
         workers = len(self._world.roles.workers)
@@ -501,11 +503,34 @@ class Group:
             value: this worker's.
             weight: of this value in the mean, such as the number of images behind it.
         """
+        number = self._meeting("group.average")
+        return self._coordination.means.mean(number, _number(value), float(weight))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all workers who are there, in their order, the same on all.
+
+        They travel as text by way of the store: for results and decisions, not for large tensors. It waits as
+        `average` does.
+
+        Args:
+            value: this worker's: numbers, texts, None, and lists and dicts of them.
+
+        Raises:
+            RequestError: the value holds something else, or the run is over.
+        """
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"group.gather takes numbers, texts, lists and dicts: {error}") from None
+        return self._coordination.means.gather(self._meeting("group.gather"), value)
+
+    def _meeting(self, called: str) -> int:
+        """Return the number of a meeting of all workers."""
         if self._optimizer is not None and self._optimizer.over:
-            raise RequestError("the run is over: call group.average inside the `with` of polyrhythm.join")
+            raise RequestError(f"the run is over: call {called} inside the `with` of polyrhythm.join")
         loop_progress = self._coordination.loop_progress
         number, loop_progress.averages = loop_progress.averages, loop_progress.averages + 1
-        return self._coordination.means.mean(number, _number(value), float(weight))
+        return number
 
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of this worker's loop for the report of `join(report=…)`; without one, do nothing.
@@ -575,6 +600,11 @@ class Group:
 
     def _steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.steps
+
+
+def process_rank() -> int:
+    """Return the rank of this process, as whoever started it says; 0 where nobody does."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def _number(value: float | Tensor) -> float:

@@ -249,6 +249,11 @@ class Coordination(Host):
         return here.intersection(self._awaited()) | {self._worker}
 
     @property
+    def counts_epochs(self) -> bool:
+        """Whether the loop goes through epochs of `group.epochs`."""
+        return self._progress.at is not None
+
+    @property
     def next_epoch(self) -> Begun:
         """The epoch with which a run goes on that is saved now."""
         return self._progress.next_epoch()

@@ -283,9 +283,9 @@ class LoopProgress:
             take_state(each, handed)
         self.kept, self.handed = kept, ()
 
-    def shard_states(self) -> list[dict[str, Any]]:
-        """Return where every shard is."""
-        return [{} if shard is None else shard.state() for shard in self._shards]
+    def shard_states(self, *, ends: bool) -> list[dict[str, Any]]:
+        """Return where every shard is; see `Shard.state`."""
+        return [{} if shard is None else shard.state(ends=ends) for shard in self._shards]
 
     def resume(self, shards: Sequence[dict[str, Any]], random: RandomStateToRestore) -> None:
         """Go on with every shard, those that are made later too, where another run was.

@@ -45,8 +45,17 @@ _FIELDS = (
 )
 
 
-def worker_state(replica: Replica, optimizer: DistributedOptimizer, progress: LoopProgress) -> WorkerState:
+def worker_state(
+    replica: Replica, optimizer: DistributedOptimizer, progress: LoopProgress, *, counts_epochs: bool
+) -> WorkerState:
     """Return what this worker holds; its optimizer has been settled.
+
+    Args:
+        replica: of this worker.
+        optimizer: likewise.
+        progress: of its loop.
+        counts_epochs: whether `group.epochs` knows which epoch is under way, so that the code after the last batch of
+            one is still run; else the loop counts by itself.
 
     Raises:
         RequestError: a step is under way.
@@ -59,7 +68,10 @@ def worker_state(replica: Replica, optimizer: DistributedOptimizer, progress: Lo
     staleness = {str(age): count for age, count in replica.part.staleness.items()}
     worker, steps = replica.workers.rank, optimizer.steps
     account = Account(worker, steps, steps, 0, 0, 0.0, replica.bytes_sent, staleness)
-    loop = {"random": random_state(replica.flat.vector.device), "shards": progress.shard_states()}
+    loop = {
+        "random": random_state(replica.flat.vector.device),
+        "shards": progress.shard_states(ends=not counts_epochs),
+    }
     return replace(WorkerState.of(replica, account, {}), loop=loop)
 
 

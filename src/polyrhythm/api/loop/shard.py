@@ -468,6 +468,7 @@ class Shard:
     Attributes:
         name: as given.
         epoch: which one the next iteration is, from 0; set it to resume.
+        weight: of the latest batch; 0 where this worker had nothing left, and has seen one of the others'.
     """
 
     def __init__(
@@ -481,8 +482,9 @@ class Shard:
     ) -> None:
         self.epoch = 0
         self.name = name
+        self.weight = 1.0
         self._batches = batches
-        self._weight = weight
+        self._step_weight = weight
         self._host = host
         self._number = number
         self._dealt = dealt
@@ -493,10 +495,14 @@ class Shard:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def state(self) -> dict[str, Any]:
-        """Return which epoch is next or under way, how many of its order are passed, and what that depends on."""
+    def state(self, *, ends: bool = False) -> dict[str, Any]:
+        """Return which epoch is next or under way, how many of its order are passed, and what that depends on.
+
+        Args:
+            ends: whether an epoch is over with its last batch, though the loop has not asked for another.
+        """
         handed, seat = self._handed, self._batches.seat
-        if handed is None:
+        if handed is None or (ends and handed == self.steps):
             return {"epoch": self.epoch, "passed": 0, **self._batches.chance(under_way=False)}
         passed = seat.passed + handed * seat.of * self._batches.unit
         place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": handed}
@@ -529,21 +535,21 @@ class Shard:
             seat = self._batches.seat = seat._replace(taken=min(seat.taken, self._length() or seat.taken))
             self._host.left_out(seat.taken)
         own: list[float] = []
-        outer = self._weight.use(own)
+        outer = self._step_weight.use(own)
         at_end = False
         self._handed = seat.taken
         try:
             for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
-                self._handed = taken + 1
+                self._handed, self.weight = taken + 1, weight
                 if trains:
                     self._host.took(taken, self._length(), batch)
-                    self._weight.batch = self._number, epoch, taken
+                    self._step_weight.batch = self._number, epoch, taken
                 own.append(weight)
-                self._weight.use(own)
+                self._step_weight.use(own)
                 yield batch
             at_end = True
         finally:
-            self._weight.use(outer)
+            self._step_weight.use(outer)
             self._handed = None
             if trains:
                 self._host.through(self._length(), broken_off=not at_end)

@@ -4,7 +4,7 @@ It carries texts by key, numbers that worker 0 broadcasts, and means over the wo
 that might be lost:
 
     worker  ── its part ──▶ store ◀── its part ── worker       the first that finds the parts of all present workers
-                        sum ◀── the first to have all ──   leaves their sum for all: every worker has the same
+                        parts ◀── the first to have all ──   leaves them for all: every worker has the same
 """
 
 from __future__ import annotations
@@ -174,11 +174,11 @@ def _end_key(number: int, worker: int) -> str:
 
 
 class Means:
-    """Takes part in means for one worker.
+    """Takes part in means, and in other meetings of all workers, for one of them.
 
     Args:
         worker: its index.
-        board: where parts and sums are left.
+        board: where parts are left.
         statuses: of the workers; who is lost, or behind the others, is not waited for.
         awaited: gives the workers that have a share of what is under way.
     """
@@ -195,30 +195,36 @@ class Means:
         """Return the weighted mean of the workers' values, in their order; wait for all who are there.
 
         Args:
-            number: of the mean, from 0; one that is over is given again.
+            number: of the meeting, from 0; the mean of one that is over is given again.
             value: of this worker.
             weight: how much it counts.
         """
-        own = json.dumps([value * weight, weight])  # doubles come back with all their bits
-        self._board.post(_part_key(number, self._worker), own)
-        told = self._board.await_found(lambda: self._sum(number), "the others to come to group.average")
-        total, weights = json.loads(told)
+        pairs = self.gather(number, [value * weight, weight], "group.average")
+        total, weights = (sum(column) for column in zip(*pairs, strict=True))
         return float(total / weights)
 
-    def _sum(self, number: int) -> str | None:
-        key = f"script/mean/{number}"
+    def gather(self, number: int, value: Any, called: str = "group.gather") -> list[Any]:
+        """Return the values of all workers who are there, in their order, the same on all.
+
+        Args:
+            number: of the meeting, from 0; what one has come to that is over is given again.
+            value: of this worker, JSON-able.
+            called: what all must call, for a line on who is waited for.
+        """
+        # Doubles come back with all their bits.
+        self._board.post(_part_key(number, self._worker), json.dumps(value))
+        told = self._board.await_found(lambda: self._parts(number), f"the others to come to {called}")
+        return [json.loads(part) for part in json.loads(told)]
+
+    def _parts(self, number: int) -> str | None:
+        key = f"script/met/{number}"
         if (told := self._board.read(key)) is not None:
             return told
         here = {worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
         parts = self._board.read_all([_part_key(number, worker) for worker in awaited])
-        if parts is None:
-            return None
-        pairs = [json.loads(part) for part in parts]
-        return self._board.post_if_absent(
-            key, json.dumps([sum(column) for column in zip(*pairs, strict=True)])
-        )
+        return None if parts is None else self._board.post_if_absent(key, json.dumps(parts))
 
 
 def _part_key(number: int, worker: int) -> str:
-    return f"script/mean/{number}/{worker}"
+    return f"script/part/{number}/{worker}"

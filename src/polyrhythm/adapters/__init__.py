@@ -1,0 +1,1 @@
+"""Other tools' trainers, with every strategy: an optional dependency each."""
