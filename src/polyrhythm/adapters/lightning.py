@@ -72,23 +72,28 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
+        """Where the module is trained."""
         devices = self.parallel_devices
         return devices[self.local_rank % len(devices)] if devices else torch.device("cpu")
 
     @property
     def global_rank(self) -> int:
+        """This worker's index, or the process's before `fit`."""
         return self._rank if self.group is None else self.group.rank
 
     @property
     def local_rank(self) -> int:
+        """The same: a worker's device is that of its index."""
         return self.global_rank
 
     @property
     def node_rank(self) -> int:
+        """Always 0: hosts are not counted apart."""
         return 0
 
     @property
     def world_size(self) -> int:
+        """Workers that share the data; 1 outside of `fit`."""
         return 1 if self.group is None else self.group.workers
 
     @property
@@ -107,6 +112,7 @@ class PolyrhythmStrategy(ParallelStrategy):
         super().setup_environment()
 
     def model_to_device(self) -> None:
+        """Move the module to its device."""
         assert self.model is not None, "Lightning connects a model first"
         self.model.to(self.root_device)
 
