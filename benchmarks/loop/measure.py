@@ -89,7 +89,8 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
-    config = configure({"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"})
+    run = {"data": chosen.data, "model": chosen.model, "workers": 1, "schedule": "constant"}
+    config = configure(run | {"epochs": chosen.rounds + 1})
     job = assemble(config, CheckpointConfig())
     store = host_store()
     home, network = connect(local(0, 1, store.port))

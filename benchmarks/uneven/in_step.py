@@ -24,7 +24,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from polyrhythm.api.simulate import simulate
+from drawn import TWO_HOSTS, simulated
+
 from polyrhythm.events import Evaluated, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -37,15 +38,6 @@ hosts:
 nic: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
 inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e13}
 step_time: constant(seconds=0.1)
-"""
-TWO_HOSTS = """
-name: two-hosts
-hosts:
-  - {name: desktop, count: 1, cores: 8}
-  - {name: laptop, count: 1, cores: 8, speed: 0.3333333}
-nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
-inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
-step_time: constant(seconds=SECONDS)
 """
 STEPS, SLOW = 100, "given(weights=[5, 5, 5, 1])"
 IN_STEP = [
@@ -66,20 +58,10 @@ ON_1_GB = [
 
 
 def played(cluster: str, strategy: str, balance: str, **options) -> dict:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "cluster.yaml"
-        if "dedicated" in strategy:  # a host of its own for the server
-            cluster = cluster.replace("nic:", "  - {name: server, count: 1, cores: 8}\nnic:")
-        path.write_text(cluster)
-        run = simulate(
-            cluster=path,
-            gradients="none",
-            strategy=strategy,
-            balance=balance,
-            out=Path(folder) / "run",
-            **options,
-        )
-        return run.figures
+    """Return the figures of a run without gradients."""
+    if "dedicated" in strategy:  # a host of its own for the server
+        cluster = cluster.replace("nic:", "  - {name: server, count: 1, cores: 8}\nnic:")
+    return simulated(cluster, gradients="none", strategy=strategy, balance=balance, **options)
 
 
 def one_slow() -> list[dict]:

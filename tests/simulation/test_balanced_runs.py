@@ -455,4 +455,5 @@ def drawn_runs(count: int):
 @pytest.mark.parametrize("run", list(drawn_runs(30)), ids=lambda run: str(run.seed))
 def test_a_balanced_run_ends_whatever_goes_wrong_and_whenever_it_is_to_stop(run):
     events, error = told(run.train)
+    assert events  # it began
     check_end(run, events, error)

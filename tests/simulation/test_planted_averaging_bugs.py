@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from polyrhythm.events import Event, RunEnded
 from polyrhythm.simulation.trials import play
 from polyrhythm.strategies.parameter_server.downpour import SumRule, SumWorker
 from polyrhythm.strategies.parameter_server.elastic.averaging import CentreLink, CentreRule
@@ -128,4 +129,8 @@ def test_a_planted_bug_is_found(
 )
 def test_what_is_declared_holds_under_faults(spec: str) -> None:
     for seed in range(20):
-        play(trial(spec, workers=3, steps=4), seed, lambda event: None)
+        events: list[Event] = []
+        play(trial(spec, workers=3, steps=4), seed, events.append)
+        ended = events[-1]
+        assert isinstance(ended, RunEnded), f"seed {seed}"
+        assert ended.outcome == "done", f"seed {seed}"

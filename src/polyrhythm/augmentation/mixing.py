@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
-from scipy.special import betaincinv
 from torch.nn.functional import one_hot
 
 from polyrhythm.augmentation.draws import Draws
@@ -52,6 +51,8 @@ class Mixing(Config):
 
     def shares(self, draws: Draws) -> Tensor:
         """Draw the share of each picture in its mixture, (B,) float64; 1 where it is not mixed."""
+        from scipy.special import betaincinv  # no other run pays for it
+
         chosen = draws.chance(self.probability)
         drawn = torch.from_numpy(betaincinv(self.alpha, self.alpha, draws.uniform().numpy()))
         return torch.where(chosen, drawn, 1.0)

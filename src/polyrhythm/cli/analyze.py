@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 _SHOWN_LAYERS = 30
 
@@ -27,7 +28,7 @@ def analyze(
         int | None, typer.Option(metavar="N", help="Of a picture (default: the data's, or 3 without data).")
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer, however many.")] = False,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Count what a network costs before it is run: arithmetic, memory, bytes of every strategy."""
     from polyrhythm.api.analyze import analyze as analysed

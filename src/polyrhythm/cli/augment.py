@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json
 from polyrhythm.errors import RequestError
 
 
@@ -36,7 +37,7 @@ def augment(
             metavar="fog,…", help="Corruptions to show at every severity instead; all for all of them."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Show what augmentation makes of pictures: a contact sheet, each beside its variants, with what was drawn."""
     from polyrhythm.api.augment import augment as sheet

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, percent, print_json
+from polyrhythm.cli.options import Device, Json, Network, TestData
+from polyrhythm.cli.output import percent, print_json
 
 
 def average(
@@ -15,13 +16,13 @@ def average(
         typer.Argument(metavar="RUN_OR_WEIGHTS", help="Runs of one network; one alone: its checkpoints."),
     ],
     out: Annotated[str, typer.Option(help="The file of weights to write.")] = "average.safetensors",
-    data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
-    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
+    data: TestData = None,
+    model: Network = None,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Leave out what harms on every second test image.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
     """Average the weights of several runs, or of one run's checkpoints, into one network."""
     from polyrhythm.api.average import average as average_weights

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 
 def calibrate(
@@ -34,7 +35,7 @@ def calibrate(
         typer.Option(metavar="N", min=1, help="Pixels a side; with --classes, no data are looked at."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Fit what a cluster file leaves open to measured throughputs, and say how well they tell it."""
     from polyrhythm.api.calibrate import calibrate as calibrated

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json, with_run_options
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml
 
@@ -56,7 +56,7 @@ def compare(
         str | None, typer.Option(help="The folder, new or empty (default: a new one in runs/).")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="The folder of a comparison to go on with.")] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
     **options: Any,
 ) -> None:
     """Train the same job in several ways, real or simulated, or read runs that exist: a table and a report."""

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 FAILS = 1
 
@@ -18,7 +19,7 @@ def doctor(
         int, typer.Option(metavar="N", min=1, help="Workers and servers that this host is to have.")
     ] = 2,
     out: Annotated[str, typer.Option(help="The folder in which runs are to be written.")] = "runs",
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Look at what this machine and its network allow, before a run fails on it; status 1 if one would."""
     from polyrhythm.launch.doctor import examine

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, print_table
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData
+from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 
 
@@ -15,28 +16,22 @@ def evaluate(
         list[str],
         typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or a file of weights; several vote."),
     ],
-    data: Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")] = None,
-    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
+    data: TestData = None,
+    model: Network = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Images at a time (default: 500).")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     image_size: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Pixels a side (default: as in the run).")
     ] = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Leave out broken images.")
     ] = False,
-    dense: Annotated[
-        bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
-    ] = False,
-    ten_crop: Annotated[
-        bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")
-    ] = False,
-    flip: Annotated[bool, typer.Option("--flip", help="Mirror images too.")] = False,
-    scales: Annotated[
-        str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
-    ] = None,
+    dense: Dense = False,
+    ten_crop: TenCrop = False,
+    flip: Flip = False,
+    scales: Scales = None,
     best: Annotated[
         bool, typer.Option("--best", help="Test the runs' best checkpoints (train with --keep-best).")
     ] = False,
@@ -59,7 +54,7 @@ def evaluate(
         str | None, typer.Option(metavar="rotation,…", help="Changes for --robustness (default: all).")
     ] = None,
     plot: Annotated[str | None, typer.Option(help="An HTML file for the curves of --robustness.")] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Test a trained model, or several together: top-1, top-5, and every class."""
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.cli.options import Json, Network
+from polyrhythm.cli.output import print_json
 
 
 def export(
@@ -24,8 +25,8 @@ def export(
         bool, typer.Option("--any-size", help="Take pictures of other sizes as they are (global pooling).")
     ] = False,
     data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
-    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    model: Network = None,
+    json: Json = False,
 ) -> None:
     """Write a trained network for other programs: bytes of pictures in, class probabilities out."""
     from polyrhythm.api.export import export as export_weights

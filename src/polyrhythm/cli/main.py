@@ -14,31 +14,13 @@ import io
 import os
 import sys
 import traceback
+from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polyrhythm.cli.analyze import analyze
-from polyrhythm.cli.augment import augment
-from polyrhythm.cli.average import average
-from polyrhythm.cli.calibrate import calibrate
-from polyrhythm.cli.compare import compare
-from polyrhythm.cli.doctor import doctor
-from polyrhythm.cli.evaluate import evaluate
-from polyrhythm.cli.export import export
-from polyrhythm.cli.join import join
-from polyrhythm.cli.plan import plan
-from polyrhythm.cli.predict import predict
-from polyrhythm.cli.profile import profile
-from polyrhythm.cli.replay import replay
-from polyrhythm.cli.report import report
-from polyrhythm.cli.run import CONTEXT, run
-from polyrhythm.cli.simulate import simulate
-from polyrhythm.cli.strategies import strategies
-from polyrhythm.cli.train import train
-from polyrhythm.cli.tune import tune
-from polyrhythm.cli.why import why
+from polyrhythm.cli.run import CONTEXT
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
@@ -98,16 +80,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 VERBS = {
-    "Train": (train, run, join),
-    "Use what was trained": (evaluate, predict, export, average),
-    "Choose": (plan, compare, tune, report, why),
-    "Try without the machines": (simulate, replay, profile, calibrate),
-    "Look up": (strategies, analyze, augment, doctor),
+    "Train": ("train", "run", "join"),
+    "Use what was trained": ("evaluate", "predict", "export", "average"),
+    "Choose": ("plan", "compare", "tune", "report", "why"),
+    "Try without the machines": ("simulate", "replay", "profile", "calibrate"),
+    "Look up": ("strategies", "analyze", "augment", "doctor"),
 }
-"""The verbs by panel, as `--help` shows them."""
+"""The verbs by panel, as `--help` shows them: each is the function of its name in the module of its name."""
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        app.command(cls=Verb, rich_help_panel=panel, context_settings=CONTEXT if verb is run else None)(verb)
+        settings = CONTEXT if verb == "run" else None
+        add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
+        add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
 
 
 def _show_version(wanted: bool) -> None:

@@ -10,7 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
+from polyrhythm.cli.output import JSON_HELP
 from polyrhythm.config.run_config import RunConfig
+
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Network = Annotated[str | None, typer.Option(help="The network (default: the run's).")]
+TestData = Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")]
+Dense = Annotated[
+    bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
+]
+TenCrop = Annotated[bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")]
+Flip = Annotated[bool, typer.Option("--flip", help="Mirror images too.")]
+Scales = Annotated[
+    str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
+]
+"""Options of several verbs."""
 
 
 def with_run_options(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json, with_run_options
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
@@ -51,7 +51,7 @@ def plan(
     out: Annotated[
         str | None, typer.Option(help="The folder of the trials (default: a new one in runs/).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
     **options: Any,
 ) -> None:
     """Find out how a job is best run on a cluster: strategy, workers, servers, for time or money."""

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.evaluate import whole_numbers
-from polyrhythm.cli.output import JSON_HELP, percent, print_json, print_table
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop
+from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 
 _PORT = 8000
@@ -24,18 +25,12 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="How many classes of each picture.")] = 5,
     data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
-    model: Annotated[str | None, typer.Option(help="The network (default: the run's).")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    dense: Annotated[
-        bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
-    ] = False,
-    ten_crop: Annotated[
-        bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")
-    ] = False,
-    flip: Annotated[bool, typer.Option("--flip", help="Mirror images too.")] = False,
-    scales: Annotated[
-        str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
-    ] = None,
+    model: Network = None,
+    device: Device = "auto",
+    dense: Dense = False,
+    ten_crop: TenCrop = False,
+    flip: Flip = False,
+    scales: Scales = None,
     temperature: Annotated[
         float | None,
         typer.Option(metavar="T", help="Of the probabilities (default: as evaluate --calibrate found it)."),
@@ -57,7 +52,7 @@ def predict(
         int | None,
         typer.Option(metavar="N", min=0, max=65535, help="Of that page (default: 8000; 0: a free one)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Name what pictures show: the likeliest classes, with their probabilities."""
     given: dict[str, Any] = {"data": data, "model": model, "dense": dense, "ten_crop": ten_crop, "flip": flip}

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 _SHOWN_LAYERS = 12
 
@@ -19,7 +20,7 @@ def profile(
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Compute threads of a worker.")] = 1,
     steps: Annotated[int, typer.Option(metavar="N", help="How many steps to measure.")] = 30,
     out: Annotated[str, typer.Option(help="The cluster file to write; it must not exist.")] = "profile.yaml",
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Measure this host, its links and a model's step; under torchrun, those of several hosts."""
     from polyrhythm.api.profile import profile as measured

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json
 
 DIFFERS = 1
 
@@ -17,7 +18,7 @@ def replay(
         str | None,
         typer.Option(help="A new or empty folder for the replay's events, model and report (default: none)."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Play a run again in the simulator, bit for bit; leaves with 1 if it differs."""
     from polyrhythm.api.replay import replay as replay_run

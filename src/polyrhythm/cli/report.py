@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json
 from polyrhythm.errors import RequestError
 
 
@@ -15,7 +16,7 @@ def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN…", help="Folders of runs, also of killed or running ones.")
     ],
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Write the report of each run from its events, as far as it came."""
     from polyrhythm.reporting.pages.report import write_report

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
-    JSON_HELP,
     percent,
     print_json,
     say_timings,
@@ -64,7 +63,7 @@ def simulate(
     out: Annotated[
         str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
     **options: Any,
 ) -> None:
     """Train, or do a dry run, in virtual time on a cluster that you describe: modelled hosts and links."""

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 SYMBOLS = "M: model's bytes, N: workers, R: replicas a group, H, K: steps between averages"
 
 
 def strategies(
     name: Annotated[str | None, typer.Argument(help="One strategy, in detail.")] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """List the strategies, with their paper and cost."""
     from polyrhythm.api.strategies import strategies as known

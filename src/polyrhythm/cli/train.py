@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import with_run_options
+from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
-    JSON_HELP,
     percent,
     print_json,
     say_cache,
@@ -31,7 +30,7 @@ def train(
     resume: Annotated[
         str | None, typer.Option(help="The folder of a run to continue; auto: that of --out, if it is there.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
     **options: Any,
 ) -> None:
     """Train a classifier on several workers; leaves a run folder with the model and a report."""

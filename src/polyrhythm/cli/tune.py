@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import with_run_options
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json, with_run_options
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml, read_text
 
@@ -59,7 +59,7 @@ def tune(
     resume: Annotated[
         str | None, typer.Option(help="The folder of a search to go on with, or to help others with.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
     **options: Any,
 ) -> None:
     """Search a job's options for the best: many runs, chosen and ended early by rule; a report and a recipe."""

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json, print_table
+from polyrhythm.cli.options import Json
+from polyrhythm.cli.output import print_json, print_table
 
 _WORTH_SAYING = 0.02
 
@@ -19,7 +20,7 @@ def why(
             help="Its machines, for a real run: what `profile` wrote (default: what it was simulated on)."
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    json: Json = False,
 ) -> None:
     """Say what bound a finished run, and what would help most, by rehearsing it otherwise."""
     from polyrhythm.api.why import why as explained

@@ -6,7 +6,7 @@
 Chunk c of rank k is stage c K + k. Sends are started and not waited for until a step's end, so a rank waits for nothing
 but what its next unit needs, in the order that `timetable` has.
 
-What a stage computes is a `StageWork`: of a network (`stage_work.py`), or in a dry run nothing but sizes
+What a stage computes is a `StageWork`: of a network (`stage.py`), or in a dry run nothing but sizes
 (`SizedStage`).
 """
 

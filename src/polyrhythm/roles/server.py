@@ -93,7 +93,8 @@ def serve(
             if says_counts and loss.rank in (counted := part.stats().steps):
                 channel.send(StepsCounted(loss.rank, counted[loss.rank], loss.losses).message())
             continue
-        channel.check_if_leader_lost()
+        if channel.leader_lost:
+            channel.check()
         kind = message[0]  # by its place: the fields of a named tuple are looked up in its class each time
         if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):

@@ -72,7 +72,7 @@ def test_every_option_has_one_panel(
     assert sorted(found) == sorted(RunConfig.model_fields)
 
 
-@pytest.mark.parametrize("verb", [[], *([verb.__name__] for verbs in VERBS.values() for verb in verbs)])
+@pytest.mark.parametrize("verb", [[], *([verb] for verbs in VERBS.values() for verb in verbs)])
 def test_nothing_is_shown_with_types_of_python(
     verb: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,8 +71,9 @@ def test_threads_are_as_the_user_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, asked: int | None, threads: str
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    script = write(tmp_path, f"sys.exit(os.environ['OMP_NUM_THREADS'] != {threads!r})")
-    run_script(script, workers=1, threads=asked)
+    script = write(tmp_path, "open(sys.argv[1], 'w').write(os.environ['OMP_NUM_THREADS'])")
+    run_script(script, [str(tmp_path / "found")], workers=1, threads=asked)
+    assert (tmp_path / "found").read_text() == threads
 
 
 @pytest.mark.parametrize(

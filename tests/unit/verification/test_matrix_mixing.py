@@ -39,11 +39,15 @@ def test_a_successor_that_has_not_taken_a_point_may_bring_nothing(mixed: MatrixM
     mixed.regrouped(anew(0, FIRST, BOTH))  # and it dies; no other has heard that all had the point
     mixed.regrouped(anew(0, SECOND, -GRADIENTS[2]))
     mixed.regrouped(anew(1, SECOND, -GRADIENTS[2]))
+    with pytest.raises(Violation, match="expected the point at which the others begin"):
+        mixed.regrouped(anew(2, SECOND, BOTH))
 
 
 def test_or_has_taken_it_unseen(mixed: MatrixMixing) -> None:
     mixed.regrouped(anew(0, FIRST, BOTH))
     mixed.regrouped(anew(0, SECOND, BOTH))
+    with pytest.raises(Violation, match="expected the point at which the others begin"):
+        mixed.regrouped(anew(1, SECOND, -GRADIENTS[2]))
 
 
 def test_who_has_taken_it_brings_it(mixed: MatrixMixing) -> None:

@@ -44,6 +44,10 @@ def test_batches_that_are_whole_pass():
         made.handled(event(rank, push(5, 0.0), replies, before=2))
     made.handled(event(SECOND, Message(Kind.LEAVE), before=2))
     made.handled(event(FIRST, push(6), answers(7, [FIRST]), before=2, updates=1, applied={0: 1}))
+    with pytest.raises(
+        Violation, match="expected 1 fresh portions, of ranks"
+    ):  # all of it is counted: no old ones
+        made.handled(event(FIRST, push(7), answers(8, [FIRST]), before=3, updates=1, applied={0: 2}))
 
 
 @pytest.mark.parametrize(

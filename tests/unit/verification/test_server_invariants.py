@@ -66,6 +66,9 @@ def test_a_ledger_takes_the_mean_of_an_update() -> None:
     ledger = Ledger(_conditions(), lambda _server, rank, _step: (rank,))
     ledger.handled(_push(0, 0, (0, 0)))
     ledger.handled(_push(1, 0, (0, 1), [-3.0, -6.0]))
+    ledger.handled(_push(0, 1, (1, 1)))
+    with pytest.raises(Violation, match=r"number 0 of 2 \(2 are wrong\): expected -10.0, found -17.0"):
+        ledger.handled(_push(1, 1, (1, 2), [-17.0, -34.0]))  # their sum
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,15 @@ from polyrhythm.partition.deferred_statistics import DeferredStatistics
 from polyrhythm.partition.pipeline_pass import Pipelined, PipelinePass, SizedStage, StageWork, rows_of
 from polyrhythm.partition.schedule import SCHEDULES, Schedule, Unit
 from polyrhythm.partition.schedules.one_forward_one_backward import OneForwardOneBackward
-from polyrhythm.partition.stage_cut import Bounds, balanced, check_stages, given, share_of_stages
-from polyrhythm.partition.stage_work import Microbatch, NetworkStage
+from polyrhythm.partition.stage import (
+    Bounds,
+    Microbatch,
+    NetworkStage,
+    balanced,
+    check_stages,
+    given,
+    share_of_stages,
+)
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.state import Held, Resharding, State, below

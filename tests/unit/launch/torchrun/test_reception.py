@@ -123,8 +123,14 @@ def test_a_server_is_let_in_as_well_and_its_place_is_not_for_guests(run: Run) ->
 
 
 def test_a_rank_that_the_run_has_not_gets_no_place(run: Run) -> None:
+    let_in: list[int] = []
     run.begin()
-    run.reception.call(17, lambda generation: pytest.fail(f"let in as {generation}"))
+    run.lose(1)
+    run.reception.call(17, let_in.append)
+    assert let_in == []
+    assert run.hears(Peer(3, 0), "4 0", "1 0")  # and nobody is told of such a rank
+    run.reception.call(1, let_in.append)
+    assert let_in == [1]
 
 
 @pytest.fixture

@@ -59,9 +59,13 @@ def test_plots_hold_the_figures(story):
 @pytest.mark.parametrize("workers", [1, 2, 40])
 def test_plotly_accepts_every_plot(story, workers):
     for events in (story, list(run_of(workers))):
-        for plot in plots(RunFigures.of(events)):
+        found = plots(RunFigures.of(events))
+        assert found
+        for plot in found:
             described = plot.to_json()
-            go.Figure(data=described["data"], layout=described["layout"])  # refuses what plotly does not know
+            # Raises an error about what plotly does not know.
+            figure = go.Figure(data=described["data"], layout=described["layout"])
+            assert [trace.name for trace in figure.data] == [trace.get("name") for trace in plot.traces]
 
 
 def test_plots_without_data_are_left_out():

@@ -62,7 +62,7 @@ def begin(job) -> Tensor:
     return vector_of(job.make_model())
 
 
-def check(job, trained: Tensor, meet: Meet) -> None:
+def assert_is_reference(job, trained: Tensor, meet: Meet) -> None:
     torch.testing.assert_close(trained, reference(job, meet), rtol=1e-10, atol=1e-12)
 
 
@@ -87,7 +87,7 @@ def test_local_sgd_and_what_becomes_of_the_optimisers(at_average, optimizer):
                         for state in states:
                             state[key].copy_(average)
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)
 
 
 def test_optimiser_states_matter():
@@ -113,7 +113,7 @@ def test_post_local_sgd_is_synchronous_first():
         elif (done - 4) % 3 == 0:
             fill(models, mean(models))
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)
 
 
 def test_hierarchical_averaging():
@@ -125,7 +125,7 @@ def test_hierarchical_averaging():
         elif done % 2 == 0:
             fill(models[:2], mean(models[:2]))
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -150,7 +150,7 @@ def test_bmuf(nesterov):
             end_block(models)
             fill(models, model)
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)
 
 
 def test_the_look_ahead_is_no_base_of_the_next_block():
@@ -190,7 +190,7 @@ def test_slowmo(schedule):
             start = start - a * rate * slow
             fill(models, start)
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)
 
 
 @pytest.mark.parametrize("inner", ["sgd", "adam(lr=0.01)"])
@@ -208,4 +208,4 @@ def test_diloco(inner):
             model = model - lr * (change + mu * speed)
             fill(models, model)
 
-    check(job, trained, meet)
+    assert_is_reference(job, trained, meet)

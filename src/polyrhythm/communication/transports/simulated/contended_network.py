@@ -37,7 +37,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from polyrhythm.communication.transports.simulated.network import Action, Network
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -52,16 +52,18 @@ class Link:
         flows: in the order of their arrival.
         bundles: how many flows of each bundle cross it; of one that is coupled by it all do, and nobody counts.
         coupling: whether it is asked when rates are computed, because it may be full.
+        lone: the flow that crosses it, if that one meets nobody anywhere.
         roomy: for how many changes on end it has been coupling and had room left.
     """
 
-    __slots__ = ("bandwidth", "bundles", "coupling", "flows", "number", "roomy")
+    __slots__ = ("bandwidth", "bundles", "coupling", "flows", "lone", "number", "roomy")
 
     def __init__(self, number: int, bandwidth: float) -> None:
         self.number = number
         self.bandwidth = bandwidth
         self.flows: dict[Flow, None] = {}
         self.bundles: dict[Bundle, int] = {}
+        self.lone: Flow | None = None
         self.coupling = False
         self.roomy = 0
 
@@ -105,16 +107,41 @@ class Way:
 class Flow:
     """One transfer under way.
 
+    Three of ten flows of a busy server meet nobody from beginning to end. They need no bundle: what one would hold is
+    on the flow, and becomes that of a bundle when another flow comes to one of its links (`Sharing.bundle_lone`).
+
     Attributes:
         way: that it takes.
         sent: called when the last byte has left.
         arrived: called when it is there.
         left: bytes to go when it joined its bundle.
-        bundle: where it is now.
+        bundle: where it is now; None while it meets nobody.
         target: the bundle's count at which it ends.
+        alone: what tells it from a bundle, where both are handed on.
+        rate: in bytes/s, while it meets nobody.
+        began_at_s: when it began to get that.
+        ends_at_s: when it ends if it goes on meeting nobody; infinity once another has come.
+        met: the bundle that it was put into then; None: nobody has come.
     """
 
-    __slots__ = ("arrived", "bundle", "left", "sent", "target", "way")
+    __slots__ = (
+        "arrived",
+        "began_at_s",
+        "bundle",
+        "ends_at_s",
+        "left",
+        "met",
+        "rate",
+        "sent",
+        "target",
+        "way",
+    )
+
+    alone: ClassVar[Literal[True]] = True
+    began_at_s: float
+    ends_at_s: float
+    met: Bundle | None
+    rate: float
 
     def __init__(self, way: Way, sent: Action, arrived: Action, nbytes: float) -> None:
         self.way = way
@@ -136,6 +163,7 @@ class Bundle:
         ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
         alarm_at_s: when the network will look at it next; infinity if it will not.
         alarm: what looks at it then, once there has been one.
+        alone: that it is no single flow.
         allowed: up to which rate the links that are not coupling are known to have room for its flows.
     """
 
@@ -155,6 +183,8 @@ class Bundle:
         "rate",
         "size",
     )
+
+    alone: ClassVar[Literal[False]] = False
 
     def __init__(self, links: tuple[Link, ...], limit: float = inf) -> None:
         self.links = links
@@ -564,13 +594,14 @@ class Sharing:
     Attributes:
         links: in order.
         rates_computed: how often the rate of a bundle has been computed so far.
+        starting: flows that have begun since rates were given.
     """
 
     def __init__(self, bandwidths: Sequence[float]) -> None:
         self.links = [Link(number, bandwidth) for number, bandwidth in enumerate(bandwidths)]
         self.rates_computed = 0
+        self.starting: list[Flow] = []
         self._coupling = Coupling()
-        self._starting: list[Flow] = []
         self._now_s = 0.0
 
     @property
@@ -582,7 +613,13 @@ class Sharing:
         """Add a new flow."""
         for link in flow.way.links:
             link.flows[flow] = None
-        self._starting.append(flow)
+        self.starting.append(flow)
+
+    def end_lone(self, flow: Flow) -> None:
+        """End a flow that has met nobody; called when its time has come. Nobody's rate changes."""
+        for link in flow.way.links:
+            del link.flows[flow]
+            link.lone = None
 
     def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
         """End the flow of a bundle that is next, and all that end with it; called when its time has come."""
@@ -615,21 +652,25 @@ class Sharing:
         self._coupling.changed[bundle] = None
         return ended
 
-    def settle(self, now_s: float) -> Iterable[Bundle]:
+    def settle(self, now_s: float) -> Iterable[Bundle | Flow]:
         """Give new rates to whatever is connected with what has changed.
 
         Returns:
-            The bundles whose next end is another than before.
+            The bundles whose next end is another than before, or the new flow that meets nobody.
         """
         self._now_s = now_s
-        starting, coupling = self._starting, self._coupling
+        starting, coupling = self.starting, self._coupling
         changed = coupling.changed
+        met: Sequence[Bundle] = ()
         if starting:
             if len(starting) == 1 and not changed:
-                bundle = self._find_again(starting[0]) or self._put_alone(starting[0])
-                if bundle is not None:
+                flow = starting[0]
+                found: Bundle | Flow | None = None if flow.way.bundle is None else self._find_again(flow)
+                found = found or self._leave_alone(flow)
+                if found is not None:
                     starting.clear()
-                    return (bundle,)
+                    return (found,)
+            met = [self.bundle_lone(link.lone) for flow in starting for link in flow.way.links if link.lone]
             coupling.take_in(starting, now_s)
             starting.clear()
         for bundle in changed:
@@ -645,13 +686,14 @@ class Sharing:
         else:  # none shares a coupling link with others
             if not coupling.suspects:
                 coupling.changed = {}
-                return changed
-            return self._planned(refilled=True)
-        return self._planned(refilled=False)
+                return (*changed, *met) if met else changed
+            return self._planned(met, refilled=True)
+        return self._planned(met, refilled=False)
 
-    def _planned(self, *, refilled: bool) -> dict[Bundle, None]:
-        """Do what `_settle_together` does, and find out when the next flows end."""
+    def _planned(self, met: Sequence[Bundle], *, refilled: bool) -> dict[Bundle, None]:
+        """Do what `_settle_together` does, and find out when the next flows end, those of `met` among them."""
         touched = self._settle_together(refilled=refilled)
+        touched.update(dict.fromkeys(met))
         for bundle in touched:
             bundle.plan()
         return touched
@@ -665,8 +707,7 @@ class Sharing:
         """
         way = flow.way
         bundle, loose = way.bundle, way.loose
-        if bundle is None:
-            return None
+        assert bundle is not None, "looked at before"
         if not bundle.size:  # a coupling link that has become loose has lost its bundles
             bundle = self._coupling.bundles.get(way.key)
             if bundle is None or not bundle.size:
@@ -682,10 +723,10 @@ class Sharing:
         self.rates_computed += 1
         return bundle
 
-    def _put_alone(self, flow: Flow) -> Bundle | None:
-        """Return a bundle of a new flow that nobody meets, with its rate; None, and nothing is done, if it is not so.
+    def _leave_alone(self, flow: Flow) -> Flow | None:
+        """Return a new flow that nobody meets, with its rate; None, and nothing is done, if it is not so.
 
-        As `Coupling.take_in` and `Bundle.refill` do it, in one call: most answers of a busy server leave one by one.
+        Most answers of a busy server leave one by one.
         """
         links, limit = flow.way.links, inf
         for link in links:
@@ -693,12 +734,24 @@ class Sharing:
                 return None
             bandwidth = link.bandwidth
             limit = bandwidth if bandwidth < limit else limit
-        bundle = Bundle((), limit)
-        bundle.join(flow, self._now_s)
         for link in links:
-            link.bundles[bundle] = 1
-        bundle.refill()
+            link.lone = flow
+        flow.met, flow.rate = None, limit
+        flow.began_at_s = now_s = self._now_s
+        left = flow.left
+        flow.ends_at_s = now_s + (left / limit if left > 0 else 0.0)
         self.rates_computed += 1
+        return flow
+
+    def bundle_lone(self, flow: Flow) -> Bundle:
+        """Return the bundle of a flow that had met nobody until now, as if it had been in it since it began."""
+        flow.met = bundle = Bundle((), flow.rate)
+        bundle.join(flow, flow.began_at_s)
+        bundle.refill()
+        bundle.alarm_at_s, flow.ends_at_s = bundle.ends_at_s, inf
+        for link in flow.way.links:
+            link.lone = None
+            link.bundles[bundle] = 1
         return bundle
 
     def _let_go(self, bundle: Bundle) -> bool:
@@ -841,6 +894,9 @@ class ContendedNetwork(Network):
         self._settling = False
         for bundle in self.sharing.settle(self._time.now_s):
             ends_at_s = bundle.ends_at_s
+            if bundle.alone is True:  # to ask for its class would call through C
+                self._time.at(ends_at_s, partial(self._end_lone, bundle))
+                continue
             if ends_at_s < bundle.alarm_at_s:  # else the alarm that is set comes first, and sets the next
                 bundle.alarm_at_s = ends_at_s
                 if bundle.alarm is None:
@@ -857,7 +913,8 @@ class ContendedNetwork(Network):
             if ends_at_s >= bundle.alarm_at_s:
                 return
             if not time.pass_to(ends_at_s):
-                assert bundle.alarm is not None
+                if bundle.alarm is None:  # the first was its flow's, which met nobody then
+                    bundle.alarm = partial(self._look_at, bundle)
                 bundle.alarm_at_s = ends_at_s
                 time.at(ends_at_s, bundle.alarm)
                 return
@@ -865,14 +922,29 @@ class ContendedNetwork(Network):
         ended = self.sharing.end_next(bundle, now)
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
-        flow = ended[0]
+        self._let_leave(ended, now)
+
+    def _end_lone(self, flow: Flow) -> None:
+        """End a flow that has met nobody; if it has, look at the bundle that it was put into."""
+        if flow.met is not None:
+            self._look_at(flow.met)
+            return
+        self.sharing.end_lone(flow)
+        self._let_leave((flow,), self._time.now_s, alone=True)
+
+    def _let_leave(self, ended: Sequence[Flow], now: float, *, alone: bool = False) -> None:
+        """Say that flows have left, and later that they are there; give new rates to others, unless one was `alone`."""
+        time, flow = self._time, ended[0]
         arrives_at_s = now + flow.way.latency_s
         place = None if self._settling or len(ended) > 1 or arrives_at_s <= now else time.last_place()
         if place is not None:  # all of it happens as if it had been queued
             self._settling = True
             sent = flow.sent
             sent()
-            self._settle()
+            if alone and not self.sharing.starting:
+                self._settling = False
+            else:
+                self._settle()
             time.finish(arrives_at_s, place, flow.arrived)
             return
         for flow in ended:

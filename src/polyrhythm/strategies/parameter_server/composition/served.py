@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import Field
@@ -110,7 +111,7 @@ class Served(WithServers, Compressible, RecutsServers):
             reads_newest=not consistency.own_updates,
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
-            scales_parts=consistency.waits_for_slower() and not (lockstep or consistency.drops),
+            scales_parts=_scales_parts(consistency),
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None,
             plain_alone=self.compress is None,
@@ -118,19 +119,7 @@ class Served(WithServers, Compressible, RecutsServers):
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return going on, where the consistency can spare a worker: servers hold all that a run has come to."""
-        consistency, handling = self.rules()
-        lockstep, spares = consistency.in_step(), consistency.spares(workers)
-        if lockstep:  # the aggregator needs some of those who are left
-            spares = min(spares, handling.aggregator.spares(workers))
-        shards = range(self.servers) if self.replicas > 1 else ()
-        common = FaultPolicy(
-            holders=tuple((shard, (shard + 1) % self.servers) for shard in shards),
-            skips_not_finite=not (lockstep or handling.aggregator.robust),
-        )
-        if spares <= 0:
-            return common
-        rejoin = Rejoin.BEHIND if lockstep else Rejoin.LEVEL
-        return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
+        return _faults(self, workers)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         consistency = self.rules()[0]
@@ -144,7 +133,7 @@ class Served(WithServers, Compressible, RecutsServers):
                 setting,
                 CompressedPushPull(setting, self.compress),
                 dropped_late=consistency.drops,
-                scales_parts=self.traits(setting.workers.size).scales_parts,
+                scales_parts=_scales_parts(consistency),
             )
         link = None if self.replicas == 1 else ReplicatedPushPull(setting)
         return ServedWorker(
@@ -152,7 +141,7 @@ class Served(WithServers, Compressible, RecutsServers):
             link,
             own_updates=consistency.own_updates,
             dropped_late=consistency.drops,
-            scales_parts=self.traits(setting.workers.size).scales_parts,
+            scales_parts=_scales_parts(consistency),
         )
 
     def server(self, setting: ServerSetting) -> ServerPart:
@@ -170,6 +159,28 @@ class Served(WithServers, Compressible, RecutsServers):
             return shard_session(roles.workers, consistency, handling, roles.servers, shard, session)
 
         return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
+
+
+def _scales_parts(consistency: Consistency) -> bool:
+    return consistency.waits_for_slower() and not (consistency.in_step() or consistency.drops)
+
+
+@lru_cache(maxsize=64)
+def _faults(strategy: Served, workers: int) -> FaultPolicy:
+    """Return the policy of a strategy for which thousands of simulated workers ask."""
+    consistency, handling = strategy.rules()
+    lockstep, spares = consistency.in_step(), consistency.spares(workers)
+    if lockstep:  # the aggregator needs some of those who are left
+        spares = min(spares, handling.aggregator.spares(workers))
+    shards = range(strategy.servers) if strategy.replicas > 1 else ()
+    common = FaultPolicy(
+        holders=tuple((shard, (shard + 1) % strategy.servers) for shard in shards),
+        skips_not_finite=not (lockstep or handling.aggregator.robust),
+    )
+    if spares <= 0:
+        return common
+    rejoin = Rejoin.BEHIND if lockstep else Rejoin.LEVEL
+    return replace(common, worker=OnLoss.GO_ON, leader=True, spares=spares, rejoin=rejoin)
 
 
 def check_compressed(

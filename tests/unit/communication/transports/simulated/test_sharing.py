@@ -20,7 +20,7 @@ class _Play:
         self.sharing = Sharing(bandwidths)
         self.live: dict[Flow, tuple[int, ...]] = {}
         self.now_s = 0.0
-        self._bundles: dict[Bundle, None] = {}
+        self._bundles: dict[Bundle | Flow, None] = {}
         self._ways: dict[tuple[int, ...], Way] = {}
 
     def begin(self, *ways: tuple[int, ...], nbytes: float = 1e9) -> list[Flow]:
@@ -43,11 +43,15 @@ class _Play:
         """Goes on to the next end, of one flow or of several."""
         bundle = min(self._bundles, key=lambda bundle: bundle.ends_at_s)
         self.now_s = bundle.ends_at_s
+        if isinstance(bundle, Flow):  # it has met nobody
+            del self._bundles[bundle], self.live[bundle]
+            self.sharing.end_lone(bundle)
+            return
         for flow in self.sharing.end_next(bundle, self.now_s):
             del self.live[flow]
 
     def rates(self) -> list[float]:
-        return [flow.bundle.rate for flow in self.live]
+        return [(flow.bundle or flow).rate for flow in self.live]
 
     def coupling(self) -> list[int]:
         return [link.number for link in self.sharing.links if link.coupling]

@@ -217,7 +217,8 @@ class TestBackup:
         server = served(Backup(spare=1), workers=4)
         for rank in (B, C):
             server.on_message(rank, Message(Kind.LEAVE))
-            server.on_loss(rank)
+            assert server.on_loss(rank) == []
+        assert server.on_loss(A) == []  # the one that is spared
 
 
 def test_held_gradients_survive_a_checkpoint():

@@ -1,0 +1,448 @@
+"""A stage of a network that is cut into a pipeline: where it begins and ends, and what it computes of a microbatch.
+
+    cuts       piece 0 … c_1 - 1 | c_1 … c_2 - 1 | …        bounds: 0, c_1, c_2, …, number of pieces
+    forward    leaves = values that came, detached ─▶ stage ─▶ outputs        kept: leaves and outputs
+    backward   d outputs, that came ─▶ autograd ─▶ parameters' gradients, d leaves
+    in two     y = f(x, W)    B:  dx = df/dx' dy    W:  dW += df/dW' dy        of fully connected and convolution layers
+
+Stages begin at given layers (`given`), or so that the slowest takes as little time as it can (`balanced`), by the
+operations of its pieces.
+
+With `recomputes`, only the leaves are kept, and the forward pass is run again before the backward pass, with the same
+random numbers (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174).
+
+Loss of a batch of B pictures = sum over its microbatches m of n_m / B times their mean loss; gradients are added up in
+the order of the backward passes, which ascends in all schedules. So they are bit for bit those of one rank that does
+the same microbatches one after the other.
+
+`DeferredWeights` leaves the gradients of weights for later: Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism",
+ICLR 2024, arXiv 2401.10241. What other layers have by way of weights, such as the scales of a norm, is little, and
+computed with their inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from polyrhythm.communication.message import Message
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.partition.chain import Chain, Cut, Stage
+from polyrhythm.partition.deferred_statistics import DeferredStatistics
+from polyrhythm.training.forward_pass import by_running_statistics
+from polyrhythm.training.model_sizes import PieceSize
+
+Bounds = tuple[int, ...]
+"""The first piece of every stage, and at the end the number of pieces."""
+
+
+def check_stages(pieces: Sequence[PieceSize], stages: int, where: str) -> None:
+    """Refuse more stages than there are pieces.
+
+    Raises:
+        RequestError: there are.
+    """
+    if stages > len(pieces):
+        names = ", ".join(piece.name for piece in pieces[:8]) + (", …" if len(pieces) > 8 else "")
+        raise RequestError(
+            f"{where} asks for {stages} stages, and the network can be cut into {len(pieces)} pieces at most "
+            f"({names}): ask for fewer stages"
+        )
+
+
+def given(pieces: Sequence[PieceSize], layers: Sequence[str], stages: int, where: str) -> Bounds:
+    """Return the bounds of stages that begin behind given layers.
+
+    Args:
+        pieces: of the network.
+        layers: names of the last layers of all stages but the last.
+        stages: how many there are.
+        where: names the strategy, for people.
+
+    Raises:
+        RequestError: a layer is none, or cannot be cut behind; or they are too few or too many.
+    """
+    if len(layers) != stages - 1:
+        raise RequestError(
+            f"{where} cuts behind {len(layers)} layers, which makes {len(layers) + 1} stages of {stages}: name "
+            f"{stages - 1} layers"
+        )
+    bounds = [0]
+    for layer in layers:
+        behind = [
+            number + 1
+            for number, piece in enumerate(pieces[:-1])
+            if piece.name == layer or piece.name.startswith(f"{layer}.")
+        ]
+        if not behind:
+            names = ", ".join(piece.name for piece in pieces[:-1])
+            raise RequestError(
+                f"{where}: the network cannot be cut behind {layer!r:.80}; it can behind {names:.400}"
+            )
+        bounds.append(behind[-1])
+    if bounds != sorted(set(bounds)):
+        raise RequestError(f"{where}: the layers to cut behind must be in the network's order")
+    return (*bounds, len(pieces))
+
+
+def balanced(pieces: Sequence[PieceSize], stages: int) -> Bounds:
+    """Return the bounds of so many stages whose slowest takes as little as it can; ties go to fewer values sent."""
+    count = len(pieces)
+    times = shares(pieces)
+    sums = [0.0, *accumulate(times)]
+    # best[n]: for the first n pieces in as many stages as have been made: (slowest, values sent, first piece of last)
+    best: list[tuple[float, int, Bounds] | None] = [
+        (sums[stop], 0, (0, stop)) if stop else None for stop in range(count + 1)
+    ]
+    for stage in range(1, stages):
+        following: list[tuple[float, int, Bounds] | None] = [None] * (count + 1)
+        for stop in range(stage + 1, count + 1):
+            found: tuple[float, int, Bounds] | None = None
+            for start in range(stage, stop):
+                before = best[start]
+                if before is None:
+                    continue
+                slowest = max(before[0], sums[stop] - sums[start])
+                sent = before[1] + sum(pieces[start - 1].outputs)
+                if found is None or (slowest, sent) < found[:2]:
+                    found = slowest, sent, (*before[2], stop)
+            following[stop] = found
+        best = following
+    whole = best[count]
+    assert whole is not None, "there are as many pieces as stages"
+    return whole[2]
+
+
+def shares(pieces: Sequence[PieceSize]) -> tuple[float, ...]:
+    """Return each piece's share of the network's time: that of its operations; of its parameters, if none counts."""
+    for weights in ([piece.operations for piece in pieces], [float(piece.parameters) for piece in pieces]):
+        if sum(weights) > 0:
+            return tuple(weight / sum(weights) for weight in weights)
+    return tuple(1 / len(pieces) for _ in pieces)
+
+
+def share_of_stages(pieces: Sequence[PieceSize], bounds: Bounds) -> tuple[float, ...]:
+    """Return each stage's share of the network's time."""
+    found = shares(pieces)
+    return tuple(sum(found[start:stop]) for start, stop in pairwise(bounds))
+
+
+Finish = Callable[[], None]
+
+
+class DeferredWeights(TorchFunctionMode):
+    """Inside, layers are computed such that their backward pass leaves the gradients of weights to `finish`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[Finish] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if not (_is_trained(*args[1:2]) and not options):
+            return func(*args, **options)
+        if func is functional.linear:
+            return _layer(_Linear, *args[:2], args[2] if len(args) > 2 else None, self._left)
+        if func in (torch.conv1d, torch.conv2d, torch.conv3d):
+            given = [*args, *_DEFAULTS[len(args) - 2 :]]
+            sizes = [_sizes(each, args[1].ndim - 2) for each in given[3:6]]
+            if all(sizes):
+                return _layer(_Convolution, *given[:3], sizes, given[6], self._left)
+        return func(*args, **options)
+
+    def finish(self) -> None:
+        """Add the gradients of weights that were left."""
+        with torch.no_grad():
+            for add in self._left:
+                add()
+        self._left.clear()
+
+
+_DEFAULTS = (None, 1, 0, 1, 1)
+"""Bias, stride, padding, dilation and groups of a convolution."""
+
+
+def _is_trained(*weights: Any) -> bool:
+    return (
+        bool(weights) and isinstance(weights[0], Tensor) and weights[0].is_leaf and weights[0].requires_grad
+    )
+
+
+def _sizes(size: Any, dimensions: int) -> list[int]:
+    """Return a size for each dimension; none where it is given as a word."""
+    if isinstance(size, str):
+        return []
+    return [size] * dimensions if isinstance(size, int) else list(size)
+
+
+def _layer(kind: Any, *arguments: Any) -> Any:
+    return kind.apply(*arguments)
+
+
+def _add(parameter: Tensor | None, gradient: Tensor | None) -> None:
+    if parameter is None or gradient is None or not parameter.requires_grad:
+        return
+    if parameter.grad is None:
+        parameter.grad = gradient
+    else:
+        parameter.grad += gradient
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, left: list[Finish]) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.left = left
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+
+        def finish() -> None:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            _add(weight, rows.t().mm(x.reshape(-1, x.shape[-1])))
+            _add(bias, rows.sum(0))
+
+        ctx.left.append(finish)
+        inputs = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
+        return inputs, None, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sizes: list[list[int]],
+        groups: int,
+        left: list[Finish],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.how = (*sizes, False, [0] * (weight.ndim - 2), groups)
+        ctx.left = left
+        stride, padding, dilation = sizes
+        outputs: Tensor = torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, *ctx.how[3:])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias = ctx.saved_tensors
+        biases = None if bias is None else list(bias.shape)
+        how = ctx.how
+
+        def part(mask: list[bool]) -> Any:
+            return torch.ops.aten.convolution_backward(gradient, x, weight, biases, *how, mask)
+
+        def finish() -> None:
+            _, of_weight, of_bias = part(
+                [False, weight.requires_grad, bias is not None and bias.requires_grad]
+            )
+            _add(weight, of_weight)
+            _add(bias, of_bias)
+
+        ctx.left.append(finish)
+        inputs = part([True, False, False])[0] if ctx.needs_input_grad[0] else None
+        return inputs, None, None, None, None, None
+
+
+@dataclass
+class Passing:
+    """A microbatch that a stage has computed forward, and not yet backward.
+
+    Attributes:
+        leaves: the values that came, with their gradients later.
+        outputs: what the stage made of them; empty where it will be made again.
+        share: of its batch's loss, in the last stage.
+    """
+
+    leaves: list[Tensor]
+    outputs: list[Tensor]
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What a stage must know of a microbatch.
+
+    Attributes:
+        images: (n, C, H, W).
+        rows: n.
+        loss: maps logits (n, classes) to their mean loss, ().
+        share: of its batch's mean loss that is its own: n / B.
+        scale: of its gradients: the same, or 1 where an update follows it.
+        seed: fixes what an operation draws, from its place in the network.
+        position: in its batch.
+    """
+
+    images: Tensor
+    rows: int
+    loss: Callable[[Tensor], Tensor]
+    share: float
+    scale: float
+    seed: Callable[[int], None]
+    position: int
+
+
+@dataclass
+class NetworkStage:
+    """A stage of a network on this rank; see `StageWork`.
+
+    Args:
+        chain: the network.
+        stage: of it.
+        share: of the whole network's time.
+        microbatch: returns what is to be known of one, from its number.
+        like: a tensor with the dtype and device of values.
+        recomputes: whether activations are computed again in place of being kept.
+        splits: whether gradients of weights are left to `weights`.
+        statistics: of batch normalisation in this stage; None: each microbatch changes them.
+        using: makes the stage compute with the weights of a microbatch; none where there are no versions.
+    """
+
+    chain: Chain
+    stage: Stage
+    share: float
+    microbatch: Callable[[int], Microbatch]
+    like: Tensor
+    recomputes: bool = False
+    splits: bool = False
+    statistics: DeferredStatistics | None = None
+    using: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()
+    _passing: dict[int, Passing] = field(default_factory=dict)
+    _deferred: dict[int, DeferredWeights] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> int:
+        """How many values come from the stage before."""
+        return 0 if self.stage.before is None else len(self.stage.before.values)
+
+    @property
+    def outputs(self) -> int:
+        """How many values go to the next stage."""
+        return 0 if self.stage.after is None else len(self.stage.after.values)
+
+    def take(self, number: int, message: Message, position: int) -> Tensor:
+        """Return a value that has come.
+
+        Raises:
+            RunError: it has another size or dtype.
+        """
+        assert self.stage.before is not None, "the first stage takes pictures"
+        return self._shaped(number, message, self.stage.before, position).requires_grad_()
+
+    def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
+        """Return the gradient of a value that has been sent.
+
+        Raises:
+            RunError: it has another size or dtype.
+        """
+        assert self.stage.after is not None, "the last stage has a loss"
+        return self._shaped(number, message, self.stage.after, position)
+
+    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
+        """Compute forward; return what goes to the next stage, flat."""
+        micro = self.microbatch(number)
+        leaves = values if self.stage.before is not None else [micro.images]
+        if micro.rows == 0:
+            self._passing[number] = Passing(leaves, [])
+            return [self.like.new_zeros(0)] * self.outputs
+        with self.using(number):
+            if self.statistics is not None:
+                self.statistics.begin(micro.position)
+            outputs = self._computed(number, micro, leaves)
+            if self.statistics is not None:
+                self.statistics.end()
+        passing = self._passing[number] = Passing(leaves, outputs)
+        if self.stage.after is None:
+            value = micro.loss(outputs[0])
+            passing.outputs, passing.share = (
+                [_scaled(value, micro.scale)],
+                float(value.detach()) * micro.share,
+            )
+            outputs = []
+        if self.recomputes:
+            passing.outputs = []
+            self._deferred.pop(number, None)
+        return [value.detach().reshape(-1) for value in outputs]
+
+    def loss(self, number: int) -> float:
+        """Return a microbatch's share of the mean loss of its batch."""
+        return self._passing[number].share
+
+    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
+        """Compute backward; return the gradients of the values that came, flat."""
+        micro = self.microbatch(number)
+        passing = self._passing.pop(number)
+        if micro.rows == 0:
+            return [self.like.new_zeros(0)] * self.inputs
+        with self.using(number):
+            if self.recomputes:
+                if self.statistics is not None:
+                    self.statistics.begin(None)
+                passing.outputs = self._computed(number, micro, passing.leaves)
+                if self.statistics is not None:
+                    self.statistics.end()
+                if self.stage.after is None:
+                    passing.outputs = [_scaled(micro.loss(passing.outputs[0]), micro.scale)]
+            given: list[Tensor | None] = [*gradients] or [None]
+            trained = [
+                (value, gradient)
+                for value, gradient in zip(passing.outputs, given, strict=True)
+                if value.requires_grad
+            ]
+            if trained:
+                torch.autograd.backward(
+                    [value for value, _ in trained], [gradient for _, gradient in trained]
+                )
+        if self.stage.before is None:
+            return []
+        return [
+            (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(-1)
+            for leaf in passing.leaves
+        ]
+
+    def weights(self, number: int) -> None:
+        """Add the gradients of weights that `backward` has left."""
+        deferred = self._deferred.pop(number, None)
+        if deferred is not None:
+            deferred.finish()
+
+    def _computed(self, number: int, micro: Microbatch, leaves: list[Tensor]) -> list[Tensor]:
+        deferred: AbstractContextManager[Any] = nullcontext()
+        if self.splits:
+            deferred = self._deferred[number] = DeferredWeights()
+        alone = by_running_statistics(self.stage.module) if micro.rows == 1 else nullcontext()
+        self.chain.seed = micro.seed
+        try:
+            with torch.enable_grad(), deferred, alone:
+                return list(self.stage.module(*leaves))
+        finally:
+            self.chain.seed = None
+
+    def _shaped(self, number: int, message: Message, cut: Cut, position: int) -> Tensor:
+        rows, shape = self.microbatch(number).rows, cut.shapes[position]
+        vector = message.tensor
+        expected = rows * torch.Size(shape).numel()
+        if vector is None or vector.dtype != self.like.dtype or vector.numel() != expected:
+            raise RunError(
+                f"what came for microbatch {number} does not fit: {expected} numbers of {self.like.dtype} were "
+                "expected; all workers must train the same network"
+            )
+        return vector.to(self.like.device).view(rows, *shape)
+
+
+def _scaled(value: Tensor, scale: float) -> Tensor:
+    return value if scale == 1.0 else value * scale
