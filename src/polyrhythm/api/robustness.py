@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from PIL import Image
+from torch import Tensor
 
+from polyrhythm.augmentation.tones import Tones
 from polyrhythm.config.run_config import TrainedOptions
 from polyrhythm.config.trained import Trained, load_trained
+from polyrhythm.data.dataset import Split
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import Together
-from polyrhythm.evaluation.robustness import declines
+from polyrhythm.evaluation.robustness import declines, examples
 from polyrhythm.reporting.pages.robustness_page import write_robustness
+
+_EXAMPLE_SIDE = 96
 
 
 def robustness(
@@ -33,7 +40,7 @@ def robustness(
         weights: run folders or files of weights, each tested by itself.
         images: number of test images, drawn once for all; fewer if there are fewer.
         kinds: names of augmentations and corruptions, such as `rotation`; empty: all of them.
-        plot: an HTML file for curves and table; None: none is written.
+        plot: an HTML file for curves, table and a picture under every change; None: none is written.
         device: `cpu`, `cuda` or `auto`.
         **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
@@ -57,7 +64,11 @@ def robustness(
         together = _tested(ensemble, images, kinds) | {"weights": "together"}
     data = trained[0].dataset.name
     if plot is not None:
-        write_robustness(Path(plot), data, found if together is None else [*found, together])
+        dataset = trained[0].dataset
+        strips = examples(dataset, int(_drawn(dataset.test, images)[0]), kinds)
+        tones = Tones(dataset.black, dataset.white)
+        pictures = {name: _jpeg(strip, tones) for name, strip in strips.items()}
+        write_robustness(Path(plot), data, found if together is None else [*found, together], pictures)
     counted = min(images, len(trained[0].dataset.test))
     return {
         "data": data,
@@ -73,9 +84,24 @@ def _pictures_of(trained: Trained) -> tuple[object, ...]:
     return dataset.classes, dataset.image_shape, dataset.black, dataset.white, dataset.shown
 
 
+def _drawn(test: Split, images: int) -> Tensor:
+    return torch.randperm(len(test), generator=generator_for("robustness"))[:images].sort().values
+
+
+def _jpeg(strip: Tensor, tones: Tones) -> bytes:
+    """Return pictures (n, C, H, W) beside each other as a JPEG file of `_EXAMPLE_SIDE` pixels in height."""
+    black, white = tones.of(strip)
+    unit = ((strip - black) / (white - black)).clamp(0, 1)
+    row = (torch.cat(list(unit), dim=2) * 255).round().byte().permute(1, 2, 0).numpy()
+    image = Image.fromarray(row.squeeze(2) if row.shape[2] == 1 else row)
+    size = round(image.width * _EXAMPLE_SIDE / image.height), _EXAMPLE_SIDE
+    file = BytesIO()
+    image.resize(size, Image.Resampling.LANCZOS).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
 def _tested(trained: Trained, images: int, kinds: Sequence[str]) -> dict[str, Any]:
-    test = trained.dataset.test
-    indices = torch.randperm(len(test), generator=generator_for("robustness"))[:images].sort().values
+    indices = _drawn(trained.dataset.test, images)
     clean, found = declines(trained.model, trained.dataset, indices, trained.device, kinds)
     corrupted = [top1 for each in found if each.kind == "corruption" for top1 in each.top1]
     return {

@@ -68,12 +68,7 @@ def declines(
     Raises:
         RequestError: there is no such kind for these pictures.
     """
-    channels, tones = dataset.image_shape[0], Tones(dataset.black, dataset.white)
-    known = list(_kinds(channels, tones))
-    for name in kinds:
-        if name not in (names := [each[0] for each in known]):
-            raise unknown("kind of change", name, names)
-    chosen = [each for each in known if not kinds or each[0] in kinds]
+    chosen = _chosen(dataset, kinds)
     with in_evaluation_mode(model):
 
         def tested(change: Change | None) -> float:
@@ -92,7 +87,38 @@ def declines(
         return tested(None), found
 
 
-def _kinds(channels: int, tones: Tones) -> Iterator[tuple[str, str, list[float], list[Change]]]:
+def examples(dataset: Dataset, index: int, kinds: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Show what the kinds of change do to a test picture.
+
+    Args:
+        dataset: whose test picture it is.
+        index: its number.
+        kinds: as for `declines`.
+
+    Returns:
+        For every kind, (6, C, H, W): the picture as it is, then changed ever more.
+    """
+    one = torch.tensor([index])
+    image = dataset.test.images(one)
+    return {
+        name: torch.cat([image, *(change(image, one) for change in changes)])
+        for name, _, _, changes in _chosen(dataset, kinds)
+    }
+
+
+_Kind = tuple[str, str, list[float], list[Change]]
+"""Name, `augmentation` or `corruption`, strengths, and the change of each strength."""
+
+
+def _chosen(dataset: Dataset, kinds: Sequence[str]) -> list[_Kind]:
+    known = list(_kinds(dataset.image_shape[0], Tones(dataset.black, dataset.white)))
+    for name in kinds:
+        if name not in (names := [each[0] for each in known]):
+            raise unknown("kind of change", name, names)
+    return [each for each in known if not kinds or each[0] in kinds]
+
+
+def _kinds(channels: int, tones: Tones) -> Iterator[_Kind]:
     for name, kind in choices(TRANSFORMS).items():
         if {"strength", "probability"} <= kind.model_fields.keys() and not (
             name == "colour_casting" and channels < _SHADES

@@ -141,6 +141,45 @@ def test_snow_brightens_flat_pictures_by_flakes_and_their_mirror() -> None:
     assert 0.05 < share < 0.9
 
 
+def test_elastic_transform_moves_places_by_smooth_noise_of_the_stated_size() -> None:
+    # On a ramp, a picture's change is how far its places were moved.
+    places = torch.arange(224.0).expand(4, 1, 224, 224) / 223
+    for severity, pixels in ((1, 1.02), (5, 2.44)):
+        found = _corruption("elastic_transform")(places, severity, torch.arange(4), UNIT)
+        moved = ((found - places) * 223)[..., 16:-16, 16:-16]
+        assert moved.std() == pytest.approx(pixels, rel=0.05)
+        assert abs(float(moved.mean())) < 0.1
+        step = (moved[..., 1:] - moved[..., :-1]).square().mean()
+        # Of noise that a Gaussian of deviation s smoothed, neighbours correlate by exp(-1 / 4 s^2).
+        assert step == pytest.approx(2 * pixels**2 * (1 - np.exp(-1 / (4 * 2.24**2))), rel=0.1)
+
+
+def test_glass_blur_shuffles_near_places_and_keeps_the_light() -> None:
+    ramp = (torch.arange(224.0) - 111.5).expand(2, 3, 224, 224) / 223 + 0.5
+    found = _corruption("glass_blur")(ramp, 3, torch.arange(2), UNIT)
+    moved = ((found - ramp) * 223)[..., 20:-20, 20:-20]
+    assert abs(float(moved.mean())) < 0.01
+    assert 0 < moved.abs().max() < 6  # three times by at most two pixels
+    # Three shuffles of deviation 2/sqrt(3) each, the means of the last one's blur: 1 / (2 s sqrt(pi)) of it is left.
+    assert moved.std() == pytest.approx((3 * 4 / 3) ** 0.5 / (2 * np.pi**0.5), rel=0.25)
+    assert torch.equal(found[:, 0], found[:, 2])  # channels stay together
+
+
+def test_frost_is_laid_over_what_is_kept() -> None:
+    ramp, indices = torch.linspace(0, 0.3, 64).expand(6, 3, 64, 64), torch.arange(6)
+    kept, pane = (_corruption("frost")(each, 3, indices, UNIT) for each in (ramp, torch.zeros_like(ramp)))
+    inside = (kept < 1) & (pane > 0)
+    torch.testing.assert_close((kept - pane)[inside], 0.7 * ramp[inside])
+    ice = pane / 0.7
+    assert ice[:, 0].mean() < ice[:, 1].mean() < ice[:, 2].mean()  # bluish
+    brightness = ice.mean((1, 2, 3))
+    assert 0.35 < brightness.min() < brightness.max() < 1
+    assert brightness.std() > 0.02
+    assert ice[:, 1].std((1, 2)).min() > 0.02
+    grey = _corruption("frost")(ramp[:, :1], 3, indices, UNIT)
+    assert grey.shape == (6, 1, 64, 64)
+
+
 def test_zoom_blur_is_the_mean_of_magnified_pictures() -> None:
     # Magnified f times, the slope of a plane through the centre becomes 1/f of it.
     places = (torch.arange(41.0) - 20).expand(1, 1, 41, 41)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import polyrhythm
@@ -83,6 +87,13 @@ def test_the_verb_tests_each_model_and_draws_it(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     drawn = json.loads(re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1])
     assert len(drawn) == len(first)
+    strips = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page)
+    assert len(strips) == len(first)
+    names = [each["name"] for each in first]
+    brightness = np.asarray(Image.open(BytesIO(b64decode(strips[names.index("brightness")]))))
+    assert brightness.shape == (96, 6 * 96)  # as it is, and at five severities
+    means = brightness.reshape(96, 6, 96).mean((0, 2))
+    assert (np.diff(means) > 5).all()
     assert drawn[0]["data"][1]["y"] == [
         found["models"][1]["clean_top1"],
         *found["models"][1]["declines"][0]["top1"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -14,8 +15,16 @@ from polyrhythm.reporting.pages.report_page import page
 _COLOURS = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")
 
 
-def write_robustness(path: Path, data: str, models: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page for models as `polyrhythm.robustness` returns them.
+def write_robustness(
+    path: Path, data: str, models: Sequence[Mapping[str, Any]], pictures: Mapping[str, bytes]
+) -> None:
+    """Write the page.
+
+    Args:
+        path: of the file.
+        data: name of the data set.
+        models: as `polyrhythm.robustness` returns them.
+        pictures: for every kind of change, a JPEG file: a picture as it is, and at every strength.
 
     Raises:
         RequestError: it cannot be written.
@@ -23,8 +32,8 @@ def write_robustness(path: Path, data: str, models: Sequence[Mapping[str, Any]])
     plots = robustness_plots(models)
     boxes = [
         f"<figure><figcaption><h3>{escape(plot.title)}</h3><p>{escape(plot.caption)}</p></figcaption>"
-        f'<div class="plot" id="plot-{number}"></div></figure>'
-        for number, plot in enumerate(plots)
+        f'<div class="plot" id="plot-{number}"></div>{_strip(decline["name"], pictures)}</figure>'
+        for number, (plot, decline) in enumerate(zip(plots, models[0]["declines"], strict=True))
     ]
     body = (
         f"<header><h1>Robustness on {escape(data)}</h1></header>"
@@ -60,6 +69,12 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
         )
         for number, decline in enumerate(models[0]["declines"])
     ]
+
+
+def _strip(name: str, pictures: Mapping[str, bytes]) -> str:
+    address = base64.b64encode(pictures[name]).decode("ascii")
+    what = f"a test picture as it is, and under {name.replace('_', ' ')}, ever stronger"
+    return f'<img style="width:100%" alt="{escape(what)}" src="data:image/jpeg;base64,{address}">'
 
 
 def _summary(model: Mapping[str, Any]) -> str:
