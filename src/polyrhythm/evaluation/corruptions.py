@@ -6,12 +6,12 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
     brightness        x + b                                           b = 0.1, 0.2, 0.3, 0.4, 0.5
     contrast          m + c (x - m), m the mean of the channel        c = 0.4, 0.3, 0.2, 0.1, 0.05
     defocus_blur      x * (disc of radius r / its area)               r = 3, 4, 6, 8, 10 pixels of 224
-    elastic_transform x, each place moved by smooth noise d          std of d = 1.02, 1.32, 1.73, 2.03, 2.44 pixels of 224
+    elastic_transform x, each place moved by smooth noise n           std(n) = 1.02, 1.32, 1.73, 2.03, 2.44 pixels of 224
     fog               (x + f p) max(x) / (max(x) + f), p a plasma    f = 1.5, 2, 2.5, 2.5, 3; decay 2, 2, 1.7, 1.5, 1.4
-    frost             a x + b ice, see `_ice`                         a = 1, 0.8, 0.7, 0.65, 0.6; b = 0.4, 0.6, 0.7, 0.7, 0.75
+    frost             a x + b ice, see `_ice`; a = 1, 0.8, 0.7, 0.65, 0.6; b = 0.4, 0.6, 0.7, 0.7, 0.75
     gaussian_noise    x + s n, n ~ N(0, 1)                            s = 0.08, 0.12, 0.18, 0.26, 0.38
-    glass_blur        blurred by s, i times shuffled by up to d, blurred  s = 0.7, 0.9, 1, 1.1, 1.5 and d = 1, 2, 2, 3, 4 pixels of
-                                                                      224; i = 2, 1, 3, 2, 2
+    glass_blur        blurred by s, shuffled i times by up to d and   s = 0.7, 0.9, 1, 1.1, 1.5, d = 1, 2, 2, 3, 4 pixels
+                      blurred again                                   of 224; i = 2, 1, 3, 2, 2
     impulse_noise     0 with probability p/2, 1 with p/2, else x      p = 0.03, 0.06, 0.09, 0.17, 0.27
     jpeg_compression  JPEG(x, quality)                                quality = 25, 18, 15, 10, 7
     motion_blur       mean along a line of length l, random angle     l = 10, 15, 20, 25, 30 pixels of 224
@@ -24,11 +24,11 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
 Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones do.
 Brightness is added to every channel instead of the value of HSV, so that grey pictures have it too. The disc of the
 defocus has a rim that is soft by one pixel and no further smoothing. All points of the motion's line have the same
-weight, instead of half a Gaussian, and leave less detail; so have those of the flakes' lines. Glass blur reads every place near
-itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead of cut from
-five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness in object
-detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before. `benchmarks/corruptions` holds
-all fifteen against their package, `imagecorruptions`.
+weight, instead of half a Gaussian, and leave less detail; so have those of the flakes' lines. Glass blur reads every
+place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead of
+cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness in
+object detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before.
+`benchmarks/corruptions` holds all fifteen beside their package, `imagecorruptions`.
 
 The plasma of the fog is made by midpoint displacement (A. Fournier, D. Fussell, L. Carpenter, "Computer rendering of
 stochastic models", Communications of the ACM 25, 1982): places between known ones get their mean and a random number,
