@@ -1,4 +1,4 @@
-"""All corruptions beside those of the package `imagecorruptions`: how far they move photographs, and what detail is left.
+"""Corruptions beside those of the package `imagecorruptions`: how far they move photographs, what detail is left.
 
     distance   root of the mean squared difference from the original, values in [0, 1]
     detail     mean absolute difference of neighbouring pixels, as a share of the original's

@@ -6,12 +6,12 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
     brightness        x + b                                           b = 0.1, 0.2, 0.3, 0.4, 0.5
     contrast          m + c (x - m), m the mean of the channel        c = 0.4, 0.3, 0.2, 0.1, 0.05
     defocus_blur      x * (disc of radius r / its area)               r = 3, 4, 6, 8, 10 pixels of 224
-    elastic_transform x, each place moved by smooth noise n           std(n) = 1.02, 1.32, 1.73, 2.03, 2.44 pixels of 224
+    elastic_transform x, each place moved by smooth noise n          std(n) = 1.02, 1.32, 1.73, 2.03, 2.44 pixels of 224
     fog               (x + f p) max(x) / (max(x) + f), p a plasma    f = 1.5, 2, 2.5, 2.5, 3; decay 2, 2, 1.7, 1.5, 1.4
-    frost             a x + b ice, see `_ice`; a = 1, 0.8, 0.7, 0.65, 0.6; b = 0.4, 0.6, 0.7, 0.7, 0.75
+    frost             a x + b ice; see `_ice`          a = 1, 0.8, 0.7, 0.65, 0.6; b = 0.4, 0.6, 0.7, 0.7, 0.75
     gaussian_noise    x + s n, n ~ N(0, 1)                            s = 0.08, 0.12, 0.18, 0.26, 0.38
-    glass_blur        blurred by s, shuffled i times by up to d and   s = 0.7, 0.9, 1, 1.1, 1.5, d = 1, 2, 2, 3, 4 pixels
-                      blurred again                                   of 224; i = 2, 1, 3, 2, 2
+    glass_blur        blurred by s, shuffled i times by up to d and  s = 0.7, 0.9, 1, 1.1, 1.5, d = 1, 2, 2, 3, 4 pixels
+                      blurred again                                  of 224; i = 2, 1, 3, 2, 2
     impulse_noise     0 with probability p/2, 1 with p/2, else x      p = 0.03, 0.06, 0.09, 0.17, 0.27
     jpeg_compression  JPEG(x, quality)                                quality = 25, 18, 15, 10, 7
     motion_blur       mean along a line of length l, random angle     l = 10, 15, 20, 25, 30 pixels of 224
