@@ -15,15 +15,15 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS,
 
 
 def by_krum(gradients, f):
-    """Gives positions, the best first; of equal scores the one that is nearer to all, then the first one."""
+    """Gives positions, the best first; of equal scores the first one."""
     count = len(gradients)
     scores = []
     for one in range(count):
         away = sorted(
             np.sum((gradients[one] - gradients[other]) ** 2) for other in range(count) if other != one
         )
-        scores.append((sum(away[: count - f - 2]), sum(away), one))
-    return [one for _, _, one in sorted(scores)]
+        scores.append((sum(away[: count - f - 2]), one))
+    return [one for _, one in sorted(scores)]
 
 
 def krum(gradients, f):

@@ -107,7 +107,11 @@ class WorkerState(ControlMessage):
 
 
 def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
-    """Average batch-norm statistics over workers; counters are worker 0's, who comes first."""
+    """Average batch-norm statistics over workers; counters are worker 0's, who comes first.
+
+    The variance between the workers' means is left out on purpose: all draw from the same pictures, so each one's
+    (unbiased) variance estimates that of all of them already, and what their means differ by is chance.
+    """
     first = states[0].buffers
     return {
         name: torch.stack([state.buffers[name] for state in states]).mean(0)

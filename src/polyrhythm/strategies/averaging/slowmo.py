@@ -9,10 +9,10 @@ ICLR 2020, arXiv 1910.00643.
 b = `slow_momentum`, a = `slow_lr`, lr = the local learning rate at the end of the round. With a constant rate
 this is classical BMUF with z = a and m = b. Batch-norm statistics are never averaged in training.
 
-Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state`
-says what becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in
-its runs resets the momentum of SGD and keeps the state of Adam. Workers of gossip begin each round at x_0
-with a mass of 1, and keep their optimisers' state.
+Base steps are local steps of any optimiser, or those of gossip (`base`). For local steps, `optimizer_state` says what
+becomes of the optimiser's state at the end of a round: the paper names the same three ways, and in its runs resets the
+momentum of SGD and keeps the state of Adam, as is done here by default. Workers of gossip begin each round at x_0 with
+a mass of 1, and keep their optimisers' state.
 
     worker 0   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …
     worker 1   step ⇄ step ⇄ step ┃ exact mean, outer rule ┃ step ⇄ step …      ⇄ what the base exchanges
@@ -63,7 +63,8 @@ class SlowMo(Averaging, Remarks):
         slow_momentum: share of the slow buffer that is kept at each round.
         slow_lr: what the slow step is multiplied by, beside the learning rate.
         base: the strategy whose steps a round is made of, such as sgp or d_psgd; None: steps of each worker alone.
-        optimizer_state: what becomes of the local momentum and the like after a round: keep, average or reset.
+        optimizer_state: what becomes of the local momentum and the like after a round: keep, average or reset; None:
+            the momentum of SGD is reset, the state of others is kept.
         collective: how models are added up.
     """
 
@@ -86,7 +87,7 @@ class SlowMo(Averaging, Remarks):
     slow_momentum: Decay = 0.5
     slow_lr: Positive = 1.0
     base: Annotated[Strategy | None, chosen("base strategy", *FAMILIES)] = None
-    optimizer_state: AtAverage = "keep"
+    optimizer_state: AtAverage | None = None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuse a base whose workers cannot begin anew, and what becomes of nothing over one."""
@@ -99,7 +100,7 @@ class SlowMo(Averaging, Remarks):
                 f"slowmo: base={self.base} cannot begin rounds anew at a common point: use base=sgp or base=d_psgd, "
                 "or leave base out for local steps"
             )
-        if self.optimizer_state != "keep":
+        if self.optimizer_state not in (None, "keep"):
             raise RequestError(
                 f"slowmo: optimizer_state={self.optimizer_state} has no meaning over base={self.base}, whose workers "
                 "keep theirs: leave it out"
@@ -127,7 +128,7 @@ class SlowMo(Averaging, Remarks):
         rounds = Rounds(
             steps=self.steps,
             collective=self.collective,
-            optimizer_state=self.optimizer_state,
+            optimizer_state=self.optimizer_state or ("reset" if setting.plan.kind == "SGD" else "keep"),
             outer=SlowMomentum(self.slow_momentum, self.slow_lr),
         )
         return RoundsWorker(setting, rounds)

@@ -18,6 +18,9 @@ Departures from the paper:
 - What a site has not sent when its workers leave is sent then. So the final model, that of worker 0's site,
   holds all updates.
 - A site whose workers are lost counts on from the slowest.
+- The default learning rate is divided by the number of sites that have workers. All of them apply the updates of all,
+  which add up, so what suits one site is too long a step for several. A rate that is given is taken as it is, which is
+  the paper's way.
 
 With another number of workers in each site, what a site holds and has not sent yet stays with it.
 """

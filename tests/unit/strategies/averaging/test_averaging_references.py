@@ -177,9 +177,12 @@ def test_block_momentum_is_told_by_the_workers():
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_slowmo(schedule):
+@pytest.mark.parametrize(("optimizer", "state"), [("sgd", None), ("sgd", "keep"), ("adam(lr=0.01)", None)])
+def test_slowmo(schedule, optimizer, state):
     a, b = 0.9, 0.7
-    job, trained = found(f"slowmo(steps=3, slow_momentum={b}, slow_lr={a})", schedule=schedule)
+    more = f", optimizer_state={state}" if state else ""
+    spec = f"slowmo(steps=3, slow_momentum={b}, slow_lr={a}{more})"
+    job, trained = found(spec, schedule=schedule, optimizer=optimizer)
     start = begin(job)
     slow = torch.zeros_like(start)
 
@@ -189,6 +192,11 @@ def test_slowmo(schedule):
             slow = b * slow + (start - mean(models)) / rate
             start = start - a * rate * slow
             fill(models, start)
+            if (
+                optimizer == "sgd" and state is None
+            ):  # the paper's runs begin SGD's momentum anew in every round
+                for each in optimizers:
+                    each.state.clear()
 
     assert_is_reference(job, trained, meet)
 

@@ -6,8 +6,8 @@ Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: By
     score(i) = sum over the n - f - 2 nearest j != i of ||g_i - g_j||^2        the g_i of least score is applied
 
 f = `f`, of n >= 2f + 3 gradients. Distances are those of whole gradients: several servers add up the parts of their
-shards. A gradient that is not finite is infinitely far from all others. Departure: of equal scores, the gradient that
-is nearer to all others is taken, and only then the first one.
+shards. A gradient that is not finite is infinitely far from all others. Of equal scores, the first gradient's counts,
+as in the paper.
 """
 
 from __future__ import annotations

@@ -117,17 +117,18 @@ def squared_distances(gradients: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def krum_order(distances: Tensor, among: Sequence[int], f: int) -> list[int]:
+def krum_order(distances: Tensor, among: Sequence[int], f: int, *, by_all: bool = False) -> list[int]:
     """Order gradients by their score, the sum of squared distances to the `len(among) - f - 2` nearest others.
 
     Args:
         distances: `(k, k)`, as `squared_distances` returns them.
         among: positions of the gradients that take part.
         f: how many may be wrong.
+        by_all: whether, of equal scores, the gradient that is nearer to all others comes first.
 
     Returns:
-        The positions, the least score first; of equal scores, the one that is nearer to all, then the lowest position.
-        Gradients that are not finite are last, and infinitely far from all others.
+        The positions, the least score first; of equal scores, the lowest position. Gradients that are not finite are
+        last, and infinitely far from all others.
     """
     neighbours = max(0, len(among) - f - 2)
     finite = torch.nan_to_num(distances, nan=inf, posinf=inf)
@@ -136,7 +137,7 @@ def krum_order(distances: Tensor, among: Sequence[int], f: int) -> list[int]:
         if not torch.isfinite(distances[one, one]):
             return inf, inf, one
         away = sorted(float(finite[one, other]) for other in among if other != one)
-        return sum(away[:neighbours]), sum(away), one
+        return sum(away[:neighbours]), sum(away) if by_all else 0.0, one
 
     return sorted(among, key=score)
 
@@ -156,10 +157,10 @@ class ByDistance(Aggregator):
     def least(self) -> int:
         return 2 * self.f + 3
 
-    def order(self, distances: Tensor | None, among: Sequence[int]) -> list[int]:
-        """Order the positions `among` by Krum's score, the best first; `distances` as `aggregate` gets them."""
+    def order(self, distances: Tensor | None, among: Sequence[int], *, by_all: bool = False) -> list[int]:
+        """Order the positions `among` as `krum_order` does, the best first; `distances` as `aggregate` gets them."""
         assert distances is not None, "the server has them made"
-        return krum_order(distances, among, self.f)
+        return krum_order(distances, among, self.f, by_all=by_all)
 
 
 MERGE_RULES = "polyrhythm.strategies.parameter_server.merge"

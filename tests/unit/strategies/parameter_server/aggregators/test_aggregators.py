@@ -60,6 +60,13 @@ def test_krum_is_the_brute_force_choice_and_one_of_its_inputs(count: int, f: int
     assert torch.equal(aggregated(f"krum(f={f})", gradients), gradients[by_hand])
 
 
+def test_of_equal_scores_krum_takes_the_first_as_its_paper_does() -> None:
+    # The two nearest of three have one score; the second of them is nearer to the third.
+    gradients = [torch.tensor([value], dtype=torch.float64) for value in (0.0, 1.0, 3.0)]
+    assert aggregated("krum(f=0)", gradients).item() == 0
+    assert aggregated("krum(f=0)", gradients[::-1]).item() == 1
+
+
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_multi_krum_is_the_mean_of_the_best(m: int) -> None:
     gradients = gradients_of(7, seed=3)
