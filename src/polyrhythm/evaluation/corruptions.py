@@ -305,7 +305,8 @@ def _disc(radius: float) -> Tensor:
 def _gaussian(deviation: float) -> Tensor:
     """Return a kernel (k, k) of sum 1, cut at three standard deviations."""
     half = max(1, ceil(3 * deviation))
-    weights = (-0.5 * (torch.arange(-half, half + 1) / max(deviation, 1e-3)).square()).exp()
+    offsets = torch.arange(-half, half + 1) / max(deviation, 1e-3)
+    weights: Tensor = (-0.5 * offsets.square()).exp()
     kernel = weights[:, None] * weights[None]
     return kernel / kernel.sum()
 
