@@ -2,6 +2,7 @@
 
     runs/20250101-120000-compare/
         plan.yaml                     what was asked for; `compare --resume FOLDER` goes on with it
+        tuning/synchronous-2w/        with --tune: the search of a row's learning rate (see `tune`)
         synchronous-2w-s0/            a run, with its own report
         …
         comparison.json  report.html  table.md  table.csv  table.tex
@@ -20,7 +21,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import local
@@ -29,13 +31,15 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from polyrhythm.api import tune as tuning
 from polyrhythm.api.ddp import NAME as DDP
+from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import finished_run
 from polyrhythm.claim import claim
-from polyrhythm.config.assemble import default_optimizer, strategy_from
+from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
@@ -45,8 +49,7 @@ from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.comparison_page import render
 from polyrhythm.simulation.cluster import open_cluster
-from polyrhythm.specs import parse, plainly, split_outside
-from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.specs import build, plainly, split_outside
 from polyrhythm.user_files import parse_yaml, read_text
 
 PLAN_FILE = "plan.yaml"
@@ -99,6 +102,9 @@ class Plan:
         until: the target, as the user wrote it; None: the best that all reach.
         cases: strategy, workers and other options of every row, instead of all combinations.
         asked: the command that made this plan, if it was not `compare`.
+        tune: `lr`, or `lr=0.001..1`: every strategy gets the best learning rate of as many trials; nothing if it has
+            its own or the given one.
+        trials: how many.
     """
 
     strategies: Sequence[str]
@@ -110,11 +116,13 @@ class Plan:
     until: str | None
     cases: Sequence[Mapping[str, Any]] = ()
     asked: str = ""
+    tune: str = ""
+    trials: int = 8
 
     def runs(self) -> list[PlannedRun]:
         """Return all runs, seeds innermost."""
         planned = []
-        for strategy, workers, varied in self._rows():
+        for strategy, workers, varied in self.rows():
             options = {**self.options, "strategy": strategy, "workers": workers}
             options |= {"until": self.until} if self.until else {}
             for key, value in varied.items():
@@ -125,7 +133,8 @@ class Plan:
                 planned.append(PlannedRun(name=_slug(label), label=label, options={**options, "seed": seed}))
         return planned
 
-    def _rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    def rows(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Return strategy, workers and other options of every row."""
         if self.cases:
             for case in self.cases:
                 other = {key: value for key, value in case.items() if key not in ("strategy", "workers")}
@@ -149,6 +158,8 @@ class Plan:
             ]
         if self.until:
             words += ["--until", self.until]
+        if self.tune:
+            words += ["--tune", self.tune, "--trials", str(self.trials)]
         for key, value in {**self.simulation, **self.options}.items():
             if value is True:
                 words.append(f"--{key.replace('_', '-')}")
@@ -167,6 +178,8 @@ def compare(
     first_seed: int = 0,
     grid: Mapping[str, Sequence[Any]] | None = None,
     until: str | None = None,
+    tune: str = "",
+    trials: int = 8,
     cluster: str | Path | None = None,
     gradients: str = "real",
     steps: int | None = None,
@@ -184,6 +197,9 @@ def compare(
         first_seed: the seed of the first of these.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target, as `top1=0.9` or `loss=0.3`; None: the best top-1 that all reach.
+        tune: `lr` finds every strategy its own learning rate with equal effort, within a factor of ten of its default;
+            `lr=0.001..1` says where. Needs Optuna.
+        trials: short runs a row that are spent on it.
         cluster: simulate on it; None: the runs are real.
         gradients: as in `simulate`.
         steps: as in `simulate`.
@@ -209,6 +225,8 @@ def compare(
         first_seed=first_seed,
         grid=grid,
         until=until,
+        tune=tune,
+        trials=trials,
         simulation=told,
         options=options,
     )
@@ -256,6 +274,8 @@ def plan(
     first_seed: int = 0,
     grid: Mapping[str, Sequence[Any]] | None = None,
     until: str | None = None,
+    tune: str = "",
+    trials: int = 8,
     simulation: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
@@ -269,6 +289,8 @@ def plan(
         first_seed: the seed of the first of these.
         grid: values of further options, by name; `lr` is the optimizer's rate.
         until: the target.
+        tune: as in `compare`.
+        trials: as in `compare`.
         simulation: arguments of `simulate`; None or without a cluster: runs are real.
         options: of `train` or `simulate` for all runs.
 
@@ -304,15 +326,113 @@ def plan(
         options=common,
         simulation=told,
         until=until,
+        tune=tune,
+        trials=trials,
     )
+    if tune:
+        _check_tuning(made)
     for name in names:
-        if name != DDP:
-            strategy_from(name)
-        elif told:
+        of_ours(name)
+        if name == DDP and told:
             raise RequestError("ddp is PyTorch's own and runs for real: leave --cluster or ddp out")
     for run in made.runs():
         configure(run.options)
     return made
+
+
+def _check_tuning(made: Plan) -> None:
+    if made.trials < 2:
+        raise RequestError(f"--trials must be at least 2, to choose among (given {made.trials})")
+    if "lr" in made.grid:
+        raise RequestError("--tune lr finds the learning rates that --grid lr gives: leave one of them out")
+    if made.simulation.get("gradients") == "none":
+        raise RequestError("--tune needs training: leave --gradients none out")
+    for strategy, workers, _ in made.rows():
+        _search(made, strategy, workers, {})
+
+
+def _search(made: Plan, strategy: str, workers: int, varied: Mapping[str, Any]) -> tuning.SearchPlan:
+    """Return the search of a row's learning rate: as many trials for every row, of the length of its runs.
+
+    Raises:
+        RequestError: it cannot be made.
+    """
+    options = {**made.options, **varied, "strategy": strategy, "workers": workers}
+    found = re.fullmatch(r"lr(?:=([0-9.e-]+)\.\.([0-9.e-]+))?", made.tune.replace(" ", ""))
+    if found is None:
+        raise RequestError(f"cannot read --tune {made.tune!r:.40}: write lr, or lr=0.001..1")
+    if found[1] is None:
+        usual = options.get("optimizer") or str(default_optimizer(of_ours(strategy), workers))
+        rate = build("optimizer", str(usual), OPTIMIZERS).lr  # type: ignore[attr-defined]
+        low, high = rate / 10, rate * 10
+    else:
+        try:
+            low, high = float(found[1]), float(found[2])
+        except ValueError:
+            raise RequestError(f"cannot read --tune {made.tune!r:.40}: write lr, or lr=0.001..1") from None
+    return tuning.plan(
+        {"lr": {"from": low, "to": high, "log": True}},
+        method="tpe",
+        budget=f"{made.trials} trials",
+        goal=Target.parse(made.until).metric if made.until else "top1",
+        prune="halving",
+        seed=made.seeds[0],
+        simulation=made.simulation,
+        options=options,
+    )
+
+
+def _tell_of(label: str, tell: Callable[[str], None], text: str) -> None:
+    tell(f"{label}: {text}")
+
+
+TUNING = "tuning"
+"""The folder of the searches for learning rates, in that of a comparison."""
+
+
+def _tuned(
+    made: Plan, folder: Path, jobs: int, refused: dict[str, str], tell: Callable[[str], None]
+) -> tuple[Plan, list[str]]:
+    """Find every row its learning rate; return the plan of these rows, and what is to be said of it.
+
+    Raises:
+        KeyboardInterrupt: the user has stopped it; what was tried stays.
+    """
+    cases: list[dict[str, Any]] = []
+    shown = []
+    for strategy, workers, varied in made.rows():
+        other = "".join(f", {key}={value}" for key, value in varied.items())
+        label = f"{strategy}, {workers} worker{'s' * (workers != 1)}{other}"
+        where = folder / TUNING / _slug(label)
+        begun = (where / tuning.SEARCH_FILE).is_file()
+        try:
+            done = tuning.carry_out(
+                _search(made, strategy, workers, varied),
+                out=None if begun else where,
+                resume=where if begun else None,
+                jobs=jobs,
+                tell=partial(_tell_of, label, tell),
+            )
+        except RequestError as error:
+            refused[label] = str(error)
+            continue
+        if done.interrupted:
+            tell(f"interrupted; go on with: polyrhythm compare --resume {folder}")
+            raise KeyboardInterrupt
+        best = done.search.best()
+        if best is None:
+            refused[label] = f"none of {made.trials} trials came to an end"
+            continue
+        rate = float(f"{best.parameters['lr']:.4g}")
+        cases.append({"strategy": strategy, "workers": workers, **varied, "lr": rate})
+        shown.append(f"{label}: {rate:g}")
+    if not cases:
+        raise RequestError(next(iter(refused.values())))
+    note = (
+        f"Every row has its own learning rate, the best of {made.trials} trials of its job with seed {made.seeds[0]} "
+        f"(TPE; successive halving ends what falls behind): {'; '.join(shown)}."
+    )
+    return replace(made, cases=cases), [note]
 
 
 def _check_simulation(told: dict[str, Any], common: Mapping[str, Any]) -> None:
@@ -351,6 +471,8 @@ def read_plan(folder: Path) -> Plan:
         first_seed=found.seeds[0],
         grid=found.grid,
         until=found.until,
+        tune=found.tune,
+        trials=found.trials,
         simulation=found.simulation,
         options=found.options,
     )
@@ -385,10 +507,11 @@ def carry_out(
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
     try:
-        planned = what.runs()
         (folder / PLAN_FILE).write_text(yaml.safe_dump(vars(what), sort_keys=False), encoding="utf-8")
         refused: dict[str, str] = {}
         count = jobs or (available_cores() if what.simulation else 1)
+        tuned, notes = _tuned(what, folder, count, refused, tell) if what.tune else (what, [])
+        planned = tuned.runs()
         interrupted = _make(planned, what, folder, min(count, len(planned)), refused, tell)
         found = [read_run(folder / run.name) for run in planned if _started(folder / run.name)]
         if not found:
@@ -396,11 +519,12 @@ def carry_out(
                 raise KeyboardInterrupt
             raise RequestError(next(iter(refused.values())))
         target = Target.parse(what.until) if what.until else None
-        comparison = Comparison.of(found, target, refused)
+        comparison = replace(Comparison.of(found, target, refused), notes=notes)
         write(comparison, folder, what.command())
         return Compared(folder, comparison, interrupted)
     except (RequestError, KeyboardInterrupt):
-        if not existed and not any(_started(path) for path in folder.iterdir()):
+        tried = (folder / TUNING).is_dir()
+        if not existed and not tried and not any(_started(path) for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
@@ -495,20 +619,6 @@ def _started(folder: Path) -> bool:
 
 def _done(folder: Path) -> bool:
     return _started(folder) and finished_run(folder) is not None
-
-
-def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
-    """Return the optimizer with another learning rate."""
-    chosen = options.get("optimizer")
-    if chosen is None:
-        chosen = default_optimizer(_of_ours(options["strategy"]), options["workers"])
-    spec = parse(str(chosen))
-    return {"optimizer": str(type(spec)(spec.name, {**spec.arguments, "lr": rate}))}
-
-
-def _of_ours(strategy: str) -> Strategy:
-    """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`."""
-    return strategy_from("synchronous" if strategy == DDP else strategy)
 
 
 def _slug(label: str) -> str:

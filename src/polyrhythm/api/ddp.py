@@ -13,21 +13,22 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.api.observed_run import Run, choose_folder, create_folder_for, observed_run_in
-from polyrhythm.config.assemble import assemble
+from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig, RunOptions
+from polyrhythm.config.stages import Stages
 from polyrhythm.data.loader import Loader, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, RunError
@@ -38,6 +39,8 @@ from polyrhythm.models.fine_tuning import graded
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.result import digest, test_figures
+from polyrhythm.specs import parse
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.training.forward_pass import Precision, by_running_statistics
 
 NAME = "ddp"
@@ -250,3 +253,23 @@ def _evaluated(found: Evaluation, epoch: int, time_s: float) -> Evaluated:
     return Evaluated(
         time_s=time_s, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5
     )
+
+
+def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
+    """Return the optimizer with another learning rate."""
+    chosen = options.get("optimizer")
+    if chosen is None:
+        chosen = default_optimizer(of_ours(options["strategy"]), options["workers"])
+    spec = parse(str(chosen))
+    return {"optimizer": str(type(spec)(spec.name, {**spec.arguments, "lr": rate}))}
+
+
+def of_ours(strategy: str) -> Strategy:
+    """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`, stages those of the first.
+
+    Raises:
+        RequestError: there is no such strategy.
+    """
+    if (stages := Stages.parse(strategy)) is not None:
+        return next(strategy_from(stage.strategy) for stage in stages.stages)
+    return strategy_from("synchronous" if strategy == NAME else strategy)

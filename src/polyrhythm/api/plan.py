@@ -19,84 +19,26 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.api.compare import Compared, carry_out
 from polyrhythm.api.compare import Plan as Trials
-from polyrhythm.api.simulate import laid_out, paced_for
+from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
 from polyrhythm.config.assemble import default_optimizer, strategy_from
-from polyrhythm.config.dry_run import assemble_dry_run
-from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import refuse_real_only
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
-from polyrhythm.events import Event
 from polyrhythm.planning.learning_curve import FEWEST_TESTS, images_to
 from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_to
 from polyrhythm.reporting.comparison import images_to as images_of
-from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.quantities import counted, duration, significant, whole
 from polyrhythm.simulation.cluster import Cluster, open_cluster
-from polyrhythm.simulation.run import simulate_dry_on
-from polyrhythm.specs import Spec, parse, split_outside
+from polyrhythm.specs import parse, split_outside
 
-STRATEGIES = (
-    "synchronous",
-    "parameter_server",
-    "dc_asgd",
-    "ssp",
-    "backup_workers",
-    "mixed",
-    "local_sgd(steps=4)",
-    "local_sgd(steps=16)",
-    "easgd",
-    "ad_psgd",
-)
-"""Of every family those that most often win."""
 PLAN_JSON = "plan.json"
-_STEPS, _ROUNDS, _MOST_STEPS = 40, 4, 400
-_MOST_SERVERS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A way to run the job.
-
-    Attributes:
-        strategy: its spec, servers and placement included.
-        family: the spec without them: candidates of one family, workers and options learn alike.
-        workers: how many train.
-        options: batch size and optimizer, where they are varied.
-        images_per_s: by rehearsal.
-        held_back: what held the rehearsal back, in words.
-        hosts: that it takes.
-        price_per_hour: of those; None if it is not known.
-    """
-
-    strategy: str
-    family: str
-    workers: int
-    options: Mapping[str, Any]
-    images_per_s: float = math.nan
-    held_back: str = ""
-    hosts: int = 0
-    price_per_hour: float | None = None
-
-    @property
-    def learns_as(self) -> tuple[Any, ...]:
-        """What its images to a target depend on."""
-        return self.family, self.workers, *map(str, self.options.items())
-
-    @property
-    def name(self) -> str:
-        """The candidate in words."""
-        other = "".join(f", {key} {value}" for key, value in self.options.items())
-        return f"{self.strategy}, {counted(self.workers, 'worker')}{other}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,81 +275,6 @@ def _candidates(
             options["optimizer"] = str(optimizer.model_copy(update={"lr": rate}))
         for spec in with_servers(name, count):
             yield Candidate(strategy=spec, family=str(parse(name)), workers=count, options=options)
-
-
-def with_servers(name: str, workers: int) -> list[str]:
-    """Return a spec with every number and place of servers that it leaves open.
-
-    Args:
-        name: the spec.
-        workers: how many train; there are at most as many servers.
-    """
-    made, given = strategy_from(name), parse(name)
-    fields = type(made).model_fields
-    varied: dict[str, list[Any]] = {}
-    if "servers" in fields and "servers" not in given.arguments and made.traits(workers).servers:
-        varied["servers"] = [
-            1 << power for power in range(_MOST_SERVERS.bit_length()) if 1 << power <= workers
-        ]
-    if "placement" in fields and "placement" not in given.arguments and made.traits(workers).servers:
-        varied["placement"] = [None, "dedicated"]
-    found = []
-    for values in product(*varied.values()):
-        chosen = {key: value for key, value in zip(varied, values, strict=True) if value is not None}
-        found.append(str(Spec(given.name, {**given.arguments, **chosen})))
-    return found
-
-
-def rehearse(
-    where: Cluster, candidates: Sequence[Candidate], options: Mapping[str, Any], refused: dict[str, str]
-) -> list[Candidate]:
-    """Return the candidates that can be run, with their throughput, the highest first.
-
-    Args:
-        where: the cluster; its faults are left out.
-        candidates: what to rehearse.
-        options: of the job, for all of them.
-        refused: receives the reason of every candidate that cannot be run, by its name.
-    """
-    told = {key: value for key, value in options.items() if key not in ("epochs",)}
-    if isinstance(told.get("data", "fashion-mnist"), str):
-        told["data"] = open_data(
-            told.get("data", "fashion-mnist"),
-            image_size=told.get("image_size"),
-            scale=told.get("scale"),
-            skip_unreadable=bool(told.get("skip_unreadable", False)),
-        )
-        told = {key: value for key, value in told.items() if key not in ("image_size", "scale")}
-    paces: dict[Any, Cluster] = {}
-    found = []
-    for each in candidates:
-        try:
-            config = configure(
-                {}, {**told, **each.options, "strategy": each.strategy, "workers": each.workers}
-            )
-            if config.batch_size not in paces:
-                paces[config.batch_size] = paced_for(where, config)
-            traits = strategy_from(each.strategy).traits(each.workers)
-            steps = min(_MOST_STEPS, max(_STEPS, _ROUNDS * traits.exchange_every))
-            dry_run, _ = assemble_dry_run(config, steps)
-            layout = laid_out(paces[config.batch_size].model_copy(update={"faults": ()}), dry_run)
-        except RequestError as error:
-            refused.setdefault(each.name, str(error))
-            continue
-        figures = RunFigures()
-        emit: Callable[[Event], None] = figures.add
-        simulate_dry_on(layout, dry_run, emit)
-        bound = held_back(figures)
-        found.append(
-            replace(
-                each,
-                images_per_s=figures.images_per_s,
-                held_back=bound.text.partition(":")[0] if bound else "",
-                hosts=len(layout.hosts_used),
-                price_per_hour=layout.price_per_hour,
-            )
-        )
-    return sorted(found, key=lambda each: -each.images_per_s)
 
 
 def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:

@@ -79,7 +79,7 @@ def profile(
                 (measure_host(),), (1.0,), threads, inside, None, profile_step(job, steps), _name(job)
             )
         if found is not None:
-            found = dataclasses.replace(found, step_of=_step_of(config, job, steps, found.step))
+            found = dataclasses.replace(found, step_of=step_of(config, job, steps, found.step))
     if found is None:
         return None
     out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
@@ -90,7 +90,7 @@ _SMALLER = 4
 """By how much the second batch is smaller than the first."""
 
 
-def _step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork | None:
+def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepWork | None:
     """Say what was measured, with a step of a smaller batch; None for a network whose arithmetic cannot be counted."""
     dataset = job.dataset
     try:

@@ -33,6 +33,7 @@ from typing import Any, Unpack
 
 import torch
 
+from polyrhythm.api.auto import Auto
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
@@ -100,7 +101,13 @@ def train(
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
+            if Auto.parse(str(config.strategy)) is not None:
+                raise RequestError(
+                    "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
+                    "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
+                )
             config = _with_torchruns_workers(config, options)
+        config, reason = _decided(config, resume, start_method)
         stages = Stages.parse(str(config.strategy))
         if stages is not None:
             return _train_in_stages(stages, config, out, resume, again, observers, start_method)
@@ -135,7 +142,18 @@ def train(
         return _train_under_torchrun(job, config, observers)
     check_loopback(config.port)
     allow_descriptors(config.workers + job.traits.servers)
-    return _train_here(job, config, observers, start_method)
+    return _train_here(job, config, observers, start_method, remark=reason)
+
+
+def _decided(config: RunConfig, resume: str | Path | None, start_method: str) -> tuple[RunConfig, str]:
+    """Choose a run's strategy if that was left to its start; return the configuration, and the choice in a line."""
+    auto = Auto.parse(str(config.strategy))
+    if auto is None:
+        return config, ""
+    if resume is not None:
+        raise RequestError("--strategy auto decides at a run's start: name the strategy to go on with")
+    spec, reason = auto.choose(config, start_method)
+    return config.model_copy(update={"strategy": spec}), f"strategy auto takes {reason}"
 
 
 def _train_in_stages(
@@ -288,7 +306,13 @@ def measured_time(job: Job, start_method: str) -> float | None:
 
 
 def _train_here(
-    job: Job, config: RunConfig, observers: Sequence[Observer], start_method: str, *, reports: bool = True
+    job: Job,
+    config: RunConfig,
+    observers: Sequence[Observer],
+    start_method: str,
+    *,
+    reports: bool = True,
+    remark: str = "",
 ) -> Run:
     seconds = None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
@@ -297,6 +321,8 @@ def _train_here(
         _observed_with_trace(job, config, observers) as observed,
         entrance_of(observed.claimed(job), config) as entrance,
     ):
+        if remark:
+            observed.on_event(Notice(time_s=0, text=remark))
         if seconds is not None:
             observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
         # a GPU that this process has touched cannot be used by a fork of it

@@ -39,11 +39,11 @@ from typing import Any
 
 import yaml
 
-from polyrhythm.api.compare import with_rate
+from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.config.assemble import OPTIMIZERS, assemble, strategy_from
+from polyrhythm.config.assemble import OPTIMIZERS, assemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
@@ -295,7 +295,7 @@ def plan(
     for parameters in found.samples(example):
         options = _options(made, found, parameters)
         configure(options)
-        strategy_from(options["strategy"])
+        of_ours(str(options["strategy"]))
         if options.get("optimizer") is not None:
             build("optimizer", str(options["optimizer"]), OPTIMIZERS)
     return made

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api.plan import Candidate, rehearse, with_servers
+from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
 from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.recipe import configure

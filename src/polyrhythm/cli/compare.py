@@ -39,6 +39,15 @@ def compare(
             help="The target: top1=0.9, top5=0.99 or loss=0.3 (default: the best top-1 that all reach)."
         ),
     ] = None,
+    tune: Annotated[
+        str,
+        typer.Option(
+            help="lr, or lr=0.001..1: find every strategy its own learning rate, with equal effort (needs Optuna)."
+        ),
+    ] = "",
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="With --tune: runs a row that are spent on it.")
+    ] = 8,
     cluster: Annotated[
         str | None, typer.Option(help="Simulate on a cluster file or a ready cluster (default: real runs).")
     ] = None,
@@ -86,6 +95,8 @@ def compare(
                 first_seed=first_seed,
                 grid=_grid(grid),
                 until=until,
+                tune=tune,
+                trials=trials,
                 simulation=simulation,
                 options=options,
             )

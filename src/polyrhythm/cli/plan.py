@@ -55,8 +55,8 @@ def plan(
     **options: Any,
 ) -> None:
     """Find out how a job is best run on a cluster: strategy, workers, servers, for time or money."""
-    from polyrhythm.api.plan import STRATEGIES
     from polyrhythm.api.plan import plan as planned
+    from polyrhythm.api.rehearsal import STRATEGIES
 
     money, currency = _money(budget)
     found = planned(

@@ -278,6 +278,7 @@ class Comparison:
         chosen: whether the target is the user's own; otherwise it is the best that all rows have reached.
         warnings: what a reader should know before comparing.
         refused: combinations that cannot be run, with the reason.
+        notes: sentences on how the runs were made, after the verdict.
     """
 
     rows: Sequence[Row]
@@ -285,6 +286,7 @@ class Comparison:
     chosen: bool
     warnings: Sequence[str]
     refused: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -380,7 +382,7 @@ class Comparison:
             base = self.baseline(quick)
             against = "" if base is quick else f", {self.speed_up(quick):.2f} times those of {base.name}"
             said.append(f"Most images a second: {quick.name}, {whole(quick.mean(throughput))}{against}.")
-        return said
+        return [*said, *self.notes]
 
     def _about_time(self, fastest: Row | None) -> str:
         assert self.target is not None

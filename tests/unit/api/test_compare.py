@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections import Counter
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from polyrhythm.api import tune as tuning
 from polyrhythm.api.compare import carry_out, compare, plan, read_plan
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
@@ -171,3 +176,57 @@ def test_dry_runs_have_throughput_alone(tmp_path: Path) -> None:
     assert "top-1" not in heads
     assert len(rows) == 4
     assert all(row[heads.index("images/s")] != "–" for row in rows)
+
+
+def test_every_strategy_gets_its_own_rate_with_equal_effort(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a function in place of the trials: the best rate of `synchronous` is 0.3, of `local_sgd` 0.02."""
+    best, tried = {"synchronous": 0.3, "local_sgd(steps=4)": 0.02}, []
+
+    class Trials:
+        def make(self, task: dict[str, Any], judge: Any = None) -> dict[str, Any]:
+            options = task["options"]
+            rate = float(re.search(r"lr=([0-9.e-]+)", options["optimizer"])[1])  # type: ignore[index]
+            tried.append((options["strategy"], rate))
+            top1 = 1 / (1 + abs(math.log(rate / best[options["strategy"]])))
+            return {"outcome": "done", "test_top1": top1, "seconds": 1.0, "images_per_s": 1.0, "epochs": 2}
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(tuning, "RunProcess", Trials)
+    made = planned(tune="lr=0.001..1", trials=12)
+    done = carry_out(made, out=tmp_path / "c", jobs=1)
+    counts = Counter(strategy for strategy, _ in tried)
+    assert counts == {"synchronous": 12, "local_sgd(steps=4)": 12}
+    for row in done.comparison.rows:
+        rates = [rate for strategy, rate in tried if strategy == row.strategy]
+        expected = min(rates, key=lambda rate: abs(math.log(rate / best[row.strategy])))
+        (run,) = row.runs
+        assert float(re.search(r"lr=([0-9.e-]+)", run.config["optimizer"])[1]) == pytest.approx(
+            expected, rel=1e-3
+        )  # type: ignore[index]
+    note = done.comparison.verdict()[-1]
+    assert note.startswith("Every row has its own learning rate, the best of 12 trials")
+    assert "synchronous, 2 workers: " in note
+    assert note in unescape((tmp_path / "c/report.html").read_text())
+    assert "--tune lr=0.001..1 --trials 12" in made.command()
+    assert read_plan(tmp_path / "c") == made
+    tried.clear()
+    carry_out(read_plan(tmp_path / "c"), resume=tmp_path / "c", jobs=1)
+    assert not tried
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"tune": "momentum"}, "cannot read --tune 'momentum'"),
+        ({"tune": "lr", "grid": {"lr": [0.1]}}, "leave one of them out"),
+        ({"tune": "lr", "trials": 1}, "--trials must be at least 2"),
+        ({"tune": "lr", "simulation": {**OFFICE, "gradients": "none"}}, "--tune needs training"),
+    ],
+)
+def test_rates_that_cannot_be_tuned_are_refused(changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        planned(**changed)

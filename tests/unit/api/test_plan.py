@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from polyrhythm.api import plan as planning
-from polyrhythm.api.plan import Candidate, Choice, plan
+from polyrhythm.api.plan import Choice, plan
+from polyrhythm.api.rehearsal import Candidate, with_servers
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 
@@ -40,13 +41,13 @@ def choice(name: str, seconds: float, price: float | None) -> Choice:
 
 
 def test_servers_and_their_place_are_answers_unless_they_are_given() -> None:
-    found = planning.with_servers("parameter_server", 4)
+    found = with_servers("parameter_server", 4)
     assert len(found) == 6
     assert "parameter_server(servers=2, placement=dedicated)" in found
-    assert planning.with_servers("parameter_server(servers=3, placement=shared)", 4) == [
+    assert with_servers("parameter_server(servers=3, placement=shared)", 4) == [
         "parameter_server(servers=3, placement=shared)"
     ]
-    assert planning.with_servers("synchronous", 4) == ["synchronous"]
+    assert with_servers("synchronous", 4) == ["synchronous"]
 
 
 def test_every_strategy_is_tried_and_of_its_servers_only_the_fastest() -> None:
