@@ -47,6 +47,8 @@ class Evaluation:
         top1: fraction of images whose most likely class is right.
         top5: fraction of images whose class is among the five most likely (or all, if there are fewer).
         confusion: (classes, classes), int64; [i, j] is the number of images of class i predicted as class j.
+        predicted: (images,), int64, the likeliest class of each.
+        probability: (images,), float32, of that class.
     """
 
     loss: float
@@ -55,6 +57,10 @@ class Evaluation:
     images: int
     per_class: tuple[ClassResult, ...]
     confusion: Tensor = field(compare=False, repr=False)
+    predicted: Tensor = field(
+        default_factory=lambda: torch.empty(0, dtype=torch.int64), compare=False, repr=False
+    )
+    probability: Tensor = field(default_factory=lambda: torch.empty(0), compare=False, repr=False)
 
     @property
     def balanced_accuracy(self) -> float:
@@ -65,9 +71,7 @@ class Evaluation:
     @property
     def top1_interval(self) -> tuple[float, float]:
         """The 95 % confidence interval of `top1` (E. Wilson, JASA 22, 1927), as for independent images."""
-        z, n, p = 1.959964, self.images, self.top1
-        centre, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
+        return share_interval(self.top1, self.images)
 
     @property
     def guesses(self) -> str:
@@ -98,6 +102,15 @@ class Evaluation:
             for images, pair in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
             if images
         ]
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the 95 % confidence interval of a share of so many independent cases (E. Wilson, JASA 22, 1927)."""
+    z, n, p = 1.959964, count, share
+    if not n:
+        return 0.0, 1.0
+    centre, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
 def evaluate(
@@ -172,6 +185,8 @@ class _Totals:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.in_top5 = torch.zeros((), dtype=torch.int64, device=device)
         self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+        self.predicted: list[Tensor] = []
+        self.probability: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         if logits.shape[1] != self.classes:
@@ -182,7 +197,10 @@ class _Totals:
         self.loss += functional.cross_entropy(logits, labels, reduction="none").double().sum()
         likeliest = logits.topk(min(5, self.classes)).indices
         self.in_top5 += (likeliest == labels[:, None]).sum()
-        pairs = labels * self.classes + logits.argmax(dim=1)
+        predicted = logits.argmax(dim=1)
+        pairs = labels * self.classes + predicted
+        self.predicted.append(predicted)
+        self.probability.append(functional.softmax(logits.float(), dim=1).amax(dim=1))
         self.confusion += torch.bincount(pairs, minlength=self.classes**2)
 
     def result(self, names: Sequence[str]) -> Evaluation:
@@ -195,6 +213,8 @@ class _Totals:
             images=images,
             per_class=_per_class(names, confusion),
             confusion=confusion,
+            predicted=torch.cat(self.predicted).cpu(),
+            probability=torch.cat(self.probability).cpu(),
         )
 
 

@@ -70,7 +70,7 @@ _IF_NOT_ZERO = {
     "gradients_not_finite",
     "messages_refused",
 }
-_ELSEWHERE = {"per_class", "confusion"}
+_ELSEWHERE = {"per_class", "confusion", "test_top1_interval"}
 
 
 def facts(figures: RunFigures) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.evaluation.evaluate import Evaluation
+from polyrhythm.evaluation.evaluate import Evaluation, share_interval
 from polyrhythm.roles.checkpointing.worker_state import Account
 from polyrhythm.roles.job import Job
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -221,11 +221,22 @@ def train_loss(accounts: list[Account]) -> float:
     return sum(account.epoch_loss for account in accounts) / images if images else 0.0
 
 
+MOST_CLASSES_SHOWN = 50
+"""Larger confusion matrices are left out of figures."""
+
+
 def test_figures(found: Evaluation) -> dict[str, Any]:
-    """What a test came to."""
+    """What a test came to; with the confusion matrix where it can be looked at."""
+    shown = found.images and len(found.per_class) <= MOST_CLASSES_SHOWN
     return {
         "test_loss": found.loss,
         "test_top1": found.top1,
         "test_top5": found.top5,
-        "per_class": [asdict(entry) for entry in found.per_class],
+        "test_images": found.images,
+        "test_top1_interval": list(found.top1_interval),
+        "per_class": [
+            asdict(entry) | {"recall_interval": list(share_interval(entry.recall, entry.images))}
+            for entry in found.per_class
+        ],
+        **({"confusion": found.confusion.tolist()} if shown else {}),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,9 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _banner(figures),
         _headline(title, known),
         _curves(drawn),
-        _classes(class_rows(known.get("per_class", []))),
+        _classes(with_intervals(class_rows(known.get("per_class", [])))),
+        _confusion(known),
+        _pictures(folder),
         _section("What held it back", _held_back(figures)),
         _section(HEADING, _timings(figures)),
         _section("Where training images came from", _cache(figures)),
@@ -129,7 +132,7 @@ def _headline(title: str, known: Mapping[str, Any]) -> str:
     }
     tiles = [
         f'<div class="tile{" main" if name == "test_top1" else ""}">'
-        f"<dt>{label}</dt><dd>{write(known[name])}</dd></div>"
+        f"<dt>{label}</dt><dd>{write(known[name])}{_interval(known) if name == 'test_top1' else ''}</dd></div>"
         for name, (label, write) in written.items()
         if name in known and (known[name] or name != "servers")
     ]
@@ -139,6 +142,90 @@ def _headline(title: str, known: Mapping[str, Any]) -> str:
         f'<p class="soft"><code>{escape(str(known["strategy"]))}</code> · {epochs}</p>\n'
         f'<dl class="tiles">{"".join(tiles)}</dl></header>'
     )
+
+
+def _interval(known: Mapping[str, Any]) -> str:
+    found = known.get("test_top1_interval")
+    if not found:
+        return ""
+    low, high = found
+    text = f"{percent(low)} to {percent(high)} with 95 % confidence, of {whole(known['test_images'])} images"
+    return f'<span class="interval">{escape(text)}</span>'
+
+
+def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of classes whose 95 % confidence interval of recall, if there is one, is a text after it."""
+    found = []
+    for row in rows:
+        told = {name: value for name, value in row.items() if name != "recall_interval"}
+        if "recall_interval" in row:
+            low, high = row["recall_interval"]
+            before = list(told)[: list(told).index("recall") + 1]
+            told = {
+                **{name: told[name] for name in before},
+                "95 % of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
+                **{name: value for name, value in told.items() if name not in before},
+            }
+        found.append(told)
+    return found
+
+
+def _confusion(known: Mapping[str, Any]) -> str:
+    """Return the confusion matrix as a table: a row a class, a column what its images were taken for."""
+    matrix, classes = (
+        known.get("confusion"),
+        [row.get("name", "") for row in class_rows(known.get("per_class", []))],
+    )
+    if not matrix or len(matrix) != len(classes):
+        return ""
+    head = "".join(f'<th scope="col"><span>{escape(str(name))}</span></th>' for name in classes)
+    lines = []
+    for index, (name, row) in enumerate(zip(classes, matrix, strict=True)):
+        total = max(1, sum(row))
+        cells = "".join(
+            f'<td class="{"hit" if column == index else "miss"}" style="--part: {100 * count / total:.0f}%">'
+            f"{count or ''}</td>"
+            for column, count in enumerate(row)
+        )
+        lines.append(f'<tr><th scope="row">{escape(str(name))}</th>{cells}</tr>')
+    table = f'<table class="confusion"><tr><td></td>{head}</tr>{"".join(lines)}</table>'
+    note = "Rows are classes, columns what their test images were taken for; the deeper a colour, the larger its share."
+    return _section("Confusion matrix", f'<p class="soft small">{note}</p><div class="scroll">{table}</div>')
+
+
+def _pictures(folder: Path) -> str:
+    """Return the surest mistakes and augmented samples, as far as the run has kept some."""
+    try:
+        kept = json.loads((folder / "pictures.json").read_bytes())
+        mistakes, augmented = kept["mistakes"], kept["augmented"]
+        wrong = [
+            f'<figure class="picture">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
+            f"for {escape(each['predicted'])} ({percent(each['probability'])})</figcaption></figure>"
+            for each in mistakes
+        ]
+        changed = [
+            f'<figure class="picture">{"".join(_picture(png, each["class"]) for png in each["pngs"])}<figcaption>'
+            f"{escape(each['class'])}</figcaption></figure>"
+            for each in augmented
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
+    shown = _section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
+    said = "The first training images as they are, and as the network sees them in the first epoch."
+    return shown + _section(
+        "Augmented samples", f'<p class="soft small">{said}</p>{_gallery(changed)}' if changed else ""
+    )
+
+
+def _gallery(figures: Sequence[str]) -> str:
+    return f'<div class="gallery">{"".join(figures)}</div>'
+
+
+def _picture(png: str, label: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9+/=]*", png):
+        raise ValueError("not a picture in base64")
+    return f'<img alt="{escape(label, quote=True)}" src="data:image/png;base64,{png}">'
 
 
 def _curves(drawn: Sequence[Plot]) -> str:

@@ -58,9 +58,21 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .facts th { width: 15rem; white-space: nowrap; }
 .unbroken td { white-space: nowrap; overflow-wrap: normal; }
 .best td { font-weight: 650; }
-.classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; }
+.classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; white-space: nowrap; }
 .share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
   background: linear-gradient(to right, var(--accent) var(--part), var(--rule) var(--part)); }
+.interval { display: block; font-size: .875rem; font-weight: 400; letter-spacing: 0; line-height: 1.5;
+  color: var(--soft); margin-top: .5rem; }
+.confusion { width: auto; font-size: .8125rem; }
+.confusion td, .confusion th { padding: .2rem .45rem; text-align: right; min-width: 2.1rem; }
+.confusion th[scope=col] { vertical-align: bottom; }
+.confusion th[scope=col] span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 9rem;
+  overflow: hidden; white-space: nowrap; }
+.hit { background: color-mix(in srgb, var(--good) var(--part), transparent); }
+.miss { background: color-mix(in srgb, var(--alarm) var(--part), transparent); }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); gap: .8rem; }
+.picture { padding: .5rem; font-size: .8125rem; text-align: center; overflow-wrap: anywhere; }
+.picture img { max-width: 100%; min-width: 3rem; image-rendering: pixelated; margin: 0 .1rem; }
 .copyable { position: relative; }
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px; padding: .9rem 1rem;
   margin: .6rem 0; overflow-x: auto; }
@@ -81,7 +93,8 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   .facts td { padding-top: 0; }
   .share { display: none; }
 }
-@media print { .plots { display: block; } figure { break-inside: avoid; margin-bottom: 1rem; }
+@media print { * { print-color-adjust: exact; } .plots { display: block; }
+  figure { break-inside: avoid; margin-bottom: 1rem; }
   button { display: none; } }
 """
 

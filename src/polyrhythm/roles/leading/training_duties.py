@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.data.dataset import Split
 from polyrhythm.data.dealer import Grant
 from polyrhythm.data.dealing import Begun
+from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate
+from polyrhythm.evaluation.predictions import (
+    PICTURES_FILE,
+    PREDICTIONS_FILE,
+    pictures_json,
+    predictions_csv,
+)
 from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
@@ -774,8 +782,32 @@ class CheckpointCollector:
         if self.job.checkpointing.folder is not None:
             path = self.job.checkpointing.folder / "model.safetensors"
             self._presentation.save(path, self._leader.workers.in_order, self.job.checkpointing.claim)
+            self._keep_predictions(self.job.checkpointing.folder)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)
+
+    def _keep_predictions(self, folder: Path) -> None:
+        """Write down what the final model says of every test picture; where that cannot be written, say so."""
+        found, dataset, learning = self.found, self.job.dataset, self.job.learning
+        if found is None or not len(found.predicted):
+            return
+        transform = learning.transform
+        keys = partial(sample_keys, "transform", learning.seed, 0)
+        augment = (
+            None if transform is None else lambda images: transform(images, keys(torch.arange(len(images))))
+        )
+        texts = {
+            PREDICTIONS_FILE: predictions_csv(found, dataset.test.labels, dataset.classes),
+            PICTURES_FILE: pictures_json(found, dataset, augment),
+        }
+        claim = self.job.checkpointing.claim
+        for name, text in texts.items():
+            try:
+                claim.draft(folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+                claim.publish(folder / name)
+            except OSError as error:
+                said = f"{name} could not be written ({error.strerror or error})"
+                self._emitter.say(Notice(time_s=0, text=said))
 
     def wait(self) -> None:
         """Wait until no checkpoint is under way."""

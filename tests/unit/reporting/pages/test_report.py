@@ -221,3 +221,36 @@ def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_report_shows_the_confusion_its_intervals_and_pictures(tmp_path, story):
+    """What is in the page are the figures of the result and the pictures of the folder; damaged ones are left out."""
+    png = base64.b64encode(b"not looked into").decode()
+    per_class = [
+        {"name": "<cat>", "images": 8, "recall": 0.125, "precision": 0.5, "recall_interval": [0.022, 0.471]},
+        {"name": "dog", "images": 2, "recall": 1.0, "precision": 0.25, "recall_interval": [0.342, 1.0]},
+    ]
+    result = {
+        "test_top1": 0.3,
+        "test_images": 10,
+        "test_top1_interval": [0.108, 0.603],
+        "per_class": per_class,
+        "confusion": [[1, 7], [0, 2]],
+    }
+    log = EventLog(tmp_path / "events.jsonl")
+    for event in [*story, RunEnded(time_s=9.5, outcome="done", result=result)]:
+        log.on_event(event)
+    log.close()
+    mistake = {"image": 3, "class": "<cat>", "predicted": "dog", "probability": 0.97, "png": png}
+    kept = {"mistakes": [mistake], "augmented": [{"image": 0, "class": "dog", "pngs": [png, png]}]}
+    (tmp_path / "pictures.json").write_text(json.dumps(kept))
+    page = write_report(tmp_path).read_text()
+    assert "10.8 % to 60.3 % with 95 % confidence, of 10 images" in page
+    assert "2 to 47 %" in page  # of 1 of 8
+    assert '<td class="miss" style="--part: 88%">7</td>' in page
+    assert "&lt;cat&gt;, taken for dog (97.0 %)" in page
+    assert page.count(f"data:image/png;base64,{png}") == 3
+    assert "<cat>" not in page
+    for damaged in ("{", "[]", json.dumps({**kept, "mistakes": [{**mistake, "png": '"><script>'}]})):
+        (tmp_path / "pictures.json").write_text(damaged)
+        assert "Worst mistakes" not in write_report(tmp_path).read_text()
