@@ -101,8 +101,13 @@ class TestContract:
                 "checkpoints",
                 "model.safetensors",
                 "report.html",
+                "predictions.csv",
+                "pictures.json",
             )
         }
+        lines = (session.folder / "first" / "predictions.csv").read_text().splitlines()[1:]
+        right = sum(line.endswith(",1") for line in lines)
+        assert right / len(lines) == session.results["first"].figures["test_top1"]
         assert [path.name for path in sorted((session.folder / "first" / "checkpoints").iterdir())] == [
             "step-00000012.safetensors",
             "step-00000024.safetensors",
