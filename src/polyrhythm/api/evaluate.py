@@ -118,7 +118,7 @@ class _Tested:
             "test_top1_interval": list(found.top1_interval),
             "test_top5": found.top5,
             "test_balanced_accuracy": found.balanced_accuracy,
-            "per_class": [asdict(entry) for entry in found.per_class],
+            "per_class": found.class_figures,
             "confused": found.confused(),
         }
 

@@ -7,7 +7,7 @@ more than a second, which every start of the command line would pay.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,14 @@ class Evaluation:
     def top1_interval(self) -> tuple[float, float]:
         """The 95 % confidence interval of `top1` (E. Wilson, JASA 22, 1927), as for independent images."""
         return share_interval(self.top1, self.images)
+
+    @property
+    def class_figures(self) -> list[dict[str, Any]]:
+        """Of every class its name, images, recall, precision, and the 95 % confidence interval of its recall."""
+        return [
+            asdict(entry) | {"recall_interval": list(share_interval(entry.recall, entry.images))}
+            for entry in self.per_class
+        ]
 
     @property
     def guesses(self) -> str:

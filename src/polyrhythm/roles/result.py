@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
-from polyrhythm.evaluation.evaluate import Evaluation, share_interval
+from polyrhythm.evaluation.evaluate import Evaluation
 from polyrhythm.roles.checkpointing.worker_state import Account
 from polyrhythm.roles.job import Job
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -234,9 +233,6 @@ def test_figures(found: Evaluation) -> dict[str, Any]:
         "test_top5": found.top5,
         "test_images": found.images,
         "test_top1_interval": list(found.top1_interval),
-        "per_class": [
-            asdict(entry) | {"recall_interval": list(share_interval(entry.recall, entry.images))}
-            for entry in found.per_class
-        ],
+        "per_class": found.class_figures,
         **({"confusion": found.confusion.tolist()} if shown else {}),
     }

@@ -17,6 +17,7 @@ from polyrhythm.reporting.figures import RunFigures, cache_line
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.plots import Plot, plots
 from polyrhythm.reporting.pages.report_page import page
+from polyrhythm.reporting.pages.timeline import timeline
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
 from polyrhythm.reporting.timings import HEADING, remark, timing_table
@@ -73,6 +74,8 @@ def _environment(folder: Path) -> dict[str, Any]:
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
     """Return the HTML of a report of a run that has started; sections without content are left out."""
     known, drawn = facts(figures), plots(figures)
+    step = timeline(folder / "trace.json")
+    drawn += [step] if step is not None else []
     title = f"{known['model']} on {known['data']}"
     sections = [
         _banner(figures),

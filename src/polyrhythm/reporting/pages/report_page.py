@@ -47,6 +47,8 @@ code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans 
 figure { margin: 0; min-width: 0; background: var(--panel); border: 1px solid var(--rule); border-radius: 8px;
   padding: 1rem 1rem .4rem; }
 figure.wide { grid-column: 1 / -1; }
+.plots figcaption { padding-right: 3.8rem; }
+.plot .modebar { top: -2.9rem !important; right: -.3rem !important; }
 figcaption p { color: var(--soft); font-size: .875rem; margin: .1rem 0 .4rem; }
 .plot { height: 300px; }
 .wide .plot { height: 360px; }
