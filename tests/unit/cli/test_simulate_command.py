@@ -146,6 +146,7 @@ def test_a_dry_run_has_the_same_figures_but_for_what_is_learned(
     assert (real["gradients"], none["gradients"]) == ("real", "none")
     learned = {"train_loss", "test_loss", "test_top1", "test_top5", "parameters_sha256"}
     added = {"per_class", "workers_lost", "workers_joined", "images_not_seen"}  # of those who learn
+    added |= {"test_images", "test_top1_interval", "confusion"}
     assert set(none) >= set(real) - added
     assert {key for key, value in none.items() if value is None} == learned
     for key in ("strategy", "data", "model", "workers", "servers", "steps", "epochs"):
