@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from polyrhythm.api.robustness import robustness
     from polyrhythm.api.simulate import simulate
     from polyrhythm.api.strategies import strategies
+    from polyrhythm.api.submit import submit
     from polyrhythm.api.train import train
     from polyrhythm.api.tune import tune
     from polyrhythm.api.why import why
@@ -54,6 +55,7 @@ __all__ = [
     "robustness",
     "simulate",
     "strategies",
+    "submit",
     "train",
     "tune",
     "why",
@@ -76,6 +78,7 @@ _HOMES = {
     "robustness": "polyrhythm.api.robustness",
     "simulate": "polyrhythm.api.simulate",
     "strategies": "polyrhythm.api.strategies",
+    "submit": "polyrhythm.api.submit",
     "train": "polyrhythm.api.train",
     "tune": "polyrhythm.api.tune",
     "why": "polyrhythm.api.why",

@@ -24,6 +24,7 @@ from polyrhythm.cli.run import CONTEXT
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
+from polyrhythm.launch.srun import adopt_step
 from polyrhythm.launch.torchrun.report_rank import SaidByLeader, is_silent, linger, started_by_torchrun
 
 
@@ -80,7 +81,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 VERBS = {
-    "Train": ("train", "run", "join"),
+    "Train": ("train", "run", "join", "submit"),
     "Use what was trained": ("evaluate", "predict", "export", "average"),
     "Choose": ("plan", "compare", "tune", "report", "why"),
     "Try without the machines": ("simulate", "replay", "profile", "calibrate"),
@@ -89,7 +90,7 @@ VERBS = {
 """The verbs by panel, as `--help` shows them: each is the function of its name in the module of its name."""
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        settings = CONTEXT if verb == "run" else None
+        settings = CONTEXT if verb in ("run", "submit") else None
         add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
         add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
 
@@ -121,6 +122,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         tolerate_lost_output()
     _let_all_be_printed()
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] and arguments[0] in _OF_SEVERAL_RANKS:
+        adopt_step(os.environ)
     status = _after_last_words(_status(arguments), arguments)
     if started_by_torchrun():
         # Threads of its links may still be ending, most of all in a rank that leaves in the middle; an interpreter that
@@ -130,6 +133,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         os._exit(status)
     sys.exit(status)
 
+
+_OF_SEVERAL_RANKS = ("train", "profile")
+"""Verbs that ranks do together which something else has started."""
 
 _LEAVE_FILES = ("train", "simulate", "run", "join")
 """Verbs whose work is done once their files are written, whatever became of what they printed."""

@@ -49,6 +49,9 @@ from polyrhythm.launch.patience import Patience
 CALLS = "calls"
 """The queue of the store in which ranks call rank 0."""
 
+RETURN_VARIABLE = "POLYRHYTHM_LOST_RANKS_RETURN"
+"""Set to 1 by whoever starts a lost rank again, and leaves the others alone."""
+
 _OVER, _NEWEST = "over", "newest"
 _NAME_BYTES = 8
 LEADER = 0
@@ -119,10 +122,13 @@ def answer_over(store: Any, nonce: str) -> None:
 
 
 def starts_hosts_apart(rendezvous: Rendezvous) -> bool:
-    """Return whether torchrun restarts the ranks of a host while others go on: its rendezvous is the static one.
+    """Return whether lost ranks are started again while others go on: by torchrun, with its static rendezvous.
 
     There the store is the agents' own, and holds the ranks that they have been given; `c10d` makes another for ranks.
+    Engines that start ranks one by one (`submission/placed_run.py`) say so in a variable.
     """
+    if os.environ.get(RETURN_VARIABLE) == "1":
+        return True
     run, host = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("GROUP_RANK", "0")
     agents: Any = rendezvous.store.underlying_store
     return bool(agents.check([f"{run}/torchelastic/assigned_ranks/{host}"]))

@@ -60,11 +60,12 @@ class Rendezvous:
         return Peer(self.rank, self.generation)
 
 
-def host_store(port: int = 0) -> dist.TCPStore:
-    """Start a store on the loopback interface of this host.
+def host_store(port: int = 0, address: str = LOOPBACK) -> dist.TCPStore:
+    """Start a store on one interface of this host, loopback unless others must reach it.
 
     Args:
         port: where it listens; 0 picks a free one.
+        address: of the interface.
 
     Raises:
         RequestError: the port is in use.
@@ -73,15 +74,15 @@ def host_store(port: int = 0) -> dist.TCPStore:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((LOOPBACK, port))
+            listener.bind((address, port))
         except OSError:
             raise RequestError(
-                f"port {port} of {LOOPBACK} is in use: choose another, or 0 for a free one"
+                f"port {port} of {address} is in use: choose another, or 0 for a free one"
             ) from None
         listener.listen(_BACKLOG)
         port = listener.getsockname()[1]
         return dist.TCPStore(
-            LOOPBACK,
+            address,
             port,
             None,
             is_master=True,

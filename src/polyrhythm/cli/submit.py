@@ -1,0 +1,67 @@
+"""`polyrhythm submit`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.errors import RequestError, unknown
+
+
+def submit(
+    ctx: typer.Context,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- VERB …", help="The command, without `polyrhythm`.", show_default=False),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="slurm(nodes=2), ray, kubernetes(image='…') or ssh(hosts='hosts.txt').")
+    ] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the engine would get, and hand nothing in.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Hand a job to an engine (Slurm, Ray, Kubernetes, ssh) that places it, queues it and starts it again."""
+    from polyrhythm.api.submit import engine_from, submission_of
+
+    if not engine:
+        raise RequestError("name the engine with --engine: slurm, ray, kubernetes or ssh")
+    if not command:
+        raise RequestError(
+            "name the command behind --, as in: polyrhythm submit --engine slurm -- train recipe.yaml"
+        )
+    chosen = engine_from(engine)
+    submission = submission_of(chosen, command, _values(ctx, command))
+    if dry_run:
+        texts = dict(chosen.texts(submission))
+        if json:
+            print_json(texts)
+        else:
+            for name, text in texts.items():
+                print(text if len(texts) == 1 else f"# {name}\n{text}", end="")
+        return
+    outcome = chosen.submit(submission, _tell, wait)
+    if json:
+        print_json(outcome.to_json())
+    else:
+        _tell(outcome.remark)
+    if outcome.status:
+        raise typer.Exit(outcome.status)
+
+
+def _values(ctx: Any, command: list[str]) -> dict[str, Any]:
+    """Return the values of a command's options as its verb would read them; what the verb refuses is refused here."""
+    verbs = ctx.parent.command.commands
+    if command[0] not in verbs:
+        raise unknown("verb", command[0], verbs)
+    with verbs[command[0]].make_context(command[0], command[1:], parent=ctx.parent) as inside:
+        return {key: value for key, value in inside.params.items() if value is not None}
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Jobs that an engine places, queues and starts again: what it is handed, and how ranks meet there."""

@@ -1,0 +1,1 @@
+"""Engines: Slurm, Ray, Kubernetes, and ssh for people with a few machines; the folder is the list."""

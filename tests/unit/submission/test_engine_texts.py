@@ -1,0 +1,177 @@
+"""What engines are handed: Slurm's script, Kubernetes' manifests; and what is refused before anything is handed in."""
+
+import subprocess
+
+import pytest
+import yaml
+from kubernetes_validate import validate
+
+import polyrhythm
+from polyrhythm.errors import RequestError
+
+JOB = {
+    "data": "digits",
+    "model": "mlp",
+    "workers": 3,
+    "strategy": "parameter_server(servers=2)",
+    "out": "runs/a",
+}
+
+
+def texts(engine, verb="train", **options):
+    return polyrhythm.submit(engine, verb, dry_run=True, **options)
+
+
+def script(engine, verb="train", **options):
+    (text,) = texts(engine, verb, **options).values()
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    return text
+
+
+def directives(text):
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_slurm_gets_a_task_for_every_rank():
+    text = script(
+        "slurm(nodes=2, cpus=4, gpus=1, partition=main, time='2:00:00', memory='8G', account=me)", **JOB
+    )
+    assert set(directives(text)) >= {
+        "--job-name=a",
+        "--nodes=2",
+        "--ntasks=5",
+        "--cpus-per-task=4",
+        "--gpus-per-task=1",
+        "--partition=main",
+        "--time=2:00:00",
+        "--mem=8G",
+        "--account=me",
+        "--requeue",
+        "--signal=TERM@60",
+    }
+    assert "--out runs/a --resume auto --notice-s 60" in text
+    assert "--workers" not in text  # the number of tasks says how many there are
+
+
+def test_slurm_takes_as_many_nodes_as_are_free():
+    text = script("slurm(nodes='1-4', tasks_per_node=2, cpus=3, gpus=1)", **JOB)
+    assert {"--nodes=1-4", "--mincpus=6", "--gpus-per-node=2"} <= set(directives(text))
+    assert "srun --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=2 --cpus-per-task=3" in text
+    assert "SBATCH --ntasks" not in text  # which a requeued job would keep, and with it the nodes that it had
+
+
+def test_slurm_puts_servers_into_a_component_of_their_own():
+    text = script("slurm(server_options='--partition=cpu --mem=2G', partition=gpu)", **JOB)
+    first, second = text.split("#SBATCH hetjob")
+    assert "--ntasks=3" in first
+    assert {"--ntasks=2", "--partition=cpu", "--mem=2G"} <= set(directives(second))
+    assert "srun --kill-on-bad-exit=0 --wait=0 --het-group=0,1" in second
+
+
+def test_a_verb_of_one_process_is_one_task():
+    text = script("slurm(array=4)", "tune", resume="runs/search")
+    assert {"--ntasks=1", "--array=1-4"} <= set(directives(text))
+    assert "tune --resume runs/search" in text
+    assert "MASTER_ADDR" not in text
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "pytorchjob"])
+def test_pods_are_ranks_and_not_root(kind):
+    (text,) = texts(f"kubernetes(kind={kind}, gpus=1, namespace=lab)", **JOB).values()
+    manifests = list(yaml.safe_load_all(text))
+    last = manifests[-1]
+    assert last["metadata"]["namespace"] == "lab"
+    if kind == "pytorchjob":
+        replicas = last["spec"]["pytorchReplicaSpecs"]
+        assert [replicas[name]["replicas"] for name in ("Master", "Worker")] == [1, 4]
+        pods = [each["template"]["spec"] for each in replicas.values()]
+    else:
+        job = last["spec"] if kind == "job" else last["spec"]["replicatedJobs"][0]["template"]["spec"]
+        assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 5, 5)
+        pods = [job["template"]["spec"]]
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["terminationGracePeriodSeconds"] > 60
+        assert pod["containers"][0]["args"][:3] == ["train", "--data", "digits"]
+        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "kubernetes(gpus=2, namespace=lab, cpus=0.5)"])
+def test_the_manifests_of_a_job_have_the_published_schema(engine):
+    (text,) = texts(engine, **JOB).values()
+    manifests = list(yaml.safe_load_all(text))
+    assert [each["kind"] for each in manifests] == ["Service", "Job"]
+    for manifest in manifests:
+        validate(manifest, "1.29", strict=True)
+    manifests[1]["spec"]["completionMode"] = 3
+    with pytest.raises(Exception, match=r"completionMode|string"):
+        validate(manifests[1], "1.29", strict=True)
+
+
+def test_a_pod_of_a_jobset_or_a_pytorchjob_has_the_published_schema():
+    for kind in ("jobset", "pytorchjob"):
+        (text,) = texts(f"kubernetes(kind={kind})", **JOB).values()
+        spec = yaml.safe_load(text)["spec"]
+        if kind == "jobset":
+            pod = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        else:
+            pod = {**spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]}
+        validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}, "1.29", strict=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("engine", "verb", "options", "complaint"),
+    [
+        ("slurmm", "train", {}, "unknown engine 'slurmm': did you mean slurm"),
+        ("slurm(node=2)", "train", {}, "unknown key of engine slurm 'node'"),
+        ("slurm(nodes=0)", "train", {}, "nodes"),
+        ("slurm(array=3)", "train", {}, "array=3 is for `tune`"),
+        ("slurm(server_options='-p cpu')", "train", {"data": "digits"}, "for a strategy with servers"),
+        ("slurm(nodes='1-2', server_options='-p cpu')", "train", JOB, "fixed number of nodes"),
+        ("slurm", "doctor", {}, "an engine cannot doctor"),
+        ("slurm", "train", {"epochs": "many"}, "epochs should be a whole number"),
+        ("slurm", "train", {"epoch": 3}, "unknown key of the run 'epoch'"),
+        ("kubernetes(cpus=0)", "train", {}, "cpus"),
+        ("ray(placement=ROUND)", "train", {}, "placement"),
+        ("ssh", "train", {}, "hosts"),
+        ("ssh(hosts='nowhere.txt')", "train", {}, "nowhere.txt"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_a_line(engine, verb, options, complaint):
+    with pytest.raises(RequestError, match=complaint) as raised:
+        texts(engine, verb, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_slots_and_ranks_must_agree(tmp_path):
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("a slots=2\nb\n")
+    with pytest.raises(
+        RequestError, match=r"3 slots, and the command asks for 3 workers and 2 servers.*--workers 1"
+    ):
+        texts(f"ssh(hosts='{hosts}')", **JOB)
+    plan = "".join(texts(f"ssh(hosts='{hosts}')", **{**JOB, "workers": 1}).values())
+    assert "a: ranks 0, 1" in plan
+    assert "b: ranks 2" in plan
+
+
+def test_an_engine_that_is_not_there_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for engine, program in (("slurm", "sbatch"), ("kubernetes", "kubectl")):
+        with pytest.raises(RequestError, match=f"{program} is not on this host"):
+            polyrhythm.submit(engine, **JOB)
+
+
+def test_what_slurm_refuses_is_said_in_a_line(monkeypatch, tmp_path):
+    said = (
+        "sbatch: error: invalid partition specified: nowhere\nsbatch: error: Batch job submission failed: no"
+    )
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(
+        RequestError, match="refuses the job: invalid partition specified: nowhere; Batch job"
+    ):
+        polyrhythm.submit("slurm(partition=nowhere)", **JOB)
