@@ -158,6 +158,17 @@ def test_ray_makes_the_rank_of_a_lost_node_again_on_another(tmp_path: Path) -> N
         cluster.shutdown()
 
 
+def test_ray_train_starts_ranks_of_its_own(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "ray_train.py"
+    result = finished([sys.executable, str(example), "--out", str(tmp_path / "run")], tmp_path)
+    assert result.status == 0, result.err
+    (begun,) = [
+        event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, RunStarted)
+    ]
+    assert begun.workers == 2
+    assert happened(tmp_path / "run", RunEnded)
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
     if os.geteuid():

@@ -15,7 +15,9 @@ def main() -> NoReturn:
             signal.getsignal(number) is not signal.SIG_IGN
         ):  # as under nohup, and in the background of a script
             signal.signal(number, interrupt)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)  # a parent's threads may have blocked them, as Ray's do
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, ASKING
+    )  # a parent's threads may have blocked them, as Ray's do
     from polyrhythm.launch.process import leave_errors_to_python, open_standard_descriptors
 
     open_standard_descriptors()
