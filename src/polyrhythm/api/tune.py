@@ -620,7 +620,8 @@ class _Study:
                 Tried(
                     number=trial.number,
                     folder=begun.get("folder", ""),
-                    parameters=begun.get("parameters", {}),
+                    parameters=(parameters := begun.get("parameters", {})),
+                    options=self._varied(parameters),
                     value=value if value is not None and math.isfinite(value) else None,
                     state="failed" if "error" in came else _STATES[trial.state.name],
                     curve=[(int(epochs), float(each)) for epochs, each in curve],
@@ -640,6 +641,14 @@ class _Study:
             trials=found,
             importance=self._importance() if whole else {},
         )
+
+    def _varied(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a trial's run that differ between trials."""
+        if not parameters:
+            return {}
+        return {
+            name: value for name, value in self.space.run_options(parameters).items() if name in parameters
+        }
 
     def _importance(self) -> dict[str, float]:
         """Return how much of the values' variance each option explains (fANOVA), where enough trials have ended."""
@@ -827,7 +836,7 @@ class _Study:
         record = (
             f"  (best {shown(self.what.goal, best.value)}, trial {best.number})" if best is not None else ""
         )
-        what = ", ".join(f"{key}={_short(value)}" for key, value in trial.parameters.items())
+        what = ", ".join(f"{key}={_short(value)}" for key, value in trial.options.items())
         self._tell(f"[{done}{most}] trial {number}: {what}: {came}{record}")
 
 

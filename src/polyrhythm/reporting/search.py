@@ -20,6 +20,7 @@ class Tried:
         number: counted from 0.
         folder: of its run, inside the search's.
         parameters: what was chosen for it.
+        options: those of them that are options of its run, with all names in braces filled in.
         value: of the goal; None where there is none: under way, failed, or the goal not reached.
         state: `done`, `stopped` (before its end, since others did better), `failed` or `running`.
         curve: (epochs, value) of its tests.
@@ -33,6 +34,7 @@ class Tried:
     number: int
     folder: str
     parameters: Mapping[str, Any]
+    options: Mapping[str, Any]
     value: float | None
     state: str
     curve: Sequence[tuple[int, float]] = ()
@@ -41,6 +43,11 @@ class Tried:
     took_s: float | None = None
     error: str | None = None
     parent: str | None = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What was chosen for it, each option as its run has it."""
+        return {**self.parameters, **self.options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +110,7 @@ class Search:
         best = self.best()
         if best is None:
             return [*texts, f"None has come to a {self.goal} at its end."]
-        chosen = ", ".join(f"{key} {_text(value)}" for key, value in best.parameters.items())
+        chosen = ", ".join(f"{key} {_text(value)}" for key, value in best.options.items())
         texts.append(
             f"The best {self.goal} is {shown(self.goal, best.value)}, of trial {best.number}: {chosen}."
         )
@@ -137,7 +144,7 @@ class Search:
                 [
                     str(trial.number),
                     value + remark,
-                    *(_text(trial.parameters[name]) if name in trial.parameters else "" for name in names),
+                    *(_text(trial.shown[name]) if name in trial.shown else "" for name in names),
                     duration(trial.seconds) if trial.seconds is not None else UNKNOWN,
                     *([f"{trial.price:.4g}" if trial.price is not None else UNKNOWN] if priced else []),
                 ]

@@ -323,6 +323,8 @@ def test_trials_are_runs_and_the_best_is_a_recipe(tmp_path: Path) -> None:
     assert {trial["folder"] for trial in told["trials"]} == {f"trial-{number:04d}" for number in range(4)}
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Best trials" in page
+    assert "local_sgd(steps=4)" in page
+    assert "{period}" not in page.partition("Command")[0]
     assert f"{100 * best.value:.1f}" in page
     assert all((folder / trial.folder / "report.html").is_file() for trial in done.search.trials)
 

@@ -162,7 +162,7 @@ def _parallel(search: Search) -> Plot | None:
     traces = []
     for place in reversed(ranked):
         trial = trials[place]
-        said = [f"{name}: {trial.parameters.get(name, '–')}" for name in names]
+        said = [f"{name}: {trial.shown.get(name, '–')}" for name in names]
         traces.append(
             {
                 "type": "scatter",
