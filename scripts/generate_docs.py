@@ -57,6 +57,7 @@ CHOICES = (
     ("Optimisers", "--optimizer", "polyrhythm.training.optimizers"),
     ("Learning rates over time", "--schedule", "polyrhythm.training.schedules"),
     ("Batch sizes over time", "--batch-schedule", "polyrhythm.training.batch_schedules"),
+    ("Statistics of batch normalisation", "--batch-norm", "polyrhythm.training.batch_norms"),
     ("Picture sizes over time", "--size-schedule", "polyrhythm.training.size_schedules"),
     ("Losses", "--loss", "polyrhythm.training.losses"),
 )

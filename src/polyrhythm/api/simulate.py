@@ -144,7 +144,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
     model = name_of(config.model).split("(")[0]
     other = [of.model] if of.model and of.model.split("(")[0] != model else []
     if of.factor(1.0) is None:
-        if of.batch_size is not None and of.batch_size != config.batch_size:
+        if of.batch_size is not None and of.batch_size != config.worker_batch:
             other.append(f"a batch of {of.batch_size}")
         if other:
             _log.warning(
@@ -153,7 +153,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
                 where.name,
                 " at ".join(other),
                 model,
-                config.batch_size,
+                config.worker_batch,
             )
         return where
     factor = of.factor(_multiply_adds(config))
@@ -182,7 +182,7 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     if where.step_of is not None and where.step_of.factor(1.0) is not None:
         return where
     work = _multiply_adds(config) / where.step_factor
-    of = StepWork(model=name_of(config.model), batch_size=config.batch_size, multiply_adds=work)
+    of = StepWork(model=name_of(config.model), batch_size=config.worker_batch, multiply_adds=work)
     return where.model_copy(update={"step_of": of})
 
 
@@ -194,7 +194,7 @@ def _multiply_adds(config: RunConfig) -> float:
         skip_unreadable=config.skip_unreadable,
     )
     shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
-    return step_multiply_adds(shapes, dataset.image_shape, config.batch_size)
+    return step_multiply_adds(shapes, dataset.image_shape, config.worker_batch)
 
 
 def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
@@ -277,7 +277,7 @@ def _dry_run(
         config = config.model_copy(update={"epochs": dry_run.epochs})
     known: dict[str, Any] = {"gradients": "none", "run": str(folder)}
     if steps is not None:
-        known["epochs"] = round(steps * config.workers * config.batch_size / images, 3)
+        known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
     with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
         _played(layout, folder, observed, play, known)

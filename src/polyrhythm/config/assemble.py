@@ -47,6 +47,7 @@ from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.strategy import HasStages, Remarks, Strategy
+from polyrhythm.training.batch_norm import BatchNorm
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution, Precision, check_execution, check_learns_alone
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 OPTIMIZERS = "polyrhythm.training.optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
 BATCH_SCHEDULES = "polyrhythm.training.batch_schedules"
+BATCH_NORMS = "polyrhythm.training.batch_norms"
 # Batches that a thread prepares in advance. Enough to bridge a slow image, and little memory.
 _AHEAD = 4
 
@@ -109,7 +111,7 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     """
     made = _made("balance", config.balance, BALANCES)
     assert isinstance(made, Balance)
-    batch, compiled = config.workers * config.batch_size, config.compile
+    batch, compiled = config.workers * config.worker_batch, config.compile
     if not balances(made, strategy, config.workers, batch, compiled=compiled):
         return Off()
     if config.on_loss == "rescale":
@@ -190,6 +192,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
     how.schedule.factor(0, job.length)
     check_execution(job.learning.execution, make_model, dataset.image_shape, device)
+    job.learning.batch_norm.prepare(make_model())
     # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
@@ -257,6 +260,7 @@ class _Rules:
     optimizer: OptimizerConfig
     schedule: Schedule
     batch_schedule: BatchSchedule
+    batch_norm: BatchNorm
     transform: Chain | None
 
     @classmethod
@@ -273,7 +277,9 @@ class _Rules:
         assert isinstance(schedule, Schedule)
         batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
         assert isinstance(batch_schedule, BatchSchedule)
-        return cls(optimizer, schedule, batch_schedule, build_chain(config.augment))
+        batch_norm = _made("batch norm", config.batch_norm, BATCH_NORMS)
+        assert isinstance(batch_norm, BatchNorm)
+        return cls(optimizer, schedule, batch_schedule, batch_norm, build_chain(config.augment))
 
     def learning(self, config: RunConfig, dataset: Dataset, sizes: SizeSchedule, epochs: int) -> Learning:
         """Return how a replica learns from the data."""
@@ -285,8 +291,10 @@ class _Rules:
             epochs=epochs,
             updates=config.updates,
             drop_last=config.drop_last,
-            batch_size=config.batch_size,
+            batch_size=config.worker_batch,
+            accumulate=config.accumulate,
             batch_schedule=self.batch_schedule,
+            batch_norm=self.batch_norm,
             seed=config.seed,
             objective=objective_from(config, dataset),
             precision=config.precision,
@@ -329,7 +337,7 @@ def check_length(config: RunConfig, images: int) -> None:
                 f"--updates counts batches of one size, and batch schedule {config.batch_schedule} changes it: give "
                 "--epochs"
             )
-    together = config.workers * config.batch_size
+    together = config.workers * config.worker_batch
     if config.drop_last and images < together:
         raise RequestError(
             f"drop_last leaves nothing of {images} training images, since a step of {config.workers} workers has "
@@ -348,7 +356,7 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
     if config.updates is None:
         return config.epochs or dataset.default_epochs
     traits, updates = strategy.traits(workers), config.updates
-    full = workers * config.batch_size
+    full = workers * config.worker_batch
     if draws(config.deal, strategy, workers):
         full = max(1, full // len(traits.units(workers)))
     else:

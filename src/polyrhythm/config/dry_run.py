@@ -29,6 +29,7 @@ LEARNING_ONLY = (
     "optimizer",
     "schedule",
     "batch_schedule",
+    "batch_norm",
     "weights",
     "fine_tuning",
     "views",
@@ -120,8 +121,8 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
             "--steps of full batches"
         )
     check_length(config, images)
-    whole = images_dealt(images, [config.workers * config.batch_size], drop_last=config.drop_last)[0]
-    per_epoch = steps_per_epoch(whole, config.workers, config.batch_size)
+    whole = images_dealt(images, [config.workers * config.worker_batch], drop_last=config.drop_last)[0]
+    per_epoch = steps_per_epoch(whole, config.workers, config.worker_batch)
     if steps is not None:
         length = steps
     elif config.updates is not None:
@@ -138,7 +139,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
             config.workers,
         ),
         steps=length,
-        batch_size=config.batch_size,
+        batch_size=config.worker_batch,
         epoch_images=images if steps is None else 0,
         drop_last=config.drop_last,
         seed=config.seed,

@@ -78,7 +78,18 @@ class RunConfig(BaseModel):
         default=None,
         description="A test result that ends training before its last epoch: top1=0.9, top5=0.99 or loss=0.3.",
     )
-    batch_size: int = _job(default=64, ge=1, le=10_000_000, description="Images in a worker's batch.")
+    batch_size: int = _job(
+        default=64,
+        ge=1,
+        le=10_000_000,
+        description="Images in a worker's batch; with accumulate, in each of its passes.",
+    )
+    accumulate: int = _job(
+        default=1,
+        ge=1,
+        le=100_000,
+        description="Passes of batch-size images whose gradients a worker adds up for a step.",
+    )
     drop_last: bool = _job(
         default=False,
         description="Leave out the images of an epoch that make no full step, so that all batches are full (default: "
@@ -106,6 +117,11 @@ class RunConfig(BaseModel):
     batch_schedule: Any = _learning(
         default="constant",
         description="How the batch size changes, for example step(at=[0.5, 0.75], growth=2).",
+    )
+    batch_norm: Any = _learning(
+        default="plain",
+        description="Of which pictures batch normalisation takes its statistics in training: plain (a worker's batch, "
+        "or a pass of it) or ghost(size=32), slices of so many.",
     )
     loss: Any = _learning(
         default="cross_entropy",
@@ -288,6 +304,11 @@ class RunConfig(BaseModel):
         default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one."
     )
 
+    @property
+    def worker_batch(self) -> int:
+        """Images of which a worker makes a gradient: those of all its passes."""
+        return self.batch_size * self.accumulate
+
 
 REAL_ONLY = ("port", "gather_s", "listen", "token_file", "vacant", "notice_s")
 """Options that need real processes: `simulate` refuses them."""
@@ -346,6 +367,7 @@ class RunOptions(TypedDict, total=False):
     updates: int | None
     until: str | None
     batch_size: int
+    accumulate: int
     drop_last: bool
     balance: Any
     deal: Literal["auto", "drawn", "fixed"]
@@ -353,6 +375,7 @@ class RunOptions(TypedDict, total=False):
     optimizer: Any
     schedule: Any
     batch_schedule: Any
+    batch_norm: Any
     loss: Any
     class_weights: Literal["none", "balanced"]
     label_smoothing: float

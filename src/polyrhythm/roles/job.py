@@ -48,6 +48,8 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
+from polyrhythm.training.batch_norm import BatchNorm
+from polyrhythm.training.batch_norms.plain import Plain as PlainNorm
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution
@@ -203,7 +205,9 @@ class Learning:
             them elsewhere; None: it ends with its images.
         drop_last: whether what makes no full step of an epoch is left out, and not spread.
         batch_size: of one worker, in the first epoch.
+        accumulate: passes in which it is computed, one after the other.
         batch_schedule: how batches grow later.
+        batch_norm: of which pictures batch normalisation takes its statistics.
         seed: of everything that is random.
         objective: what is minimised.
         precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
@@ -232,6 +236,8 @@ class Learning:
     size_schedule: SizeSchedule = field(default_factory=ConstantSize)
     updates: int | None = None
     drop_last: bool = False
+    accumulate: int = 1
+    batch_norm: BatchNorm = field(default_factory=PlainNorm)
     all_epochs: int | None = None
 
     @property
@@ -466,6 +472,10 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
         )
     if not traits.cuts_network:
         return
+    if learning.accumulate > 1:
+        inside = f"{strategy} computes a batch in microbatches anyway: give it microbatches=, and leave accumulate out"
+        whole = f"{strategy} computes a batch with the other workers, at once: leave accumulate out"
+        raise RequestError(inside if traits.pipelines else whole)
     if dtype != torch.float32 or compiled:
         raise RequestError(
             f"{strategy} runs a network in parts, in full precision and not compiled: leave precision and "

@@ -66,7 +66,7 @@ class ModelWorkload:
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
         torch.manual_seed(learning.seed)
-        model = job.make_model().to(job.device)
+        model = learning.batch_norm.prepare(job.make_model()).to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
@@ -80,7 +80,8 @@ class ModelWorkload:
         self._loader = Loader(
             placed(job.dataset.train, job.device), share, learning.transform, job.ahead, learning.mixer
         )
-        self.batch_size = self._full = learning.batch_size
+        self.batch_size = learning.batch_size
+        self._full = learning.batch_size // learning.accumulate
         self.rate_ratio = _rate_of_first(self.replica.flat, optimizer) / learning.optimizer.lr
         self._rescaled = 1.0
         self._forward = forward_pass(model, learning.execution)
@@ -128,7 +129,7 @@ class ModelWorkload:
                 unit.index(self.worker), len(unit), size, learning.seed, together, (), stand_in
             )
             dealt = places_of(job.deck.images[epoch], 0, len(unit) * size)
-            self._full = -(-len(dealt) // len(unit))
+            self._full = self._pass_of(-(-len(dealt) // len(unit)))
             return self._loader.drawn(epoch, start, hand.batches(epoch, start), lambda: hand.ready)
         begun = job.begun.epochs.get(epoch, ())
         self._loader.share = Share(
@@ -143,12 +144,17 @@ class ModelWorkload:
             job.calendar.dealt[epoch],
         )
         largest = job.calendar.largest_step(epoch)
-        self._full = split(largest, self.sizes)[self._place] if self.sizes else -(-largest // job.workers)
+        whole = split(largest, self.sizes)[self._place] if self.sizes else -(-largest // job.workers)
+        self._full = self._pass_of(whole)
         if pipelines := job.traits.pipelines:
             self._loader.share = replace(self._loader.share, parts=pipelines)
             place, count = self.worker // pipelines, job.workers // pipelines
             return (PartOfBatch.of(batch, place, count) for batch in self._loader.epoch(epoch, start))
         return self._loader.epoch(epoch, start)
+
+    def _pass_of(self, images: int) -> int:
+        """Return the images in the largest pass of a batch of so many."""
+        return -(-images // self._job.learning.accumulate)
 
     def continue_with(self, job: Job) -> None:
         """Continue where others have begun epochs; before the first batch.
@@ -237,6 +243,8 @@ class ModelWorkload:
             return self._compute_together(images, labels, step, rate), rate, True
         while True:
             pieces = -(-size // self.limit) if self.limit else 1
+            if learning.accumulate > 1:
+                pieces = max(pieces, -(-size // self._pass_of(self.batch_size)))
             try:
                 value = self._passes(images, labels, pieces, step, rate)
                 break
@@ -265,7 +273,7 @@ class ModelWorkload:
             torch.cuda.manual_seed(seed)
 
     def _passes(self, images: Tensor, labels: Tensor, pieces: int, step: Step, rate: float) -> float:
-        """Run a batch forward and backward, in pieces where its memory would not do; return its mean loss."""
+        """Run a batch forward and backward, in pieces if asked to or for want of memory; return its mean loss."""
         if pieces == 1:
             return self._pass(images, labels, 1.0, step, rate)
         self.replica.recount(pieces)
