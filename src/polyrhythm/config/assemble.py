@@ -192,7 +192,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     # A schedule that cannot work with this number of steps raises now, not at the first step of every worker.
     how.schedule.factor(0, job.length)
     check_execution(job.learning.execution, make_model, dataset.image_shape, device)
-    job.learning.batch_norm.prepare(make_model())
+    if config.batch_norm != "plain":
+        with torch.random.fork_rng(devices=[]):
+            job.learning.batch_norm.prepare(make_model())
     # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
