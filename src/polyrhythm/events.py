@@ -202,6 +202,25 @@ class CacheUsed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoiseMeasured(Event):
+    """How a worker's gradients differ from the mean of all, since its last such event; see `training/noise_scale.py`.
+
+    Attributes:
+        step: steps done since the run began.
+        measured: steps in which they were compared.
+        noise: sum over these of estimates of the trace of the covariance of one image's gradient.
+        signal: sum of estimates of the square of the gradient of all images.
+        images: of a step of all workers.
+    """
+
+    step: int
+    measured: int
+    noise: float
+    signal: float
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchesDrawn(Event):
     """A worker, or a group of workers, has drawn its next batches; see `data.dealer.Grant`.
 
@@ -362,6 +381,7 @@ _KINDS: dict[str, type[Event]] = {
         WorkerProgress,
         WorkerTimings,
         CacheUsed,
+        NoiseMeasured,
         BatchesDrawn,
         ServerProgress,
         Evaluated,

@@ -34,7 +34,7 @@ from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.process import lost_output
 from polyrhythm.launch.signals import Preempted, asked_to_stop
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog, Observer, read_events
-from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.figures import RunFigures, noise_scale
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.reporting.quantities import counted
@@ -288,6 +288,8 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     figures["restarts"] = len(restarts)
     figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}
+    if noise := noise_scale(seen.noise):
+        figures["noise_scale"] = noise
     if seen.cache:
         figures["cache"] = seen.cache.to_json()
     if seen.timings:

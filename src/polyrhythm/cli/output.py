@@ -37,6 +37,8 @@ def say_what_held_back(figures: dict[str, Any]) -> None:
     """Print what held a run back, and which workers straggled."""
     if figures["held_back"]:
         print(f"held back   by {figures['held_back']['text']}")
+    if "noise_scale" in figures:
+        print(f"batch       {figures['noise_scale']['text']}")
     for worker, times in figures["stragglers"].items():
         print(f"straggler   worker {worker}: its own part of a step took {times:.1f} times the median's")
 

@@ -25,6 +25,7 @@ from polyrhythm.events import (
     CheckpointSaved,
     Evaluated,
     Event,
+    NoiseMeasured,
     Notice,
     RunEnded,
     RunStarted,
@@ -39,7 +40,7 @@ from polyrhythm.reporting.quantities import percent, whole
 from polyrhythm.reporting.timings import Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 class RunFigures:
@@ -69,6 +70,7 @@ class RunFigures:
         self.server_loads: dict[int, ServerLoad] = {}
         self.timings = Timings()
         self.cache = CacheFigures()
+        self.noise: list[NoiseMeasured] = []
         self.evaluations: list[Evaluated] = []
         self.absent: set[int] = set()
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
@@ -96,6 +98,10 @@ class RunFigures:
                 self.timings.add(event, present)
             case CacheUsed():
                 self.cache.add(event)
+            case NoiseMeasured():
+                self.noise.append(event)
+                if len(self.noise) > _MOST_NOISE:
+                    self.noise = _in_pairs(self.noise)
             case ServerProgress():
                 self.versions[event.server] = event.version
                 self.staleness_of.setdefault(event.server, Staleness()).add(event.staleness)
@@ -299,7 +305,7 @@ def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
 
 def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
     match event:
-        case WorkerProgress() | WorkerTimings():
+        case WorkerProgress() | WorkerTimings() | NoiseMeasured():
             return event.step <= checkpoint.step
         case Evaluated():
             return event.epoch <= checkpoint.epoch
@@ -482,6 +488,46 @@ class ServerLoad:
     def queue(self) -> float:
         """Messages in a row that it found waiting, in the mean; 0 before it has said anything."""
         return self._queue_s / self.seconds if self.seconds > 0 else 0.0
+
+
+_MOST_NOISE = 512
+
+
+def _in_pairs(measured: Sequence[NoiseMeasured]) -> list[NoiseMeasured]:
+    """Add every two neighbours up; of an odd number the last stays."""
+    pairs = [
+        replace(
+            later,
+            measured=one.measured + later.measured,
+            noise=one.noise + later.noise,
+            signal=one.signal + later.signal,
+        )
+        for one, later in zip(measured[::2], measured[1::2], strict=False)
+    ]
+    return [*pairs, *measured[len(measured) // 2 * 2 :]]
+
+
+_ENOUGH = 10
+"""Compared steps from which on a noise scale is told."""
+
+
+def noise_scale(measured: Sequence[NoiseMeasured]) -> dict[str, Any] | None:
+    """Return the gradient noise scale of the latter half of a run, JSON-able; None where too little is known of it.
+
+    It grows while a network learns: a run's first steps would make it too small.
+    """
+    half = measured[-1].step / 2 if measured else 0.0
+    late = [event for event in measured if event.step >= half]
+    signal, noise = sum(event.signal for event in late), sum(event.noise for event in late)
+    if sum(event.measured for event in late) < _ENOUGH or not (signal > 0 and noise > 0):
+        return None
+    scale, images = noise / signal, late[-1].images
+    return {
+        "images": scale,
+        "batch": images,
+        "text": f"larger batches stop paying at about {float(f'{scale:.2g}'):,.0f} images (gradient noise scale; this "
+        f"run's steps have {images:,})",
+    }
 
 
 class CacheFigures:

@@ -35,6 +35,7 @@ from polyrhythm.training.forward_pass import (
     channels_innermost,
     forward_pass,
 )
+from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
 
 
 class ModelWorkload:
@@ -99,6 +100,10 @@ class ModelWorkload:
         self._length = job.length
         self._images = job.planned.deck.all_images if job.draws else 0
         self._shares = self.replica.pass_shares(job.time_shares(model, self.replica.flat))
+        self._noise: NoiseMeter | None = None
+        if world.leads and self.replica.part.holds_mean and self.replica.workers.size > 1:
+            self._noise = NoiseMeter()
+            self.replica.watch_means(self._note_mean)
         model.train()
 
     @property
@@ -189,6 +194,16 @@ class ModelWorkload:
         else:
             self._stand_in = StandIn(absent, place, present) if absent else None
 
+    def gradient_noise(self) -> GradientNoise | None:
+        """Return how this worker's gradients have differed from the mean of all, if it was measured since last time."""
+        return None if self._noise is None else self._noise.taken()
+
+    def _note_mean(self, step: Step) -> None:
+        assert self._noise is not None, "else means are not watched"
+        if self._noise.due(step.number):
+            images = round(self.replica.part.mean_weight * self.batch_size)
+            self._noise.note_mean(self.replica.flat.gradients, images)
+
     def cache_use(self) -> CacheUse | None:
         """Return what the cache of decoded images did since the last call; None where there is none."""
         return use_of(self._loader.split)
@@ -237,6 +252,9 @@ class ModelWorkload:
             work = self._work * (size / self.batch_size if self.sizes else 1.0)
             self._pace.forward(self._shares, self.replica.use, work)
         self._seed(number)
+        noise = self._noise if self._noise is not None and self._noise.due(number) else None
+        # What is added up while the pass goes on is this worker's no more.
+        self.replica.holds_back = noise is not None and self._pace is None
         images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         if self._cuts_network:
@@ -260,6 +278,8 @@ class ModelWorkload:
             if not usable:  # float16 overflowed: this worker sits the step out
                 flat.zero_gradients()
         flat.gather_gradients()
+        if noise is not None and usable:
+            noise.note_own(flat.gradients, size)
         if self._pace is not None:
             self._pace.backward(self._shares, self.replica.announce)
         if timer is not None:

@@ -36,6 +36,7 @@ class FlatReplica:
         part: the strategy's side of this worker.
         workers: the communicator of all workers.
         announces: whether buckets are announced during the backward pass.
+        holds_back: whether they are not in the step under way.
         bytes_sent: by the strategy in its steps, since the replica was made.
     """
 
@@ -51,6 +52,7 @@ class FlatReplica:
         "announces",
         "bytes_sent",
         "flat",
+        "holds_back",
         "part",
         "plan",
         "workers",
@@ -61,6 +63,7 @@ class FlatReplica:
         self.flat = setting.flat
         self.plan = setting.plan
         self.part = WorkerCalls(strategy.worker(setting))
+        self.holds_back = False
         self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
         self.bytes_sent = 0
         self._traffic = world.network.traffic
@@ -75,7 +78,7 @@ class FlatReplica:
 
     def announce(self, bucket: int) -> None:
         """Announce that a bucket's gradients are final."""
-        if self.announces:
+        if self.announces and not self.holds_back:
             self.part.bucket_ready(bucket)
 
     def use(self, bucket: int) -> None:
@@ -107,6 +110,17 @@ class FlatReplica:
         zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop
+
+    def watch_means(self, note: Callable[[Step], None]) -> None:
+        """Call `note` in each exchange, while the flat gradients hold the workers' mean; see `HoldsMeanGradient`."""
+        ready = self._gradients_ready
+
+        def noted(step: Step, learning_rate: float) -> bool:
+            stop = ready(step, learning_rate)
+            note(step)
+            return stop
+
+        self._gradients_ready = noted
 
     def average(self, step: Step, place: int = 0) -> None:
         """Overwrite the gradients with the workers' mean, where the part holds it; see `HoldsMeanGradient`."""
@@ -222,7 +236,7 @@ class Replica(FlatReplica):
     def recount(self, passes: int) -> bool:
         """Expect so many backward passes in this step from here on; return whether no bucket has been announced yet."""
         self._missing = [count * passes for count in self._parameters]
-        return self._next_bucket == 0
+        return self._next_bucket == 0 or self.holds_back
 
     def _hook_gradients(self) -> None:
         for number, bucket in enumerate(self.flat.buckets[:-1]):  # with the last, the pass is over

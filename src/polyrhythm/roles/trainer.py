@@ -28,7 +28,7 @@ from torch import Tensor
 
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
-from polyrhythm.events import BatchesBalanced, CacheUsed, Notice
+from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice
 from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane
@@ -39,6 +39,7 @@ from polyrhythm.roles.step_metrics import Tally
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step
+from polyrhythm.training.noise_scale import GradientNoise
 
 _Result = TypeVar("_Result")
 
@@ -140,6 +141,9 @@ class ComputedWorkload(Workload, Protocol):
 
     def cache_use(self) -> CacheUse | None:
         """Return what a cache of images did since the last call; None where there is none."""
+
+    def gradient_noise(self) -> GradientNoise | None:
+        """Return how this worker's gradients have differed from the mean of all; None where it was not measured."""
 
 
 class Trainer:
@@ -605,6 +609,8 @@ class TrainingRun:
             self._control.report(Notice(time_s=progress.time_s, text=text))
         if cached := self._workload.cache_use():
             self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))
+        if noise := self._workload.gradient_noise():
+            self._control.report(NoiseMeasured(time_s=progress.time_s, step=step, **asdict(noise)))
         if self._timer is not None:
             self._control.report(self._timer.say(progress, in_step=self._in_step))
 

@@ -205,6 +205,11 @@ class HoldsMeanGradient:
         """How many times the gradients were averaged since the last update."""
         raise NotImplementedError
 
+    @property
+    def mean_weight(self) -> float:
+        """Of the latest mean, in full batches of a worker; the flat gradients hold it until they are zeroed."""
+        raise NotImplementedError
+
     def average(self, step: Step, place: int = 0) -> None:
         """Overwrite the gradients with the workers' mean.
 
@@ -603,6 +608,11 @@ class WorkerCalls:
     def averaged(self) -> int:
         """How many times the gradients were averaged since the last update, where the part holds their mean."""
         return 0 if self._holder is None else self._holder.averaged
+
+    @property
+    def mean_weight(self) -> float:
+        """See `HoldsMeanGradient`; 0 where the part holds no mean."""
+        return 0.0 if self._holder is None else self._holder.mean_weight
 
     @property
     def has_stopped(self) -> bool:

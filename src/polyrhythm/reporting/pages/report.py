@@ -13,7 +13,7 @@ import yaml
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.reporting.figures import RunFigures, cache_line
+from polyrhythm.reporting.figures import RunFigures, cache_line, noise_scale
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.plots import Plot, plots
 from polyrhythm.reporting.pages.report_page import page
@@ -281,8 +281,10 @@ def _held_back(figures: RunFigures) -> str:
     found = held_back(figures)
     if found is None:
         return ""
+    noise = noise_scale(figures.noise)
+    more = f"<p>Of the batch: {escape(noise['text'])}.</p>" if noise else ""
     loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
-    return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "")
+    return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "") + more
 
 
 def _cache(figures: RunFigures) -> str:

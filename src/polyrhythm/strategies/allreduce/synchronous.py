@@ -152,6 +152,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         self._optimizer: FlatOptimizer | OwnOptimizer | BucketwiseUpdate = setting.plan.whole(
             setting.flat.vector
         )
+        self._mean_weight = 0.0
         # Of loops that average and update apart.
         self._apart = False
         self._averages = 0
@@ -181,7 +182,12 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
                 self._optimizer.step(self._flat.gradients, learning_rate)
         if weight > 0:
             self.staleness[0] += 1
+        self._mean_weight = weight
         return stop
+
+    @property
+    def mean_weight(self) -> float:
+        return self._mean_weight
 
     @property
     def averaged(self) -> int:
@@ -196,6 +202,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         self._mean.begin(step)
         try:
             self._weight, _ = self._mean.finish(step)
+            self._mean_weight = self._weight
         finally:
             self._mean.word = None
         uneven, elsewhere = divmod(self._mean.words - members * place, PLACES + 1)
