@@ -91,6 +91,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use: `polyrhythm --help` must not wait for PyTorch."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("polyrhythm")
     if name not in _HOMES:
         raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

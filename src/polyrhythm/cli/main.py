@@ -77,7 +77,7 @@ app = typer.Typer(
     name="polyrhythm",
     cls=Verbs,
     help="Train image classifiers on several workers: in step, out of step, or mixed.",
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
 VERBS = {

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,10 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
     _check_together(config, strategy)
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise RequestError(
+            "--tensorboard takes the package of that name: pip install 'polyrhythm[tensorboard]'"
+        )
     device = device_from(config.device)
     precision = Precision.choose(config.precision, device)
     how = _Rules.of(config, strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: no such file, or not a YAML mapping.
     """
-    read = parse_yaml(read_text(path, "the recipe"), f"the recipe {path}")
+    read = parse_yaml(read_text(shipped(path), "the recipe"), f"the recipe {path}")
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise RequestError(
             f"the recipe {path} must be lines of `key: value`, with keys as on the command line"
@@ -32,6 +33,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
     if len(named) < len(read):
         raise RequestError(f"the recipe {path} gives a key twice, with - and with _: leave one of them out")
     return named
+
+
+_SHARED = Path("share", "polyrhythm")
+
+
+def shipped(path: Path) -> Path:
+    """Return where a recipe is: `recipes/demo.yaml` also where it was installed, if there is none of the user's own."""
+    if path.exists() or path.is_absolute():
+        return path
+    installed = Path(sys.prefix) / _SHARED / path
+    return installed if installed.is_file() else path
 
 
 def read_run(path: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.dealing import held_out
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
 LARGEST = 16.0  # pixels count the dots of a 4 by 4 block
@@ -36,6 +37,6 @@ class Digits(Config):
 def _file() -> Path:
     """Return the file of the table; importing scikit-learn takes longer than all else before the first step."""
     found = find_spec("sklearn")
-    assert found is not None
-    assert found.origin is not None, "scikit-learn is required, so it is here"
+    if found is None or found.origin is None:
+        raise RequestError("the data set digits is a file of scikit-learn: pip install 'polyrhythm[data]'")
     return Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
