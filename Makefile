@@ -25,7 +25,7 @@ docs: $(VENV)/.development
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[data,tensorboard]'
 	touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
