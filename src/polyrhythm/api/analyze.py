@@ -181,8 +181,8 @@ def _model_parallelism(shapes: nn.Module, workers: int, batch_size: int) -> dict
         return None
     size = next(shapes.parameters()).element_size()
     weights = sum(rows * columns for rows, columns in zip([features, *widths], widths, strict=False))
-    data_parallel = 2 * weights * (workers - 1) / workers * size
-    cut_at = {batch: _cut_bytes(workers, batch, features, widths, size) for batch in (1, batch_size)}
+    data_parallel = hybrid.data_parallel(workers, features, widths) * size
+    cut_at = {batch: hybrid.received(workers, batch, features, widths) * size for batch in (1, batch_size)}
     return {
         "layers": [features, *widths],
         "weights": weights,
@@ -191,10 +191,3 @@ def _model_parallelism(shapes: nn.Module, workers: int, batch_size: int) -> dict
         "pays": cut_at[batch_size] < data_parallel,
         "pays_below_batch_size": int(data_parallel / cut_at[1]),
     }
-
-
-def _cut_bytes(workers: int, batch: int, features: int, widths: list[int], size: int) -> int:
-    received = 2 * hybrid.examples(workers, batch, features) + hybrid.between_layers(
-        workers, batch, widths, 0
-    )
-    return received * size

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import balance_from, check_length, draws, strategy_from
+from polyrhythm.config.assemble import balance_from, check_length, draws, strategy_from, warn_of_cut
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dealing import images_dealt, steps_per_epoch
@@ -149,6 +149,8 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         data=dataset.name,
         model=name_of(config.model),
     )
+    if dry_run.sizes.head:
+        warn_of_cut(strategy, config.workers, config.batch_size, dry_run.sizes.head)
     return dry_run, images
 
 

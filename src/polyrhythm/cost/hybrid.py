@@ -26,6 +26,30 @@ def examples(workers: int, batch: int, features: int) -> int:
     return (workers - 1) * batch * features
 
 
+def received(workers: int, batch: int, features: int, widths: Sequence[int]) -> int:
+    """Return the number of values that worker 0 receives in a step for layers that are cut.
+
+    Args:
+        workers: K.
+        batch: b, of one worker.
+        features: A.
+        widths: neurons of each layer.
+    """
+    return 2 * examples(workers, batch, features) + between_layers(workers, batch, widths, 0)
+
+
+def data_parallel(workers: int, features: int, widths: Sequence[int]) -> float:
+    """Return the number of values that a worker receives in a step if these layers' M weights are all-reduced.
+
+    Args:
+        workers: K.
+        features: A.
+        widths: neurons of each layer.
+    """
+    weights = sum(rows * columns for rows, columns in zip([features, *widths], widths, strict=False))
+    return 2 * weights * (workers - 1) / workers
+
+
 def between_layers(workers: int, batch: int, widths: Sequence[int], worker: int) -> int:
     """Return the number of values received between the layers and as logits, forward and backward.
 
