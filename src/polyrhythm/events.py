@@ -139,6 +139,8 @@ class WorkerProgress(Event):
         loss: mean training loss of those images.
         learning_rate: the current one.
         wait_s: seconds of this period in which the worker waited for others.
+        stage_s: of these, for the stages beside its own in a pipeline.
+        processor_s: seconds of this period in which it could have gone on, and the processor was busy with others.
     """
 
     worker: int
@@ -149,6 +151,8 @@ class WorkerProgress(Event):
     loss: float
     learning_rate: float
     wait_s: float = 0.0
+    stage_s: float = 0.0
+    processor_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +262,7 @@ class ServerProgress(Event):
         queue: mean number of messages, at each receive, that were waiting; 1: never more than one.
         dropped: gradients that came too late, since the run began.
         updating_s: seconds of this period spent on messages: reading them, updating, making answers.
+        held_s: seconds that workers' gradients which are answered now had waited here for others', added up.
     """
 
     server: int
@@ -268,6 +273,7 @@ class ServerProgress(Event):
     queue: float = 0.0
     dropped: int = 0
     updating_s: float = 0.0
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +327,7 @@ class BatchesBalanced(Event):
 
     Attributes:
         step: steps done.
-        sizes: images of each worker in a full global batch, by its index; 0: it is absent.
+        sizes: images of each worker in a full global batch, by its index; 0: it is absent, or of another group.
     """
 
     step: int

@@ -147,6 +147,8 @@ class RunFigures:
             loss=event.loss,
             learning_rate=event.learning_rate,
             wait_s=event.wait_s,
+            stage_s=event.stage_s,
+            processor_s=event.processor_s,
         )
         if event.worker in self.workers:
             self.workers[event.worker].add(stretch)
@@ -329,6 +331,8 @@ class Stretch:
         loss: mean training loss of its images.
         learning_rate: in use at its end.
         wait_s: seconds of it that were spent waiting for others.
+        stage_s: of these, for other stages of a pipeline.
+        processor_s: seconds of it in which the processor was busy with others.
     """
 
     end_s: float
@@ -341,6 +345,8 @@ class Stretch:
     loss: float
     learning_rate: float
     wait_s: float
+    stage_s: float = 0.0
+    processor_s: float = 0.0
 
     @property
     def images_per_s(self) -> float:
@@ -379,6 +385,8 @@ def merged(first: Stretch, second: Stretch) -> Stretch:
         loss=mean_loss([first, second]),
         learning_rate=second.learning_rate,
         wait_s=first.wait_s + second.wait_s,
+        stage_s=first.stage_s + second.stage_s,
+        processor_s=first.processor_s + second.processor_s,
     )
 
 
@@ -460,14 +468,19 @@ class Staleness:
 
 
 class ServerLoad:
-    """Sums over what a server has reported; `updating_s` is the part of `busy_s` spent on updates, not on messages."""
+    """Sums over what a server has reported.
+
+    Attributes:
+        updating_s: of `busy_s`, on updates and not on sending.
+        held_s: that workers' gradients waited there for others'.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.dropped = 0
         self.gradients = 0
         self.busy_s = 0.0
-        self.updating_s = 0.0
+        self.updating_s = self.held_s = 0.0
         self._queue_s = 0.0
 
     def add(self, event: ServerProgress) -> None:
@@ -477,6 +490,7 @@ class ServerLoad:
         self.gradients += sum(event.staleness.values())
         self.busy_s += event.busy_share * event.seconds
         self.updating_s += event.updating_s
+        self.held_s += event.held_s
         self._queue_s += event.queue * event.seconds
 
     @property

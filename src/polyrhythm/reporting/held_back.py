@@ -1,10 +1,16 @@
 """What held a run back: computing, slower workers, or servers and network, with the figures that say so.
 
-    the run's length = computing + waiting + nothing left to do;  waiting = for slower workers + for servers and network
+    the run's length = computing + waiting + nothing left to do
+    waiting          = for the processor + for slower workers + for other stages + for servers + for the network
 
-Free-running workers wait for servers and network only. Where workers do wait for each other, the slowest
-waits for servers and network only: the least wait of a step, over all workers, is taken to be the cost of
-everyone's exchange, and the rest of the waiting to be for slower workers.
+All shares are of the run's length, over all workers, and add up to 1. What each is taken from:
+
+- The processor: for how long the system says that a worker's thread was ready, with more processes than cores.
+- Other stages of a pipeline: what its workers waited inside their passes.
+- Slower workers, with servers: how long servers have held gradients until others' had come. Where workers wait for
+  each other without servers, the slowest waits for the network only: the least wait of a step, over all workers, is
+  taken to be the cost of everyone's exchange, and the rest of the waiting to be for slower workers.
+- Servers: their time for the messages of steps. The network is the rest, with the time that messages queue.
 
 What lockstep would have cost a free-running run with servers, by the run's own figures:
 
@@ -82,7 +88,13 @@ class HeldBack:
     """What held a run back: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
-        cause: `compute`, `stragglers`, `lock-step waiting`, `servers`, `network` or `nothing left`.
+        cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network` or
+            `nothing left`.
+        exchange_share: waiting for servers and for the network.
+        server_share: of it, for servers.
+        network_share: of it, for the network.
+        stage_share: waiting for other stages of a pipeline.
+        processor_share: waiting for the processor.
         nothing_left_share: of the time after a worker's last step, while others had still steps to take.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
         lock_step: None where that is no question.
@@ -97,6 +109,10 @@ class HeldBack:
     lock_step: LockStep | None
     text: str
     nothing_left_share: float = 0.0
+    server_share: float = 0.0
+    network_share: float = 0.0
+    stage_share: float = 0.0
+    processor_share: float = 0.0
 
 
 def held_back(figures: RunFigures) -> HeldBack | None:
@@ -111,32 +127,48 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     idle_s = sum(end_s - figures.workers[worker].last.end_s for worker in there)
     seconds = sum(total.seconds for total in totals.values()) + idle_s
     idle = idle_s / seconds
-    waiting = sum(total.wait_s for total in totals.values()) / seconds
-    exchange, free_running = waiting, bool(figures.started and figures.started.free_running)
-    if not free_running:
-        least_s = min(total.wait_s / total.steps for total in totals.values())
-        exchange = min(waiting, least_s * sum(total.steps for total in totals.values()) / seconds)
-    slower, compute = waiting - exchange, 1 - waiting - idle
+    waited_s = sum(total.wait_s for total in totals.values())
+    stage_s = min(waited_s, sum(total.stage_s for total in totals.values()))
+    free_running = bool(figures.started and figures.started.free_running)
+    slower_s, server_s = _slower_and_server_s(figures, totals, waited_s - stage_s, free_running=free_running)
+    working_s = seconds - idle_s - waited_s
+    processor_s = min(working_s, sum(total.processor_s for total in totals.values()))
+    compute, processor = (working_s - processor_s) / seconds, processor_s / seconds
+    slower, stage, server = slower_s / seconds, stage_s / seconds, server_s / seconds
+    exchange = (waited_s - stage_s - slower_s) / seconds
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
     )
-    if idle > max(compute, slower, exchange):
+    most = max(compute, slower, exchange, stage, processor)
+    if idle > most:
         cause = "nothing left"
         why = "equal shares on unequal machines, whose faster workers had nothing left to do"
-    elif compute >= max(slower, exchange):
+    elif compute == most:
         cause, why = "compute", "computing"
+    elif processor == most:
+        cause, why = "processor", "the processor, which has fewer cores than there are processes"
+    elif stage == most:
+        cause, why = "stages", "the pipeline, whose stages wait for each other"
     elif slower >= exchange:
         cause, why = _slower_workers(totals)
     else:
         cause, why = _exchange(figures, busy, queue)
     other = lock_step(figures, totals)
-    others = "" if free_running else f"{percent(slower)} waiting for slower workers, "
-    text = (
-        f"{why}: {percent(compute)} of the workers' time was computing, {others}{percent(exchange)} "
-        f"{'waiting ' if free_running else ''}for {'servers and network' if figures.server_loads else 'the network'}"
-        f"{f', {percent(idle)} with nothing left to do' if idle >= _WORTH_SAYING else ''}"
-        f"{f'; {other.text}' if other else ''}"
-    )
+    parts = [f"{percent(compute)} of the workers' time was computing"]
+    waits = [] if free_running and slower < _WORTH_SAYING else [(slower, "slower workers")]
+    waits += [(stage, "other stages")] if stage else []
+    if figures.server_loads:
+        waits += [(server, "servers")] if server >= _WORTH_SAYING else []
+        waits += [(exchange - server, "the network")]
+    else:
+        waits += [(exchange, "the network")]
+    waits += [(processor, "the processor")] if processor >= _WORTH_SAYING else []
+    parts += [
+        f"{percent(share)} {'waiting ' if not number else ''}for {what}"
+        for number, (share, what) in enumerate(waits)
+    ]
+    parts += [f"{percent(idle)} with nothing left to do"] if idle >= _WORTH_SAYING else []
+    text = f"{why}: {', '.join(parts)}{f'; {other.text}' if other else ''}"
     return HeldBack(
         cause=cause,
         compute_share=compute,
@@ -147,7 +179,32 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         lock_step=other,
         text=text,
         nothing_left_share=idle,
+        server_share=server,
+        network_share=exchange - server,
+        stage_share=stage,
+        processor_share=processor,
     )
+
+
+def _slower_and_server_s(
+    figures: RunFigures, totals: dict[int, Stretch], waited_s: float, *, free_running: bool
+) -> tuple[float, float]:
+    """Return for how many seconds all workers waited for slower ones, and for servers.
+
+    Args:
+        figures: of the run.
+        totals: what each worker did.
+        waited_s: by all workers, but for other stages.
+        free_running: whether workers never wait for slower ones.
+    """
+    loads = figures.server_loads.values()
+    if loads:  # each holds a part of every gradient, for as long as the others hold theirs
+        slower_s = min(waited_s, sum(load.held_s for load in loads) / len(loads))
+        return slower_s, min(waited_s - slower_s, sum(load.updating_s for load in loads) / len(loads))
+    if free_running:
+        return 0.0, 0.0
+    least_s = min((total.wait_s - total.stage_s) / total.steps for total in totals.values())
+    return max(0.0, waited_s - least_s * sum(total.steps for total in totals.values())), 0.0
 
 
 def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:

@@ -62,7 +62,7 @@ def serve(
         draws: whether workers draw their batches, so that others do what a lost one had not.
     """
     network, now = world.network, world.clock.now
-    servers = world.roles.servers
+    servers, workers = world.roles.servers, frozenset(world.roles.workers)
     index = servers.index(network.rank)
     faults = strategy.faults(len(world.roles.workers))
     part = strategy.server(ServerSetting(index, world.roles, finite))
@@ -106,7 +106,10 @@ def serve(
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
             replies = on_message(source, message)
-            reporter.updating_s += now() - began
+            ended = now()
+            reporter.updating_s += ended - began
+            if of_a_step and source in workers:
+                reporter.answered(source, replies, began, ended)
             outbox.send(replies)
         except RefusedMessage as refusal:
             refusals.note(source, refusal)
@@ -325,7 +328,26 @@ class Reporter:
         self._wait_s = 0.0
         self.taken = 0
         self._waits = 0
-        self.updating_s = 0.0
+        self.updating_s = self._held_s = 0.0
+        self._holds: dict[int, float] = {}
+
+    def answered(
+        self, source: int, replies: list[tuple[int, Message]], began_s: float, ended_s: float
+    ) -> None:
+        """Add up how long other workers' gradients, which are answered now, have waited here for this one's.
+
+        Args:
+            source: rank of the worker whose gradient has come.
+            replies: to whom.
+            began_s: when it was looked at.
+            ended_s: when that was done.
+        """
+        holds = self._holds
+        holds[source] = ended_s
+        for to, _ in replies:
+            since_s = holds.pop(to, None)
+            if since_s is not None and to != source:
+                self._held_s += began_s - since_s
 
     def took(self, looked_at_s: float, now_s: float) -> None:
         """Count a message that has just come, and how long the server has waited for it.
@@ -363,9 +385,10 @@ class Reporter:
             queue=self.taken / max(1, self._waits),
             dropped=stats.dropped,
             updating_s=self.updating_s,
+            held_s=self._held_s,
         )
         self.said_at_s = now
-        self._wait_s, self.taken, self._waits, self.updating_s = 0.0, 0, 0, 0.0
+        self._wait_s, self.taken, self._waits, self.updating_s, self._held_s = 0.0, 0, 0, 0.0, 0.0
         return event
 
 

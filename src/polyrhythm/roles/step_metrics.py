@@ -158,12 +158,22 @@ class StepTimer:
 REPORT_EVERY_S = 0.5
 
 
+def processor_wait_s() -> float:
+    """Return for how long this thread has been ready to run, and the processor was busy with others; 0 if not known."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as told:
+            return int(told.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # another system, or one that does not count
+        return 0.0
+
+
 class Tally:
     """Adds up steps, images, loss and waiting, and turns them into events now and then.
 
     Args:
         worker: the worker's index.
         clock: the worker's.
+        processor_wait: returns for how many seconds this thread has waited for a processor; None: nobody does.
 
     Attributes:
         images: seen since the tally was made.
@@ -175,9 +185,12 @@ class Tally:
         "_clock",
         "_images_before_epoch",
         "_loss",
+        "_processor_wait",
         "_said_at",
         "_said_images",
+        "_said_processor_s",
         "_said_steps",
+        "_stage_s",
         "_started_at",
         "_wait_s",
         "_worker",
@@ -186,15 +199,17 @@ class Tally:
         "steps",
     )
 
-    def __init__(self, worker: int, clock: Clock) -> None:
+    def __init__(self, worker: int, clock: Clock, processor_wait: Callable[[], float] | None = None) -> None:
         self._worker = worker
         self._clock = clock
+        self._processor_wait = processor_wait
+        self._said_processor_s = processor_wait() if processor_wait else 0.0
         self._started_at = self._said_at = clock.now()
         self.steps = 0
         self._said_steps = 0
         self._said_images = 0
         self._loss = 0.0
-        self._wait_s = 0.0
+        self._wait_s = self._stage_s = 0.0
         self.images = 0
         self._images_before_epoch = 0
         self.epoch_loss = 0.0
@@ -227,25 +242,36 @@ class Tally:
         """
         self._said_at = self._clock.now()
         self._started_at = self._said_at - elapsed_s
+        if self._processor_wait is not None:
+            self._said_processor_s = self._processor_wait()
 
     def begin_epoch(self) -> None:
         """Start the epoch's mean loss anew."""
         self._images_before_epoch = self.images
         self.epoch_loss = 0.0
 
-    def add(self, images: int, loss: float, wait_s: float) -> None:
-        """Add a step: its images, their mean loss, and the seconds in which the worker waited for others."""
+    def add(self, images: int, loss: float, wait_s: float, stage_s: float = 0.0) -> None:
+        """Add a step.
+
+        Args:
+            images: of it.
+            loss: their mean.
+            wait_s: seconds in which the worker waited for others.
+            stage_s: of these, for other stages of a pipeline.
+        """
         self.steps += 1
         self.images += images
         losses = loss * images
         self._loss += losses
         self.epoch_loss += losses
         self._wait_s += wait_s
+        self._stage_s += stage_s
 
     def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
         """Return what has been added since the last call, and start anew."""
         now = self._clock.now()
         images = self.images - self._said_images
+        processor_s = self._processor_wait() if self._processor_wait is not None else 0.0
         event = WorkerProgress(
             time_s=now - self._started_at,
             worker=self._worker,
@@ -256,8 +282,11 @@ class Tally:
             loss=self._loss / max(1, images),
             learning_rate=learning_rate,
             wait_s=self._wait_s,
+            stage_s=self._stage_s,
+            processor_s=processor_s - self._said_processor_s,
         )
+        self._said_processor_s = processor_s
         self._said_at = now
         self._said_steps, self._said_images = self.steps, self.images
-        self._loss, self._wait_s = 0.0, 0.0
+        self._loss = self._wait_s = self._stage_s = 0.0
         return event

@@ -235,6 +235,11 @@ class World:
         timer = StepTimer(self.clock, blocked, keeping)
         return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)
 
+    def watched(self) -> tuple[World, Blocked]:
+        """Return this world with a network that adds up for how long this rank stands still inside it, and the sum."""
+        blocked = Blocked(self.clock)
+        return replace(self, network=TimedCommunicator(self.network, blocked)), blocked
+
     def control(self) -> Communicator:
         """Make the communicator for what is not training: states, reports, events."""
         return self.network.subgroup("control", range(self.network.size))

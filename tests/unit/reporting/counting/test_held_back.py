@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import RunEnded, ServerProgress
+from polyrhythm.events import RunEnded, ServerProgress, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import HeldBack, held_back
 from polyrhythm.simulation.run import ConstantCluster
@@ -136,3 +136,54 @@ def test_servers_say_what_they_have_done_until_the_end() -> None:
     assert all(0 <= event.busy_share <= 1 and event.queue >= 1 for event in told)
     late = max(event.dropped for event in told)
     assert late > 0
+
+
+def test_what_the_processor_and_other_stages_cost_is_told_apart_and_all_adds_up() -> None:
+    figures = ten_steps([(6, 4), (8, 2)], servers=0)
+    for worker, (stage_s, processor_s) in enumerate([(3.0, 1.0), (1.5, 2.0)]):
+        figures.add(
+            WorkerProgress(
+                time_s=20,
+                worker=worker,
+                epoch=0,
+                step=20,
+                steps=10,
+                images=10,
+                loss=1.0,
+                learning_rate=0.1,
+                wait_s=4.0,
+                stage_s=stage_s,
+                processor_s=processor_s,
+            )
+        )
+    told = held_back(figures)
+    assert told is not None
+    assert told.stage_share == pytest.approx(4.5 / 40)
+    assert told.processor_share == pytest.approx(3 / 40)
+    assert told.compute_share == pytest.approx((14 + 12 - 3) / 40)
+    # Worker 1 waits 4.5 s for no stage, the other 5 s.
+    assert told.network_share == pytest.approx(2 * 4.5 / 40)
+    assert "7.5 % for the processor" in told.text
+    shares = told.stage_share + told.processor_share + told.compute_share + told.network_share
+    assert shares + told.slower_workers_share + told.server_share == pytest.approx(1)
+
+
+def test_more_processes_than_cores_wait_for_the_processor() -> None:
+    assert found([(2, 0), (2, 0)]).processor_share == 0
+    figures = ten_steps([(2, 0)], servers=0)
+    figures.add(
+        WorkerProgress(
+            time_s=12,
+            worker=0,
+            epoch=0,
+            step=20,
+            steps=10,
+            images=10,
+            loss=1.0,
+            learning_rate=0.1,
+            processor_s=30.0,  # its other threads, say: never more than what it did not wait for others
+        )
+    )
+    told = held_back(figures)
+    assert told is not None
+    assert (told.cause, told.processor_share, told.compute_share) == ("processor", 1, 0)
