@@ -34,7 +34,7 @@ def test_parts_follow_speeds_and_are_replayed(tmp_path: Path, strategy: str) -> 
     assert sum(event.images for event in events if isinstance(event, WorkerProgress)) == 2 * IMAGES
     sizes = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
     assert all(sum(each) == 63 for each in sizes)  # in 23 steps of 62 or 63 images
-    assert 5 <= min(sizes[-1]) <= 18  # 11 of sleep alone
+    assert sorted(sizes[-1]) in ([10, 53], [11, 52])  # as five to one
     found = replay(tmp_path / "run")
     assert found["same"] is True
     assert found["parameters_sha256"]["replayed"] == figures["parameters_sha256"]

@@ -1,6 +1,8 @@
 """`polyrhythm` with workers of which one computes five times more slowly, however busy the machine is.
 
 uneven_verb.py FOLDER VERB …   (FOLDER: of notes, which is made)
+
+They sleep for each image, and measure that alone: how long a process waits for a busy processor says nothing of it.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ FAST_S, SLOW_S = 0.0002, 0.001
 def on_every_mlp(folder: Path) -> None:
     """Let every `mlp` that this process and its children make sleep for each image; one of them for longer."""
     from polyrhythm.models.architectures.mlp import MLP
+    from polyrhythm.roles.balance import Balancer
 
-    create = MLP.create
+    create, note = MLP.create, Balancer.note
     paces = {os.getpid(): 0.0}  # the launcher tries the network out, too
 
     def pace() -> float:
@@ -44,7 +47,12 @@ def on_every_mlp(folder: Path) -> None:
         model.register_forward_pre_hook(take_long)
         return model
 
+    def note_sleep(balancer: Balancer, images: int, seconds: float) -> None:
+        assert seconds >= pace() * images  # what was measured has it in it
+        note(balancer, images, pace() * images)
+
     MLP.create = uneven  # type: ignore[method-assign]
+    Balancer.note = note_sleep  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

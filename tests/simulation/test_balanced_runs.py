@@ -269,6 +269,8 @@ def dry(tmp_path, spec: str, rule: str, steps: int = 100, **options):
         ("post_local_sgd", 14),
         ("ssp", 14),
         ("parameter_server(consistency=bounded_staleness(s=8))", 14),
+        ("mixed(replicas=2)", 14),
+        ("mixed(replicas=2, inside=local_sgd(steps=5))", 14.5),
     ],
 )
 def test_one_worker_five_times_slow_costs_what_it_lacks(tmp_path, spec, longest_s):
@@ -359,6 +361,74 @@ def test_invariants_are_checked_in_equal_parts(tmp_path):
         dry(tmp_path / "other", "synchronous", "measured", steps=4, check=True)
 
 
+GROUPS = "mixed(replicas=2)"
+
+
+def in_groups(rule: Balance, spec: str = GROUPS, images: int = 96, **options):
+    """Four workers in two groups that draw, each of which shares its batches."""
+    job = make_job(spec, 4, dtype=torch.float64, dataset=blobs(images), **options)
+    return replace(job, balance=rule, draws=True)
+
+
+def sizes_of(events) -> list[list[int]]:
+    return [event.sizes for event in events if isinstance(event, BatchesBalanced)]
+
+
+def test_steps_of_a_group_are_those_of_the_batches_that_it_draws():
+    """Groups take as long with unequal parts as with equal ones here, so all pushes come in the same order."""
+    paces, shares = [0.01, 0.01, 0.013, 0.013], [1.5, 0.5, 0.75, 1.25]
+    weights = balance("given(weights=[3, 1, 3, 5])")
+    equal = simulated(in_groups(balance("off")), ConstantCluster(step_s=lambda worker: paces[worker]))
+    cluster = ConstantCluster(step_s=lambda worker: paces[worker] / shares[worker])
+    unequal = simulated(in_groups(weights), cluster)
+    assert unequal.result["images_not_seen"] == 0
+    torch.testing.assert_close(
+        vector_of(unequal.models[0]), vector_of(equal.models[0]), rtol=1e-10, atol=1e-12
+    )
+    assert sizes_of(unequal.events) == [[6, 2, 0, 0], [0, 0, 3, 5]]
+    progress = [event for event in unequal.events if isinstance(event, WorkerProgress)]
+    images = [sum(event.images for event in progress if event.worker == worker) for worker in range(4)]
+    assert sum(images) == 96 * 2
+    assert images[0] == 3 * images[1]
+    assert 5 * images[2] == 3 * images[3]
+
+
+def test_each_group_follows_the_speeds_of_its_own_workers_and_can_be_played_again():
+    job = in_groups(balance("measured"), images=480, batch_size=8)
+    # Links take no time: what workers tell each other in the first run moves nothing.
+    cluster = ConstantCluster(step_s=[0.01, 0.01, 0.01, 0.03].__getitem__, latency_s=0.0)
+    run = simulated(job, cluster)
+    assert run.result["images_not_seen"] == 0
+    found = sizes_of(run.events)
+    assert found
+    assert all(sizes[:2] == [0, 0] for sizes in found)  # the first group is even
+    assert found[-1] == [0, 0, 12, 4]
+    changes = tuple(
+        (event.step, tuple(event.sizes)) for event in run.events if isinstance(event, BatchesBalanced)
+    )
+    assert simulated(replace(job, balance=Decided(changes=changes)), cluster).sha256 == run.sha256
+
+
+@pytest.mark.parametrize("rejoins_s", [None, 0.002])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("rule", ["measured", "given(weights=[3, 1, 1, 3])"])
+def test_a_group_that_shares_by_speed_goes_on_without_a_member_and_sees_all_images(rule, rank, rejoins_s):
+    from simulation.deaths import events_of
+
+    for at_s in (0.0, 0.004, 0.0215, 0.04):
+        back = [] if rejoins_s is None else [(at_s + rejoins_s, rank)]
+        events = events_of(in_groups(balance(rule), images=120), [(at_s, rank)], back)
+        assert isinstance(events[-1], RunEnded)
+        assert events[-1].outcome == "done"
+        assert events[-1].result["images_not_seen"] == 0
+
+
+def test_groups_with_fixed_shares_have_equal_parts():
+    with pytest.raises(RequestError, match="leave deal fixed out"):
+        balances(balance("measured"), strategy(GROUPS), 4, 24, drawn=False)
+    assert not balances(balance("auto"), strategy(GROUPS), 4, 24, drawn=False)
+
+
 class Cramped(nn.Sequential):
     """A network whose pictures need more memory than there is, from some number of them on."""
 
@@ -434,7 +504,8 @@ class MeasuredRun(Drawn):
     """A drawn run in which parts follow speeds."""
 
     def job(self, folder=None, **keeping):
-        return replace(super().job(folder, **keeping), balance=balance("measured"))
+        job = super().job(folder, **keeping)
+        return replace(job, balance=balance("measured"), draws=job.traits.draws)
 
 
 def drawn_runs(count: int):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -27,6 +27,7 @@ from polyrhythm.communication.transports.shared_memory.barrier import strongly_o
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.trained import facts_of, load_trained
+from polyrhythm.cost import hybrid
 from polyrhythm.data.balance import BALANCES, Balance
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
@@ -112,8 +113,8 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     """
     made = _made("balance", config.balance, BALANCES)
     assert isinstance(made, Balance)
-    batch, compiled = config.workers * config.worker_batch, config.compile
-    if not balances(made, strategy, config.workers, batch, compiled=compiled):
+    batch, drawn = config.workers * config.worker_batch, config.deal != "fixed"
+    if not balances(made, strategy, config.workers, batch, compiled=config.compile, drawn=drawn):
         return Off()
     if config.on_loss == "rescale":
         if not made.optional:
@@ -145,6 +146,32 @@ def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
     caution = strategy.caution(workers, learning_rate) if isinstance(strategy, Remarks) else ""
     if caution:
         _log.warning("strategy %s: %s", strategy, caution)
+
+
+def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequence[int]) -> None:
+    """Log a warning if to cut the layers at a network's end sends more than all-reducing their gradients.
+
+    Args:
+        strategy: whose workers compute these layers together.
+        workers: how many there are.
+        batch_size: of one of them.
+        head: features that go into the layers, and the neurons of each.
+    """
+    features, *widths = head
+    cut, whole = (
+        hybrid.received(workers, batch_size, features, widths),
+        hybrid.data_parallel(workers, features, widths),
+    )
+    if cut > whole > 0:
+        _log.warning(
+            "strategy %s: its layers of %s neurons, cut, cost %.1f times the traffic of their gradients with batches "
+            "of %d: take synchronous, or batches of %d images at most",
+            strategy,
+            ", ".join(map(str, widths)),
+            cut / whole,
+            batch_size,
+            max(1, int(whole / hybrid.received(workers, 1, features, widths))),
+        )
 
 
 def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
@@ -205,6 +232,8 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
         check_learns_alone(make_model, dataset.image_shape)
     _warn_of_random_parts(config)  # last: a request that is refused is told that alone
     warn_of(strategy, config.workers, how.optimizer.lr)
+    if job.traits.cuts_network and not job.traits.pipelines:
+        warn_of_cut(strategy, config.workers, config.batch_size, cut(make_model(), None).sizes)
     return job
 
 

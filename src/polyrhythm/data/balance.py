@@ -69,13 +69,14 @@ class Decided(Balance):
     """Parts that an earlier run has decided on.
 
     Attributes:
-        changes: after how many steps which parts of all workers held, oldest first.
+        changes: after how many steps which parts held, oldest first; 0 for workers whom a change does not concern.
     """
 
     changes: tuple[tuple[int, tuple[int, ...]], ...]
 
     def parts(self, step: int) -> tuple[float, ...]:
-        return next((sizes for since, sizes in reversed(self.changes) if since <= step), ())
+        found = [sizes for since, sizes in reversed(self.changes) if since <= step]
+        return tuple(next(filter(None, column), 0) for column in zip(*found, strict=True))
 
 
 def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:

@@ -102,15 +102,15 @@ class Share:
         """Return the images of a step, (B,) int64, of an epoch's order, (n,) int64; see `data.dealing.dealt`."""
         if self.sizes:
             places = places_of(len(order), step, self.together)
-            return self._part(order[places.start : places.stop])
+            return self.part(order[places.start : places.stop])
         parts = self.parts or self.workers
         own = dealt(order, step, self.worker % parts, parts, self.together)
         if self.stand_in is None:
             return own
         return torch.cat([own, self.stand_in.dealt(order, step, self.workers, self.together)])
 
-    def _part(self, images: Tensor) -> Tensor:
-        """Return this worker's part of a global batch: the parts follow each other."""
+    def part(self, images: Tensor) -> Tensor:
+        """Return this worker's part of a global batch, (B,) int64, by `sizes`: the parts follow each other."""
         parts: tuple[Tensor, ...] = torch.split(images, list(split(len(images), self.sizes)))
         if self.stand_in is None:
             return parts[self.worker]
@@ -229,6 +229,8 @@ class Loader:
 
         def places(drawn: DrawnBatch) -> Tensor:
             own = order[drawn.start : drawn.stop]
+            if share.sizes:
+                return share.part(own)
             if share.stand_in is None:
                 return own[share.worker :: share.workers]
             absent = [own[worker :: share.workers] for worker in share.stand_in.absent]

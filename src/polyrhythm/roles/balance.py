@@ -8,6 +8,9 @@ what all know. How often is agreed in the same way: so seldom that it takes at m
 
 Where workers regroup, all begin anew with equal parts. With servers a run goes on without a lost worker, and nobody
 regroups: worker 0 then says that parts are equal from here on, and so does everybody who finds worker 0 gone.
+
+Groups whose workers draw together share their batches in the same way, each group by itself; its first worker is to it
+what worker 0 is to all. A group that has lost somebody goes on with equal parts.
 """
 
 from __future__ import annotations
@@ -37,7 +40,13 @@ _LEAVES = [-1, 0, 0, 0, 0]
 
 
 def balances(
-    balance: Balance, strategy: Strategy, workers: int, batch: int, *, compiled: bool = False
+    balance: Balance,
+    strategy: Strategy,
+    workers: int,
+    batch: int,
+    *,
+    compiled: bool = False,
+    drawn: bool = True,
 ) -> bool:
     """Return whether workers' parts of global batches may differ.
 
@@ -47,6 +56,7 @@ def balances(
         workers: how many there are.
         batch: images of a global batch.
         compiled: whether full batches are compiled.
+        drawn: whether workers draw their batches, where they go at their own pace.
 
     Raises:
         RequestError: it was asked for and cannot be had; with the reason and what would work.
@@ -55,8 +65,11 @@ def balances(
     if workers == 1 or (balance.optional and not balance.follows):
         return False
     traits, reason = strategy.traits(workers), ""
-    if not (traits.lockstep or traits.skips_steps or traits.scales_parts):
+    grouped = shares_in_groups(strategy, workers)
+    if not (traits.lockstep or traits.skips_steps or traits.scales_parts or grouped):
         reason = f"workers of {strategy} go each at its own pace, which needs no balance: leave balance out"
+    elif grouped and not drawn:
+        reason = "groups share the batches that they draw: leave deal fixed out, or leave balance out"
     elif not traits.counts_samples:
         reason = (
             f"{strategy} counts all workers alike, however large their batches are: leave balance out, or choose "
@@ -93,6 +106,7 @@ def balancer_for(
     batch: int,
     *,
     compiled: bool = False,
+    drawn: bool = True,
     least: int = 1,
     compute_time: Callable[[], float] | None = None,
 ) -> Balancer | None:
@@ -103,24 +117,34 @@ def balancer_for(
         strategy: of the run.
         world: where this worker is.
         workers: the workers' communicator, with which the part was made.
-        batch: images of a global batch.
+        batch: images of a global batch; of this worker's group, where groups draw.
         compiled: whether full batches are compiled.
+        drawn: whether workers draw their batches.
         least: images of a worker at least.
         compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
     """
-    if not balances(balance, strategy, workers.size, batch, compiled=compiled):
+    everyone, own = workers.size, workers.rank
+    if not balances(balance, strategy, everyone, batch, compiled=compiled, drawn=drawn):
         return None
-    regroups = strategy.faults(workers.size).regroups
-    traits = strategy.traits(workers.size)
-    if not regroups and balance.follows:
+    regroups = strategy.faults(everyone).regroups
+    traits, group = strategy.traits(everyone), tuple[int, ...]()
+    if shares_in_groups(strategy, everyone):
+        group = next(unit for unit in traits.groups if own in unit)
+        if len(group) == 1:
+            return None
+        ranks = [world.roles.workers[worker] for worker in group]
+        workers = world.network.subgroup(f"balance of group {group[0]}", ranks)
+    elif not regroups and balance.follows:
         workers = world.network.subgroup("balance", world.roles.workers)
     found = Balancer(
         balance,
         workers,
         batch,
+        group=group,
+        everyone=everyone,
         least=least,
-        rests=0 if traits.lockstep else _STEPS_APART,
-        waits=traits.waits_for_slower,
+        rests=0 if traits.lockstep or group else _STEPS_APART,
+        waits=traits.waits_for_slower or bool(group),
         meets_every=max(1, traits.exchange_every),
         regroups=regroups,
         compute_time=compute_time,
@@ -130,13 +154,23 @@ def balancer_for(
     return found
 
 
+def shares_in_groups(strategy: Strategy, workers: int) -> bool:
+    """Whether groups draw batches which their workers share, in step and all of them or none."""
+    traits = strategy.traits(workers)
+    # Leaf servers go on at once without a lost worker, whose part then nobody has.
+    return traits.draws and not traits.leaves and any(len(group) > 1 for group in traits.groups)
+
+
 class Balancer:
     """One worker's view of all workers' parts.
 
     Args:
         balance: as asked for; see `balances`.
-        workers: all workers, on a communicator of which nothing else uses the tag of these messages.
+        workers: all workers, or those of a group, on a communicator of which nothing else uses the tag of these
+            messages.
         batch: images of a global batch.
+        group: the indices of the workers that share their batches, where not all do; empty: all.
+        everyone: how many workers the run has; 0: these.
         least: images of a worker at least.
         rests: steps between two of these meetings at least, for workers that are at different steps else.
         waits: whether fast workers wait for slow ones from the first steps on, so that the first one is due then.
@@ -145,6 +179,7 @@ class Balancer:
         compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
 
     Attributes:
+        group: as given.
         sizes: the present workers' relative parts, in their order; empty: all alike.
         share: this worker's part of a global batch, over an equal part.
         limit: images that this worker's memory holds; 0: not known.
@@ -157,6 +192,8 @@ class Balancer:
         workers: Communicator,
         batch: int,
         *,
+        group: tuple[int, ...] = (),
+        everyone: int = 0,
         least: int = 1,
         rests: int = 0,
         waits: bool = True,
@@ -167,13 +204,14 @@ class Balancer:
         self._balance = balance
         self._regroups = regroups
         self._least = least
-        self._everyone = workers.size
+        self.group = group
+        self._everyone = everyone or workers.size
         self._rests, self._waits = rests, waits
         self._meets_every = meets_every
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
         self.limit = 0
-        self.regroup(workers, tuple(range(workers.size)), batch)
+        self.regroup(workers, group or tuple(range(workers.size)), batch)
 
     @property
     def images(self) -> tuple[int, ...]:
@@ -192,6 +230,7 @@ class Balancer:
             step: steps done.
         """
         self._workers, self._members, self._batch = workers, members, batch
+        self._worker = members[workers.rank]
         self._follows = self._balance.follows and not self._balance.optional
         self._observes = self._balance.follows
         self._controller: Controller | None = None
@@ -199,6 +238,25 @@ class Balancer:
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
         self._use(self._given(step))
+
+    def lose(self, there: tuple[int, ...]) -> None:
+        """Continue with these workers of the group, with equal parts unless those were given.
+
+        Args:
+            there: their indices among all.
+        """
+        if self._balance.follows:
+            self._members = there
+            self._stop_following()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this worker is the first of those who are there."""
+        return self._worker == self._members[0]
+
+    def meetings(self, before: int, done: int) -> int:
+        """Return how often all workers have met between two of this worker's steps."""
+        return done // self._meets_every - before // self._meets_every
 
     def resize(self, batch: int, step: int) -> None:
         """Continue with so many images in a global batch, after so many steps."""
@@ -276,11 +334,12 @@ class Balancer:
 
     def _given(self, step: int) -> tuple[float, ...]:
         parts = self._balance.parts(step)
-        return tuple(parts[member] for member in self._members) if parts else ()
+        found = tuple(parts[member] for member in self._members) if parts else ()
+        return found if all(found) else ()
 
     def _use(self, sizes: tuple[float, ...]) -> None:
         self.sizes = sizes
-        own = self.images[self._members[self._workers.rank]]
+        own = self.images[self._worker]
         self.share = own * len(sizes) / self._batch if sizes else 1.0
         if own != self._own:
             self._own = own

@@ -236,6 +236,11 @@ class DryRun:
         dealt = tuple(self._dealt(epoch) for epoch in range(self.epochs))
         return Dealer(Deck(dealt, (self.batch_size,) * self.epochs), [len(unit) for unit in self.units])
 
+    def largest_drawn(self, epoch: int, members: int) -> int:
+        """Return the images of the largest batch that a unit of so many workers draws in an epoch."""
+        together = members * self.batch_size
+        return len(places_of(self._dealt(epoch), 0, together)) if self.epoch_images else together
+
     @property
     def images_drawn(self) -> int:
         """Images of the whole run, where workers draw their batches; else 0."""

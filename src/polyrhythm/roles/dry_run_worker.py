@@ -137,20 +137,27 @@ class DryWorkload:
         """Continue with the same batches."""
 
     def global_batch(self, epoch: int) -> int:
-        """Return the images of the largest step of all workers in an epoch."""
+        """Return the images of the largest step of all workers in an epoch; of this worker's group, where it draws."""
+        if self.hand is not None:
+            return self._dry_run.largest_drawn(epoch, len(self._unit))
         return self._dry_run.images_together(self.calendar.start(epoch + 1) - 1)
+
+    @property
+    def _unit(self) -> tuple[int, ...]:
+        return next(unit for unit in self._dry_run.units if self._worker in unit)
 
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
         dry_run = self._dry_run
         if self.hand is not None:
-            unit = next(unit for unit in dry_run.units if self._worker in unit)
-            members, place = len(unit), unit.index(self._worker)
-            drawn = self.hand.batches(epoch, start)
+            unit = self._unit
+            place, drawn, sizes = unit.index(self._worker), self.hand.batches(epoch, start), self.sizes
             if not dry_run.epoch_images:
-                full = DryBatch(dry_run.batch_size)
-                return (full for _ in drawn)
-            return (DryBatch(-(-(batch.stop - batch.start - place) // members)) for batch in drawn)
+                full = len(unit) * dry_run.batch_size
+                same = DryBatch(split(full, sizes)[place] if sizes else dry_run.batch_size)
+                return (same for _ in drawn)
+            parts = sizes or (1.0,) * len(unit)
+            return (DryBatch(split(batch.stop - batch.start, parts)[place]) for batch in drawn)
         if self.sizes:
             return (DryBatch(self._part(dry_run.images_together(step))) for step in count(start))
         if not dry_run.epoch_images:
@@ -248,6 +255,9 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     """
     if dry_run.timings:
         world = world.timed()
+    blocked = None
+    if dry_run.traits.waits_inside:
+        world, blocked = world.watched()
     workload = (DryPipelineWorkload if dry_run.traits.pipelines else DryWorkload)(dry_run, world)
     drawing = deal_communicator(world) if dry_run.draws else None
     control: ControlPlane = (
@@ -270,8 +280,19 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
     batch = workload.global_batch(0)
-    balancer = balancer_for(dry_run.balance, dry_run.strategy, world, workload.replica.workers, batch)
-    run = TrainingRun(trainer, workload, control, world, in_step=in_step, balancer=balancer)
+    balancer = balancer_for(
+        dry_run.balance, dry_run.strategy, world, workload.replica.workers, batch, drawn=dry_run.draws
+    )
+    run = TrainingRun(
+        trainer,
+        workload,
+        control,
+        world,
+        in_step=in_step,
+        balancer=balancer,
+        blocked=blocked,
+        staged=dry_run.traits.pipelines > 0,
+    )
     run.run(start, elapsed_s)
 
 
@@ -334,6 +355,12 @@ class DryDuties(Duties):
         strategy = dry_run.strategy
         if isinstance(strategy, Remarks) and (remark := strategy.remark(dry_run.workers)):
             world.emit(Notice(time_s=0, text=remark))
+        if dry_run.traits.sends_by_value and dry_run.computes_nothing:
+            text = (
+                f"what {strategy} sends depends on the gradients' values, of which a dry run has none: what only large "
+                "ones cause is not sent here; simulate with real gradients to see it"
+            )
+            world.emit(Notice(time_s=0, text=text))
 
     def end(self) -> None:
         """Let the servers and then the workers go, and say what the run has come to."""

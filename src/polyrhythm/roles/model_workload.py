@@ -112,8 +112,15 @@ class ModelWorkload:
         return self._job.calendar
 
     def global_batch(self, epoch: int) -> int:
-        """Return the images of the largest step of all workers in an epoch."""
-        return self._job.calendar.largest_step(epoch)
+        """Return the images of the largest step of all workers in an epoch; of this worker's group, where it draws."""
+        job = self._job
+        if self.hand is None:
+            return job.calendar.largest_step(epoch)
+        return len(places_of(job.deck.images[epoch], 0, len(self._unit) * job.calendar.batch_size(epoch)))
+
+    @property
+    def _unit(self) -> tuple[int, ...]:
+        return next(unit for unit in self._job.units if self.worker in unit)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
@@ -126,15 +133,15 @@ class ModelWorkload:
         self._loader.side = None if side == image_size else side
         hand, together = self.hand, job.workers * size
         if hand is not None:
-            unit = next(unit for unit in job.units if self.worker in unit)
-            stand_in = self._stand_in
+            unit, stand_in = self._unit, self._stand_in
             if stand_in is not None:
                 stand_in = replace(stand_in, absent=tuple(unit.index(worker) for worker in stand_in.absent))
+            place, largest = unit.index(self.worker), self.global_batch(epoch)
             self._loader.share = Share(
-                unit.index(self.worker), len(unit), size, learning.seed, together, (), stand_in
+                place, len(unit), size, learning.seed, together, (), stand_in, self.sizes
             )
-            dealt = places_of(job.deck.images[epoch], 0, len(unit) * size)
-            self._full = self._pass_of(-(-len(dealt) // len(unit)))
+            own = split(largest, self.sizes)[place] if self.sizes else -(-largest // len(unit))
+            self._full = self._pass_of(own)
             return self._loader.drawn(epoch, start, hand.batches(epoch, start), lambda: hand.ready)
         begun = job.begun.epochs.get(epoch, ())
         self._loader.share = Share(

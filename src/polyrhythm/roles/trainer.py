@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice
@@ -35,7 +36,7 @@ from polyrhythm.roles.control_plane import Boundary, ControlPlane
 from polyrhythm.roles.deal import MOST_STEPS, Hand
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
-from polyrhythm.roles.step_metrics import Tally
+from polyrhythm.roles.step_metrics import Tally, processor_wait_s
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import Step
@@ -284,12 +285,15 @@ class TrainingRun:
         world: where this rank is.
         in_step: whether workers take their steps together; for reports.
         balancer: of this worker; None: all have equal parts of a global batch.
+        blocked: how long this worker stands still in its communicators, where it does so inside its passes; else None.
+        staged: whether it then waits for other stages of a pipeline.
     """
 
     __slots__ = (
         "_activity",
         "_asked",
         "_balancer",
+        "_blocked",
         "_calendar",
         "_compute",
         "_control",
@@ -299,6 +303,7 @@ class TrainingRun:
         "_now",
         "_rate",
         "_replica",
+        "_staged",
         "_tally",
         "_timer",
         "_trainer",
@@ -316,8 +321,10 @@ class TrainingRun:
         *,
         in_step: bool,
         balancer: Balancer | None = None,
+        blocked: Blocked | None = None,
+        staged: bool = False,
     ) -> None:
-        self._balancer = balancer
+        self._balancer, self._blocked, self._staged = balancer, blocked, staged
         self._view = self._limit = 0
         self._trainer = trainer
         self._workload = workload
@@ -327,7 +334,8 @@ class TrainingRun:
         self._calendar = workload.calendar
         self._hand = workload.hand
         self._replica = trainer.replica
-        self._tally = Tally(trainer.worker, world.clock)
+        # In virtual time nobody waits for the processor.
+        self._tally = Tally(trainer.worker, world.clock, processor_wait_s if world.pace is None else None)
         self._rate = 0.0
         # Asked for at every step: at hand.
         self._compute, self._now = workload.compute, world.clock.now
@@ -341,7 +349,7 @@ class TrainingRun:
             elapsed_s: for how long the others have been training.
         """
         step, stopped = self._train(start, elapsed_s)
-        if self._balancer is not None and not self._in_step:
+        if self._balancer is not None and not (self._in_step or self._balancer.group):
             self._balancer.leave()  # others may have more of their steps before them
         if stopped:
             self._trainer.stop()
@@ -421,9 +429,11 @@ class TrainingRun:
     def _drawn_stretch(self, epoch: int, done: int) -> tuple[int, bool]:
         """Take the steps that this worker draws of an epoch, until there are none or a rank was asked to stop."""
         workload, take, next_step = self._workload, self._take, self._replica.part.next_step
-        due = self._next_due(done, MOST_STEPS)
+        due, balancer = self._next_due(done, MOST_STEPS), self._balancer
         if self._timer is not None:
             self._timer.begin()
+        if balancer is not None:
+            self._share_out(balancer, epoch, done)
         for batch in workload.batches(epoch, done):
             stop = take(batch, done)
             before, done = done, next_step(done)
@@ -432,7 +442,7 @@ class TrainingRun:
                 if stop:
                     return done, True
                 due = self._next_due(done, MOST_STEPS)
-            if done != before + 1:
+            if done != before + 1 or (balancer is not None and self._balance(balancer, before, done)):
                 break
         self._replica.settle()
         if self._tally.unsaid:
@@ -481,8 +491,14 @@ class TrainingRun:
 
     def _share_out(self, balancer: Balancer, epoch: int, done: int) -> None:
         """Give the workload the parts of the workers that are there, and of the epoch's global batch."""
-        regroup = self._trainer.regroup
+        regroup, regrouping = self._trainer.regroup, self._trainer.regrouping
         batch = self._workload.global_batch(epoch)
+        if balancer.group and isinstance(regrouping, GroupRegroup) and regrouping.number != self._view:
+            self._view = regrouping.number
+            before = balancer.sizes
+            balancer.lose(regrouping.there)
+            if balancer.sizes != before:
+                self._report_sizes(done)
         if regroup is not None and regroup.number != self._view:
             self._view = regroup.number
             balancer.regroup(regroup.workers, regroup.members, batch, done)
@@ -499,10 +515,12 @@ class TrainingRun:
         Raises:
             PeerLost: a worker is lost.
         """
-        if done >= self._calendar.total_steps:
+        if self._hand is None and done >= self._calendar.total_steps:
             return False
         part, meetings = self._replica.part, done - before
-        if self._trainer.regroup is not None:
+        if balancer.group:
+            meetings = balancer.meetings(before, done)
+        elif self._trainer.regroup is not None:
             meetings = int(part.meetings(done) > part.meetings(before))
         if not meetings or not balancer.after(done, meetings):
             return False
@@ -512,18 +530,25 @@ class TrainingRun:
     def _balance_after_epoch(self, done: int) -> bool:
         """Let all workers follow their speeds from here on, if the epoch has shown that they are uneven."""
         assert self._balancer is not None
-        uneven = self._balancer.after_epoch()
-        if uneven and self._world.leads:
+        uneven, group = self._balancer.after_epoch(), self._balancer.group
+        if uneven and self._tells_parts:
+            who = "workers" if not group else f"workers {', '.join(map(str, group))}"
             text = (
-                f"workers are uneven: the slowest takes {uneven:.0%} longer for an image than the fastest, so batches "
+                f"{who} are uneven: the slowest takes {uneven:.0%} longer for an image than the fastest, so batches "
                 "follow their speeds from here on (--balance off keeps them equal)"
             )
             self._control.report(Notice(time_s=self._tally.elapsed_s, text=text))
             self._report_sizes(done)
         return True
 
+    @property
+    def _tells_parts(self) -> bool:
+        """Whether it is this worker that tells of its parts and the others': worker 0, or the first of a group."""
+        balancer = self._balancer
+        return balancer is not None and (balancer.speaks if balancer.group else self._world.leads)
+
     def _report_sizes(self, step: int) -> None:
-        if self._world.leads and self._balancer is not None:
+        if self._balancer is not None and self._tells_parts:
             sizes = self._balancer.images
             self._control.report(BatchesBalanced(time_s=self._tally.elapsed_s, step=step, sizes=list(sizes)))
 
@@ -533,11 +558,12 @@ class TrainingRun:
         replica, workload, timer, now = self._replica, self._workload, self._timer, self._now
         if timer is not None:
             timer.lap("data")
-        images, compute, balancer = batch.size, self._compute, self._balancer
+        images, compute, balancer, blocked = batch.size, self._compute, self._balancer, self._blocked
         step = Step(number, images / workload.batch_size, self._asked.requested)
         began_s = 0.0
         if balancer is not None:
             step.share = balancer.share
+        inside_s = blocked.seconds if blocked is not None else 0.0
         replica.begin(step)
         if balancer is not None:
             began_s = balancer.compute_time()
@@ -548,10 +574,13 @@ class TrainingRun:
             balancer.limit = workload.limit
             balancer.note(images, balancer.compute_time() - began_s)
         computed_at_s = now()
+        if blocked is not None:
+            inside_s = blocked.seconds - inside_s
         stop = replica.exchange(step, self._rate * workload.rate_ratio)
         if timer is not None:
             timer.lap("update")
-        self._tally.add(images, loss, now() - computed_at_s)
+        wait_s = now() - computed_at_s + inside_s
+        self._tally.add(images, loss, wait_s, inside_s if self._staged else 0.0)
         return stop
 
     def _next_due(self, done: int, end: int) -> int:

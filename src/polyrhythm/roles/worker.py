@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
+from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.roles.balance import balancer_for
 from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.deal import Hand, deal_communicator
@@ -30,7 +29,8 @@ def work(job: Job, world: World) -> None:
     """
     if job.timings:
         world = world.timed(partial(finish_work, job.device))
-    world, compute_time = _measuring(job, world)
+    world, blocked = _watched(job, world)
+    compute_time = _compute_time(job, world, blocked)
     workload = ModelWorkload(job, world)
     replica = workload.replica
     control: ControlPlane = (
@@ -49,7 +49,7 @@ def work(job: Job, world: World) -> None:
         start = restored.account.step
     workload.continue_with(job.going_on(entry.begun))
     trainer = Trainer(world, job.strategy, workload, control)
-    batch = workload.global_batch(workload.calendar.epoch_of(start))
+    batch = workload.global_batch(min(workload.calendar.epoch_of(start), workload.calendar.epochs - 1))
     normalises = any(isinstance(layer, _BatchNorm) for layer in replica.model.modules())
     balancer = balancer_for(
         job.balance,
@@ -58,22 +58,39 @@ def work(job: Job, world: World) -> None:
         replica.workers,
         batch,
         compiled=job.learning.execution.compiled,
+        drawn=job.draws,
         least=2 if normalises else 1,
         compute_time=compute_time,
     )
     in_step = job.traits.lockstep
-    run = TrainingRun(trainer, workload, control, world, in_step=in_step, balancer=balancer)
+    run = TrainingRun(
+        trainer,
+        workload,
+        control,
+        world,
+        in_step=in_step,
+        balancer=balancer,
+        blocked=blocked if job.traits.waits_inside else None,
+        staged=job.traits.pipelines > 0,
+    )
     run.run(trainer.open(start), entry.elapsed_s)
 
 
-def _measuring(job: Job, world: World) -> tuple[World, Callable[[], float] | None]:
-    """Return a world in which it is known how long this worker computes, and what says so where the clock does not."""
-    if not (job.balance.follows and (job.traits.waits_between_layers or job.device.type == "cuda")):
-        return world, None
-    blocked, clock = Blocked(world.clock), world.clock
+def _watched(job: Job, world: World) -> tuple[World, Blocked | None]:
+    """Return a world in which it is known how long this worker waits, where it does so inside its passes."""
+    if job.traits.waits_inside or (job.balance.follows and job.device.type == "cuda"):
+        return world.watched()
+    return world, None
+
+
+def _compute_time(job: Job, world: World, blocked: Blocked | None) -> Callable[[], float] | None:
+    """Return what says how long this worker has computed, where the clock does not; else None."""
+    if blocked is None:
+        return None
+    clock = world.clock
 
     def compute_time() -> float:
         finish_work(job.device)
         return clock.now() - blocked.seconds
 
-    return replace(world, network=TimedCommunicator(world.network, blocked)), compute_time
+    return compute_time

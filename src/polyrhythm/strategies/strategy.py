@@ -166,6 +166,11 @@ class Traits:
         """Whether all workers hold the same parameters after every step."""
         return self.lockstep and not self.local_models
 
+    @property
+    def waits_inside(self) -> bool:
+        """Whether workers wait for others inside their passes, and not only between them."""
+        return self.waits_between_layers or self.cuts_network
+
     def units(self, workers: int) -> tuple[tuple[int, ...], ...]:
         """Return who takes batches of a deal together, by their indices among so many workers."""
         return self.groups or tuple((worker,) for worker in range(workers))

@@ -136,6 +136,17 @@ def test_decided_parts_hold_from_their_step_on():
     assert [decided.parts(step) for step in (0, 2, 3, 6, 7, 100)] == [(), (), *[(5, 3)] * 2, *[(6, 2)] * 2]
 
 
+def test_decided_parts_of_a_group_hold_until_the_group_changes_them():
+    decided = Decided(changes=((3, (5, 3, 0, 0)), (1, (0, 0, 7, 1)), (4, (0, 0, 6, 2)), (9, (4, 4, 0, 0))))
+    assert [decided.parts(step) for step in (0, 2, 3, 4, 9)] == [
+        (),
+        (0, 0, 7, 1),
+        (5, 3, 7, 1),
+        (5, 3, 6, 2),
+        (4, 4, 6, 2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("spec", "workers", "batch", "reason"),
     [

@@ -278,17 +278,25 @@ class GroupRegroup:
     Attributes:
         step: steps that this worker has done; kept by its loop.
         over: whether its group has done all that there is to do.
+        number: how often the group has regrouped.
     """
 
     def __init__(self, world: World, faults: FaultPolicy, member: Participant) -> None:
         self.step = NOTHING_DONE
         self.over = False
+        self.number = 0
         self._world = world
         self._faults = faults
         self._member = member
         self._attempts = 0
         self._there: dict[int, int] | None = None
         self._losses: dict[int, int] = {}
+
+    @property
+    def there(self) -> tuple[int, ...]:
+        """Indices of the workers of the group that are there, once it has regrouped."""
+        assert self._there is not None, "the group has not regrouped"
+        return self._there
 
     @property
     def due(self) -> bool:
@@ -357,6 +365,7 @@ class GroupRegroup:
                     raise
             enters = False  # it has been let in, and another was lost since
         self.step, self.over, self._there = found.step, found.over, found.there
+        self.number += 1
         if self._world.observer is not None:
             rank, workers = self._world.network.rank, self._world.roles.workers
             there = (rank,) if found.over else tuple(workers[worker] for worker in found.there)

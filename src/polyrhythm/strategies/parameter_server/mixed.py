@@ -138,6 +138,7 @@ class Mixed(WithServers, SizesBuckets):
             groups=tuple(tuple(range(start, min(start + self.replicas, workers))) for start in starts),
             slices=min(self.replicas, workers),
             exact_sums=inside.exact_sums,
+            counts_samples=inside.counts_samples,
             # Where servers own the optimiser: what a round moves by is rounded on its way.
             plain_alone=inside.output is GroupOutput.GRADIENTS,
         )
