@@ -28,9 +28,9 @@ def scripts() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def rows(scripts: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Tables 1 and 2 out of a short run, by setup."""
+    """Tables 1 and 2 out of two short runs, whose mean a few bytes more of a message move by one percent."""
     throughput = scripts["throughput"]
-    found = throughput.table(open_cluster("bsc"), throughput.Simulation(seconds=300, seeds=1))
+    found = throughput.table(open_cluster("bsc"), throughput.Simulation(seconds=300, seeds=2))
     return {row["name"]: row for row in found}
 
 
