@@ -121,13 +121,118 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + z * z / n)), min(1.0, (centre + half) / (1 + z * z / n))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartialEvaluation:
+    """What a test of some consecutive batches of a split came to.
+
+    Attributes:
+        first: number of the first of them.
+        losses: (batches,) float64, sums of the cross-entropy of each.
+        in_top5: (batches,) int64, images of each whose class is among the five most likely.
+        predicted: (images,) int64, the likeliest class of each.
+        probability: (images,) float32, of that class.
+    """
+
+    first: int
+    losses: Tensor
+    in_top5: Tensor
+    predicted: Tensor
+    probability: Tensor
+
+    @property
+    def batches(self) -> range:
+        """Numbers of the batches."""
+        return range(self.first, self.first + len(self.losses))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of it as named tensors."""
+        first = torch.tensor(self.first)
+        return {name: value for name, value in vars(self).items() if name != "first"} | {"first": first}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> PartialEvaluation:
+        """Return what `tensors` has packed."""
+        return cls(**tensors | {"first": int(tensors["first"])})  # type: ignore[arg-type]
+
+
+def disjoint(parts: Sequence[PartialEvaluation]) -> list[PartialEvaluation]:
+    """Return the parts without those that have a batch of an earlier one."""
+    kept: list[PartialEvaluation] = []
+    for part in parts:
+        if not any(set(part.batches).intersection(other.batches) for other in kept):
+            kept.append(part)
+    return kept
+
+
+@dataclass(frozen=True)
+class InDtype:
+    """A split whose pictures have the model's dtype, as they have in training.
+
+    Attributes:
+        split: the pictures as they are.
+        dtype: of the model.
+    """
+
+    split: Split
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def labels(self) -> Tensor:
+        """As they are."""
+        return self.split.labels
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return the pictures of these indices, (B, C, H, W)."""
+        return self.split.images(indices).to(self.dtype)
+
+
+BATCH_SIZE = 500
+"""Images that are tested at a time."""
+
+
+def batches_for(images: int, place: int, workers: int) -> range:
+    """Return the batches of a test of so many images that fall to one of several workers."""
+    batches = -(-images // BATCH_SIZE)
+    return range(batches * place // workers, batches * (place + 1) // workers)
+
+
+def evaluate_part(
+    model: nn.Module,
+    split: Split,
+    batches: range,
+    *,
+    classes: Sequence[str],
+    device: torch.device | str = "cpu",
+) -> PartialEvaluation:
+    """Test a model on some batches of a split, of those that `evaluate` makes of it.
+
+    Args:
+        model: as for `evaluate`.
+        split: likewise.
+        batches: their numbers.
+        classes: as for `evaluate`.
+        device: likewise.
+    """
+    totals = _Totals(len(classes))
+    with in_evaluation_mode(model):
+        for batch in batches:
+            start, stop = batch * BATCH_SIZE, min((batch + 1) * BATCH_SIZE, len(split))
+            logits = model(split.images(torch.arange(start, stop)).to(device))
+            totals.add(logits, split.labels[start:stop].to(device))
+    return totals.part(batches.start)
+
+
 def evaluate(
     model: nn.Module,
     split: Split,
     *,
     classes: Sequence[str],
-    batch_size: int = 500,
+    batch_size: int = BATCH_SIZE,
     device: torch.device | str = "cpu",
+    tested: Sequence[PartialEvaluation] = (),
 ) -> Evaluation:
     """Test a model that maps (B, C, H, W) to logits on all images of a split, in evaluation mode.
 
@@ -137,6 +242,7 @@ def evaluate(
         classes: names of the classes, in the order of the labels.
         batch_size: images at a time; affects only the speed.
         device: where the model is.
+        tested: what others have found of the same model, of other batches each; the result has the same bits.
 
     Raises:
         RequestError: the split is empty, or the model was made for another number of classes.
@@ -147,7 +253,7 @@ def evaluate(
         return scores
 
     with in_evaluation_mode(model):
-        return evaluate_scores(logits, split.labels, classes=classes, batch_size=batch_size)
+        return evaluate_scores(logits, split.labels, classes=classes, batch_size=batch_size, tested=tested)
 
 
 @contextmanager
@@ -167,62 +273,94 @@ def in_evaluation_mode(*models: nn.Module) -> Iterator[None]:
 
 
 def evaluate_scores(
-    scores: Callable[[Tensor], Tensor], labels: Tensor, *, classes: Sequence[str], batch_size: int = 500
+    scores: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    *,
+    classes: Sequence[str],
+    batch_size: int = BATCH_SIZE,
+    tested: Sequence[PartialEvaluation] = (),
 ) -> Evaluation:
     """Test a function from numbers of images (B,) int64 to logits or log probabilities (B, classes).
+
+    Args:
+        scores: the function.
+        labels: of all images.
+        classes: names of the classes, in the order of the labels.
+        batch_size: images at a time.
+        tested: what others have found, of other batches each.
 
     Raises:
         RequestError: there are no images, or scores for another number of classes.
     """
     if len(labels) == 0:
         raise RequestError("there are no images to test on")
-    totals: _Totals | None = None
-    for indices in torch.split(torch.arange(len(labels)), batch_size):
+    assert not tested or batch_size == BATCH_SIZE, "others have tested batches of that size"
+    totals, by_others = _Totals(len(classes)), {batch: part for part in tested for batch in part.batches}
+    for batch, indices in enumerate(torch.split(torch.arange(len(labels)), batch_size)):
+        if batch in by_others:
+            totals.take(by_others[batch], batch)
+            continue
         found = scores(indices)
-        totals = totals or _Totals(len(classes), found.device)
         totals.add(found, labels[indices].to(found.device))
-    assert totals is not None
-    return totals.result(classes)
+    return totals.result(classes, labels)
 
 
 class _Totals:
-    """Sums over batches; they stay on the device, so that nothing synchronises with it before the end."""
+    """What batches come to, one after the other; it stays on the device, so that nothing synchronises with it."""
 
-    def __init__(self, classes: int, device: torch.device | str) -> None:
-        self.classes = classes
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.in_top5 = torch.zeros((), dtype=torch.int64, device=device)
-        self.confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
-        self.predicted: list[Tensor] = []
-        self.probability: list[Tensor] = []
+    def __init__(self, classes: int) -> None:
+        self._classes = classes
+        self._losses: list[Tensor] = []
+        self._in_top5: list[Tensor] = []
+        self._predicted: list[Tensor] = []
+        self._probability: list[Tensor] = []
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        if logits.shape[1] != self.classes:
+        if logits.shape[1] != self._classes:
             raise RequestError(
-                f"the model tells {logits.shape[1]} classes apart, but the data have {self.classes}: "
+                f"the model tells {logits.shape[1]} classes apart, but the data have {self._classes}: "
                 "give the data that it was trained on"
             )
-        self.loss += functional.cross_entropy(logits, labels, reduction="none").double().sum()
-        likeliest = logits.topk(min(5, self.classes)).indices
-        self.in_top5 += (likeliest == labels[:, None]).sum()
-        predicted = logits.argmax(dim=1)
-        pairs = labels * self.classes + predicted
-        self.predicted.append(predicted)
-        self.probability.append(functional.softmax(logits.float(), dim=1).amax(dim=1))
-        self.confusion += torch.bincount(pairs, minlength=self.classes**2)
+        self._losses.append(functional.cross_entropy(logits, labels, reduction="none").double().sum())
+        likeliest = logits.topk(min(5, self._classes)).indices
+        self._in_top5.append((likeliest == labels[:, None]).sum())
+        self._predicted.append(logits.argmax(dim=1))
+        self._probability.append(functional.softmax(logits.float(), dim=1).amax(dim=1))
 
-    def result(self, names: Sequence[str]) -> Evaluation:
-        confusion = self.confusion.view(self.classes, self.classes).cpu()
-        images = int(confusion.sum())
+    def take(self, part: PartialEvaluation, batch: int) -> None:
+        """Add a batch that another has tested."""
+        place = batch - part.first
+        images = slice(place * BATCH_SIZE, (place + 1) * BATCH_SIZE)
+        self._losses.append(part.losses[place])
+        self._in_top5.append(part.in_top5[place])
+        self._predicted.append(part.predicted[images])
+        self._probability.append(part.probability[images])
+
+    def part(self, first: int) -> PartialEvaluation:
+        """Return what has been added, of batches from this one on."""
+        none = torch.empty(0, dtype=torch.int64)
+        return PartialEvaluation(
+            first=first,
+            losses=torch.tensor([loss.item() for loss in self._losses], dtype=torch.float64),
+            in_top5=torch.tensor([int(count) for count in self._in_top5], dtype=torch.int64),
+            predicted=torch.cat([none, *(each.cpu() for each in self._predicted)]),
+            probability=torch.cat([torch.empty(0), *(each.cpu() for each in self._probability)]),
+        )
+
+    def result(self, names: Sequence[str], labels: Tensor) -> Evaluation:
+        whole = self.part(0)
+        images = len(labels)
+        pairs = labels.cpu() * self._classes + whole.predicted
+        confusion = torch.bincount(pairs, minlength=self._classes**2).view(self._classes, self._classes)
         return Evaluation(
-            loss=self.loss.item() / images,
+            loss=sum(whole.losses.tolist()) / images,  # in the order of the batches, whoever tested them
             top1=int(confusion.trace()) / images,
-            top5=int(self.in_top5) / images,
+            top5=int(whole.in_top5.sum()) / images,
             images=images,
             per_class=_per_class(names, confusion),
             confusion=confusion,
-            predicted=torch.cat(self.predicted).cpu(),
-            probability=torch.cat(self.probability).cpu(),
+            predicted=whole.predicted,
+            probability=whole.probability,
         )
 
 

@@ -9,6 +9,7 @@ Every loop calls it alike: `enter` once, `begin` when training starts, `after_st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -16,10 +17,14 @@ from typing import Protocol
 from torch import Tensor
 
 from polyrhythm.data.dealing import Begun
+from polyrhythm.evaluation.evaluate import PartialEvaluation
 from polyrhythm.events import Event
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import FinalModel, TakenBatches
 from polyrhythm.roles.regrouping.regroup import RegroupControl
+
+EvaluatesPart = Callable[[], PartialEvaluation]
+"""Tests the part of one of several workers that hold the same model."""
 
 
 class Boundary(Enum):
@@ -72,7 +77,12 @@ class ControlPlane(RegroupControl, Protocol):
         """Pass on what this worker has done lately."""
 
     def boundary(
-        self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
+        self,
+        why: Boundary,
+        record: WorkerState,
+        epochs: int = 0,
+        presented: Tensor | None = None,
+        test: EvaluatesPart | None = None,
     ) -> None:
         """Hand in this worker's state between two steps; the leader tests and saves.
 
@@ -81,6 +91,7 @@ class ControlPlane(RegroupControl, Protocol):
             record: the state.
             epochs: that are over, where one has just come to its end.
             presented: `(size,)`, the model to be tested, where it is not this worker's own.
+            test: tests this worker's part of what is tested then; None: the leader tests all of it.
         """
 
     def attend(self) -> bool:

@@ -37,7 +37,7 @@ from polyrhythm.roles.control_messages import (
     TakenBatches,
     Welcome,
 )
-from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
+from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry, EvaluatesPart
 from polyrhythm.roles.leader_channel import LeaderChannel
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
 from polyrhythm.roles.replica import Replica
@@ -144,11 +144,20 @@ class Member(ControlPlane):
         self._channel.send(message)
 
     def boundary(
-        self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
+        self,
+        why: Boundary,
+        record: WorkerState,
+        epochs: int = 0,
+        presented: Tensor | None = None,
+        test: EvaluatesPart | None = None,
     ) -> None:
-        """Send the state, except in a dry run."""
-        if not self._dry:
-            self._send_state(record)
+        """Send the state, with what this worker's part of the test came to; except in a dry run."""
+        if self._dry:
+            return
+        if test is not None:
+            with self._world.activity.doing("testing the model", takes_long=True):
+                record = replace(record, tested=test().tensors())
+        self._send_state(record)
 
     def attend(self) -> bool:
         """Handle what the leader has sent; return whether it asks to regroup, is lost, or was replaced."""

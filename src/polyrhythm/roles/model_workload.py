@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from polyrhythm.data.dealing import StandIn, places_of
 from polyrhythm.data.loader import Batch, Loader, PartOfBatch, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
+from polyrhythm.evaluation.evaluate import InDtype, batches_for, evaluate_part
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import division
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
+from polyrhythm.roles.control_plane import EvaluatesPart
 from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use
 from polyrhythm.roles.replica import Replica
@@ -223,6 +226,18 @@ class ModelWorkload:
     @loss_scale.setter
     def loss_scale(self, state: dict[str, Any]) -> None:
         self._precision.load_state_dict(state)
+
+    def part_of_test(self, place: int, present: int) -> EvaluatesPart | None:
+        """Return what tests this worker's part of the model, where all workers hold what is tested; else None."""
+        job, replica = self._job, self.replica
+        varies = any(value.is_floating_point() for value in replica.buffers.values())
+        if present < 2 or not job.traits.identical or job.learning.weight_average or varies:
+            return None  # averaged weights are the leader's, and of batch-norm statistics the workers' mean is tested
+        test = InDtype(job.dataset.test, replica.flat.vector.dtype)
+        batches = batches_for(len(test), place, present)
+        return partial(
+            evaluate_part, replica.model, test, batches, classes=job.dataset.classes, device=job.device
+        )
 
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""

@@ -32,7 +32,7 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice
 from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
-from polyrhythm.roles.control_plane import Boundary, ControlPlane
+from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Hand
 from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
@@ -135,6 +135,14 @@ class ComputedWorkload(Workload, Protocol):
 
         Returns:
             The mean training loss, the learning rate, and whether the gradients can be used.
+        """
+
+    def part_of_test(self, place: int, present: int) -> EvaluatesPart | None:
+        """Return what tests this worker's part of the model; None where the leader tests all of it.
+
+        Args:
+            place: of this worker among those who are there.
+            present: how many are.
         """
 
     def record(self, account: Account) -> WorkerState:
@@ -388,13 +396,20 @@ class TrainingRun:
                 return done, True
             epoch = following
             presented = None if last else trainer.guard(part.present)
-            self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epoch, presented)
+            test = None if last or presented is not None else self._part_of_test()
+            self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epoch, presented, test)
             if not last:
                 trainer.guard(part.catch_up)
                 if trainer.regrouping is not None:
                     check = trainer.regrouping.check
                     trainer.guard(lambda: check(done))  # noqa: B023 (called at once)
         return (done if self._hand is not None else max(done, calendar.total_steps)), False
+
+    def _part_of_test(self) -> EvaluatesPart | None:
+        worker, members = self._trainer.worker, self._trainer.members
+        if members is None:
+            return self._workload.part_of_test(worker, self._replica.workers.size)
+        return self._workload.part_of_test(members.index(worker), len(members))
 
     def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
         """Take the steps of this worker's share of an epoch.

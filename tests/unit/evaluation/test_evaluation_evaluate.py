@@ -9,11 +9,18 @@ from sklearn.metrics import (
     recall_score,
     top_k_accuracy_score,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.evaluate import evaluate, evaluate_scores
+from polyrhythm.evaluation.evaluate import (
+    PartialEvaluation,
+    batches_for,
+    disjoint,
+    evaluate,
+    evaluate_part,
+    evaluate_scores,
+)
 
 
 def _split(images, classes, seed=0):
@@ -133,3 +140,38 @@ def test_mistakes_are_listed_by_their_number_and_accuracy_has_an_interval() -> N
     for p in found.top1_interval:
         assert abs(found.top1 - p) == pytest.approx(1.959964 * (p * (1 - p) / 30) ** 0.5, abs=1e-9)
     assert found.top1_interval[0] < 24 / 30 < found.top1_interval[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("images", [1, 499, 500, 1501, 2600])
+def test_parts_of_a_test_come_to_the_same_bits(images: int, workers: int) -> None:
+    torch.manual_seed(0)
+    model, split, names = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), _split(images, 4), "abcd"
+    whole = evaluate(model, split, classes=names)
+    batches = [batches_for(images, place, workers) for place in range(workers)]
+    assert [batch for part in batches for batch in part] == list(range(-(-images // 500)))
+    parts = [
+        PartialEvaluation.from_tensors(evaluate_part(model, split, part, classes=names).tensors())
+        for part in batches
+    ]
+    for kept in (parts, parts[1:], parts[:-1], []):  # what nobody has done is done here
+        found = evaluate(model, split, classes=names, tested=kept)
+        assert found == whole
+        assert torch.equal(found.confusion, whole.confusion)
+
+
+def test_who_is_given_all_parts_computes_nothing() -> None:
+    class Counted(nn.Module):
+        images = 0
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.images += len(images)
+            return images.flatten(1)[:, :4]
+
+    model, split = Counted(), _split(1200, 4)
+    parts = [evaluate_part(model, split, batches_for(1200, place, 2), classes="abcd") for place in (0, 1)]
+    assert model.images == 1200
+    evaluate(model, split, classes="abcd", tested=parts)
+    assert model.images == 1200
+    overlapping = evaluate_part(model, split, range(1, 3), classes="abcd")
+    assert disjoint([*parts, overlapping]) == parts

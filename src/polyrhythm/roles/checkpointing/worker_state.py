@@ -26,6 +26,7 @@ class WorkerState(ControlMessage):
         part: tensors of its strategy part.
         part_facts: the rest of its strategy part.
         loss_scale: of float16; empty where nothing is scaled.
+        tested: its part of the test of an epoch's end, as `PartialEvaluation` packs it; empty where it has none.
         begun: what others did of epochs, as `Begun` writes it; where the state is handed out.
         behind: whether the worker has done fewer steps than the leader; likewise.
         loop: where a user's own loop is on this worker, JSON-able; empty elsewhere.
@@ -37,6 +38,7 @@ class WorkerState(ControlMessage):
     part: dict[str, Tensor]
     part_facts: dict[str, Any]
     loss_scale: dict[str, Any] = field(default_factory=dict)
+    tested: dict[str, Tensor] = field(default_factory=dict)
     begun: dict[str, Any] = field(default_factory=dict)
     behind: bool = False
     loop: dict[str, Any] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class WorkerState(ControlMessage):
             chosen[_PART],
             facts["part"],
             facts["loss_scale"],
-            facts.get("begun", {}),
+            begun=facts.get("begun", {}),
             loop=facts.get("loop", {}),
         )
 

@@ -62,7 +62,7 @@ from polyrhythm.roles.control_messages import (
     TakenBatches,
     Welcome,
 )
-from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry
+from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry, EvaluatesPart
 from polyrhythm.roles.deal import Deal
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
 from polyrhythm.roles.member import load_untrained, share_untrained
@@ -130,7 +130,14 @@ class Duties:
     def after_step(self) -> None:
         """A step is over; must not wait."""
 
-    def boundary(self, why: Boundary, record: WorkerState, epochs: int, presented: Tensor | None) -> None:
+    def boundary(
+        self,
+        why: Boundary,
+        record: WorkerState,
+        epochs: int,
+        presented: Tensor | None,
+        test: EvaluatesPart | None = None,
+    ) -> None:
         """Test and save, where the duties are to do so; see `ControlPlane.boundary`."""
 
     def end(self) -> FinalModel | None:
@@ -262,10 +269,15 @@ class Leader(ControlPlane):
         self.read()
 
     def boundary(
-        self, why: Boundary, record: WorkerState, epochs: int = 0, presented: Tensor | None = None
+        self,
+        why: Boundary,
+        record: WorkerState,
+        epochs: int = 0,
+        presented: Tensor | None = None,
+        test: EvaluatesPart | None = None,
     ) -> None:
         self.workers.take(record)
-        self._duties.boundary(why, record, epochs, presented)
+        self._duties.boundary(why, record, epochs, presented, test)
 
     def attend(self) -> bool:
         self.read()

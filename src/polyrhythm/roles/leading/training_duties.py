@@ -29,12 +29,11 @@ from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
-from polyrhythm.data.dataset import Split
 from polyrhythm.data.dealer import Grant
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.evaluate import Evaluation, evaluate
+from polyrhythm.evaluation.evaluate import Evaluation, InDtype, PartialEvaluation, disjoint, evaluate
 from polyrhythm.evaluation.predictions import (
     PICTURES_FILE,
     PREDICTIONS_FILE,
@@ -48,7 +47,7 @@ from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot
 from polyrhythm.roles.checkpointing.handing_over import handed_over
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
-from polyrhythm.roles.control_plane import Boundary
+from polyrhythm.roles.control_plane import Boundary, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Deal, deal_communicator
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
@@ -166,11 +165,18 @@ class TrainingDuties(Duties):
     def after_step(self) -> None:
         self._collector.step_done()
 
-    def boundary(self, why: Boundary, record: WorkerState, epochs: int, presented: Tensor | None) -> None:
+    def boundary(
+        self,
+        why: Boundary,
+        record: WorkerState,
+        epochs: int,
+        presented: Tensor | None,
+        test: EvaluatesPart | None = None,
+    ) -> None:
         """Test and save where an epoch or this session is over, or the lost leader did not come to it."""
         step = record.account.step
         if why is Boundary.EPOCH:
-            self._end_epoch(epochs, step, presented)
+            self._end_epoch(epochs, step, presented, test)
         elif why is Boundary.STOP:
             self._end_early(step)
         elif self._world.rejoins:
@@ -207,7 +213,9 @@ class TrainingDuties(Duties):
             and until.reached(loss=found.loss, top1=found.top1, top5=found.top5)
         )
 
-    def _end_epoch(self, epochs: int, step: int, presented: Tensor | None) -> None:
+    def _end_epoch(
+        self, epochs: int, step: int, presented: Tensor | None, test: EvaluatesPart | None
+    ) -> None:
         """Evaluate and save, with the other workers' states: all where they go in lockstep, else the latest.
 
         What the lost leader did is not done again, though its successor may have had to take steps again before it.
@@ -220,10 +228,14 @@ class TrainingDuties(Duties):
         elif last:  # hears the slower ones while they train, and not only once the servers let go
             leader.wait_for_step(step)
         paused_at = self._world.clock.now()
+        tests = (
+            not last and epochs > self._ledger.tested_epochs
+        )  # the final model is tested when all have left
+        own = self._collector.test(test) if tests and test is not None else None
         if self._in_step:
             leader.wait_for_step(step)
-        if not last and epochs > self._ledger.tested_epochs:  # the final model is tested when all have left
-            self._collector.evaluate(epochs, presented)
+        if tests:
+            self._collector.evaluate(epochs, presented, [] if own is None else [own, *self._tested(step)])
             if self._reached:
                 text = f"the test after epoch {epochs} has reached {self.job.until}: training ends"
                 self._emitter.say(Notice(time_s=0, text=text))
@@ -231,6 +243,15 @@ class TrainingDuties(Duties):
         if epochs > self._ledger.saved_epochs:
             self._collector.save(self._collector.snapshot(epochs, step, presented), tested=not last)
         self._emitter.paused_s += self._world.clock.now() - paused_at
+
+    def _tested(self, step: int) -> list[PartialEvaluation]:
+        """Return what others have found who hold the same model, after so many steps."""
+        others = [state for state in self._figures.states if state.account.worker != LEADER]
+        return [
+            PartialEvaluation.from_tensors(state.tested)
+            for state in others
+            if state.tested and state.account.step == step
+        ]
 
     def _end_early(self, step: int) -> None:
         """Save, once every worker has stopped where it will stop."""
@@ -722,15 +743,23 @@ class CheckpointCollector:
             self._replica.settle()
             self._presentation.average.update(self._replica.flat.vector)
 
-    def evaluate(self, epoch: int, presented: Tensor | None = None) -> None:
+    def test(self, part: EvaluatesPart) -> PartialEvaluation:
+        """Return what this worker's part of a test comes to."""
+        with self._world.activity.doing("testing the model", takes_long=True):
+            return part()
+
+    def evaluate(
+        self, epoch: int, presented: Tensor | None = None, tested: Sequence[PartialEvaluation] = ()
+    ) -> None:
         """Test the model.
 
         Args:
             epoch: epochs that are over.
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
+            tested: parts of the test that are done.
         """
         with self._world.activity.doing("testing the model", takes_long=True):
-            found = self._presentation.evaluate(self._leader.workers.in_order, presented)
+            found = self._presentation.evaluate(self._leader.workers.in_order, presented, tested)
         self.found, self.tested_epochs = found, epoch
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
@@ -822,24 +851,6 @@ class CheckpointCollector:
         )
 
 
-@dataclass(frozen=True)
-class _InDtype:
-    """A split whose pictures have the model's dtype, as they have in training."""
-
-    split: Split
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    @property
-    def labels(self) -> Tensor:
-        return self.split.labels
-
-    def images(self, indices: Tensor) -> Tensor:
-        return self.split.images(indices).to(self.dtype)
-
-
 class Presentation:
     """Shows a replica with averaged weights, if it keeps them, and with everybody's batch-norm statistics.
 
@@ -857,17 +868,29 @@ class Presentation:
         decay = job.learning.weight_average
         self.average = WeightAverage(replica.flat.vector, decay) if decay else None
 
-    def evaluate(self, states: list[WorkerState], presented: Tensor | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        states: list[WorkerState],
+        presented: Tensor | None = None,
+        tested: Sequence[PartialEvaluation] = (),
+    ) -> Evaluation:
         """Test the model.
 
         Args:
             states: the workers', worker 0's first.
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
+            tested: parts of the test that are done; of some that overlap the first one counts.
         """
         dataset = self._job.dataset
         with self._shown(states, presented):
-            test = _InDtype(dataset.test, self._replica.flat.vector.dtype)
-            return evaluate(self._replica.model, test, classes=dataset.classes, device=self._job.device)
+            test = InDtype(dataset.test, self._replica.flat.vector.dtype)
+            return evaluate(
+                self._replica.model,
+                test,
+                classes=dataset.classes,
+                device=self._job.device,
+                tested=disjoint(tested),
+            )
 
     def save(self, path: Path, states: list[WorkerState], claim: Unclaimed = UNCLAIMED) -> None:
         """Write the model's weights, and what is needed to use them."""
