@@ -46,7 +46,7 @@ def test_what_is_written_reads_back_the_same() -> None:
 
 
 def test_the_ready_ones_are_all_there_and_say_where_they_come_from() -> None:
-    assert ready_clusters() == ["bsc", "deep_image", "h100_pair", "office", "spot", "ut_austin"]
+    assert ready_clusters() == ["bsc", "bsc_gpus", "deep_image", "h100_pair", "office", "spot", "ut_austin"]
     for name in ready_clusters():
         cluster = open_cluster(name)
         assert cluster.name == name

@@ -1,0 +1,71 @@
+"""Synthetic pictures: noise around a pattern of each class, of any size and number, made when they are asked for.
+
+For measuring speed without a disk, and for dry runs and simulations of networks whose data are not at hand. A picture
+depends on its number alone. Nothing that is learned from them says anything of real pictures.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.seeding import generator_for
+from polyrhythm.specs import Config
+
+
+class Synthetic(Config):
+    """Pictures that nobody took.
+
+    Attributes:
+        classes: how many there are; picture i is of class i mod `classes`.
+        size: pixels a side.
+        channels: of a picture.
+        train: pictures to learn from.
+        test: pictures to test on.
+    """
+
+    classes: int = Field(default=1000, ge=2)
+    size: int = Field(default=224, ge=1)
+    channels: int = Field(default=3, ge=1)
+    train: int = Field(default=10_000, ge=1)
+    test: int = Field(default=1_000, ge=1)
+
+    def load(self) -> Dataset:
+        """Return the data; no picture is made yet."""
+        shape = self.channels, self.size, self.size
+        names = tuple(f"class {number}" for number in range(self.classes))
+        train = SyntheticSplit(self.train, self.classes, shape, "train")
+        return Dataset(
+            "synthetic", train, SyntheticSplit(self.test, self.classes, shape, "test"), names, shape, 1
+        )
+
+
+class SyntheticSplit:
+    """Some of them.
+
+    Args:
+        count: how many.
+        classes: how many they are of.
+        shape: (C, H, W) of each.
+        part: tells them from those of another split.
+    """
+
+    def __init__(self, count: int, classes: int, shape: tuple[int, int, int], part: str) -> None:
+        self.labels = torch.arange(count) % classes
+        self._shape = shape
+        self._part = part
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return the pictures of `indices`, (B,) int64, as (B, C, H, W) float32 of mean 0 and variance 1.25."""
+        found = torch.empty(len(indices), *self._shape)
+        for image, index in zip(found, indices.tolist(), strict=True):
+            image.normal_(generator=generator_for(f"synthetic picture, {self._part}", index))
+            label = int(self.labels[index])
+            pattern = torch.empty(self._shape)
+            image += pattern.normal_(0.0, 0.5, generator=generator_for("synthetic class", label))
+        return found
