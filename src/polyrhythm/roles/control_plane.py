@@ -94,6 +94,15 @@ class ControlPlane(RegroupControl, Protocol):
             test: tests this worker's part of what is tested then; None: the leader tests all of it.
         """
 
+    def work_done(self, record: WorkerState) -> bool:
+        """Return whether nothing is left for this worker to draw, which has found nothing more.
+
+        The leader waits until all others have found so, too: what one of them leaves that is lost now is the leader's.
+
+        Args:
+            record: this worker's state.
+        """
+
     def attend(self) -> bool:
         """Handle messages that have arrived while this worker waits elsewhere; return whether it must regroup."""
 

@@ -293,6 +293,11 @@ class Hand:
                 self._following = step
                 yield batch
 
+    def ask_again(self) -> None:
+        """Forget that nothing was left to do: others may have left something since."""
+        self._grants = [grant for grant in self._grants if grant.batches]
+        self._asked = -1
+
     @property
     def ready(self) -> bool:
         """Whether the batch after the one that `batches` has given last is there without waiting, or there is none."""

@@ -139,18 +139,19 @@ class DryWorkload:
     def global_batch(self, epoch: int) -> int:
         """Return the images of the largest step of all workers in an epoch; of this worker's group, where it draws."""
         if self.hand is not None:
-            return self._dry_run.largest_drawn(epoch, len(self._unit))
+            return self._dry_run.largest_drawn(epoch, len(self.unit))
         return self._dry_run.images_together(self.calendar.start(epoch + 1) - 1)
 
     @property
-    def _unit(self) -> tuple[int, ...]:
+    def unit(self) -> tuple[int, ...]:
+        """Indices of the workers that draw batches together with this one."""
         return next(unit for unit in self._dry_run.units if self._worker in unit)
 
     def batches(self, epoch: int, start: int) -> Iterator[DryBatch]:
         """Return this worker's batches of an epoch, from a step on; see `ComputedWorkload`."""
         dry_run = self._dry_run
         if self.hand is not None:
-            unit = self._unit
+            unit = self.unit
             place, drawn, sizes = unit.index(self._worker), self.hand.batches(epoch, start), self.sizes
             if not dry_run.epoch_images:
                 full = len(unit) * dry_run.batch_size

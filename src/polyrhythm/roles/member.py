@@ -159,6 +159,10 @@ class Member(ControlPlane):
                 record = replace(record, tested=test().tensors())
         self._send_state(record)
 
+    def work_done(self, record: WorkerState) -> bool:
+        """Return True: who is lost from now on leaves its work to others."""
+        return True
+
     def attend(self) -> bool:
         """Handle what the leader has sent; return whether it asks to regroup, is lost, or was replaced."""
         regroup, called = self._regroup, False

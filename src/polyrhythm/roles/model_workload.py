@@ -119,10 +119,11 @@ class ModelWorkload:
         job = self._job
         if self.hand is None:
             return job.calendar.largest_step(epoch)
-        return len(places_of(job.deck.images[epoch], 0, len(self._unit) * job.calendar.batch_size(epoch)))
+        return len(places_of(job.deck.images[epoch], 0, len(self.unit) * job.calendar.batch_size(epoch)))
 
     @property
-    def _unit(self) -> tuple[int, ...]:
+    def unit(self) -> tuple[int, ...]:
+        """Indices of the workers that draw batches together with this one."""
         return next(unit for unit in self._job.units if self.worker in unit)
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -136,7 +137,7 @@ class ModelWorkload:
         self._loader.side = None if side == image_size else side
         hand, together = self.hand, job.workers * size
         if hand is not None:
-            unit, stand_in = self._unit, self._stand_in
+            unit, stand_in = self.unit, self._stand_in
             if stand_in is not None:
                 stand_in = replace(stand_in, absent=tuple(unit.index(worker) for worker in stand_in.absent))
             place, largest = unit.index(self.worker), self.global_batch(epoch)

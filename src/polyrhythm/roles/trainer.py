@@ -115,6 +115,10 @@ class ComputedWorkload(Workload, Protocol):
     def hand(self) -> Hand | None:
         """The batches that this worker draws; None where it has a fixed share."""
 
+    @property
+    def unit(self) -> tuple[int, ...]:
+        """Indices of the workers that draw batches together with this one, where batches are drawn."""
+
     def global_batch(self, epoch: int) -> int:
         """Return the images of a full step of all workers in an epoch."""
 
@@ -394,6 +398,9 @@ class TrainingRun:
                 trainer.guard(lambda: self._balance_after_epoch(done))  # noqa: B023 (called at once)
             if stopped:
                 return done, True
+            if last and self._finds_more(done):
+                epoch = following = self._hand.epoch(done)  # type: ignore[union-attr]
+                continue
             epoch = following
             presented = None if last else trainer.guard(part.present)
             test = None if last or presented is not None else self._part_of_test()
@@ -404,6 +411,19 @@ class TrainingRun:
                     check = trainer.regrouping.check
                     trainer.guard(lambda: check(done))  # noqa: B023 (called at once)
         return (done if self._hand is not None else max(done, calendar.total_steps)), False
+
+    def _finds_more(self, done: int) -> bool:
+        """Whether workers that were lost at the run's end have left batches to this one, which leads."""
+        hand = self._hand
+        # Who takes its steps with others cannot take any more without them, and they have found nothing left.
+        if (
+            hand is None
+            or len(self._workload.unit) > 1
+            or self._control.work_done(self._record(done, through=True))
+        ):
+            return False
+        hand.ask_again()
+        return hand.epoch(done) < self._calendar.epochs
 
     def _part_of_test(self) -> EvaluatesPart | None:
         worker, members = self._trainer.worker, self._trainer.members

@@ -20,7 +20,7 @@ The second term keeps drawn step times, whose spread is as large as their mean, 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
@@ -213,6 +213,9 @@ class Leader(ControlPlane):
         self._group_in_rounds = faults.regroups_apart and traits.exchange_every != 1
         self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
         self._unheard: set[int] = set()
+        # How many of each worker are lost, and of how many of these servers have told what counts.
+        self._struck_off: Counter[int] = Counter()
+        self._counted: Counter[int] = Counter()
         """Workers that may wait for this new leader in a round before they have heard that it leads."""
         duties.attach(self)
 
@@ -278,6 +281,15 @@ class Leader(ControlPlane):
     ) -> None:
         self.workers.take(record)
         self._duties.boundary(why, record, epochs, presented, test)
+
+    def work_done(self, record: WorkerState) -> bool:
+        self.workers.take(record)
+        assert self.deal is not None, "only who draws asks"
+        self.wait_for_work_done()
+        while any(losses > self._counted[worker] for worker, losses in self._struck_off.items()):
+            self._hear_or_regroup()
+            self.wait_for_work_done()
+        return not self.deal.undealt
 
     def attend(self) -> bool:
         self.read()
@@ -427,6 +439,7 @@ class Leader(ControlPlane):
             if loss.rank not in through and not self._world.goes_on_without(loss.rank, self._faults):
                 raise
             if server:
+                self._struck_off.clear()  # nobody may be left who tells what counts
                 self.servers.lose(loss.rank)
             else:
                 self._strike_off(loss.rank)
@@ -456,6 +469,8 @@ class Leader(ControlPlane):
             self.views.pending.on_message(self._worker(source), StepBroken.from_message(message))
         elif kind is Kind.COUNTED:
             counted = StepsCounted.from_message(message)
+            worker = self._worker(counted.rank)
+            self._counted[worker] = max(self._counted[worker], counted.losses)
             self._give_back(self._worker(counted.rank), counted.steps, counted.losses)
         elif kind is Kind.TAKEN:
             self._duties.took(self._worker(source), TakenBatches.from_message(message))
@@ -500,6 +515,8 @@ class Leader(ControlPlane):
             self.workers.lose(worker)
             if not self._world.roles.servers:  # else they say what counts
                 self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
+            elif self.deal is not None:
+                self._struck_off[worker] = self.attendance.losses(worker)
             self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
                 self._group.lose(worker, self.attendance.losses(worker))

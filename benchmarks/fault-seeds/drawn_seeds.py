@@ -1,0 +1,171 @@
+"""Simulated trainings in which workers draw their batches, or share them by speed, and things go wrong.
+
+    python benchmarks/fault-seeds/drawn_seeds.py [--seeds 1000] [--only NAME …] [--out DIR]
+
+Two epochs of 240 pictures on 4 workers of which the last is three times slow, with real gradients. Each seed draws one
+to three faults, as in `fault_seeds.py`, and kills no rank that the run needs. Checked of each seed:
+
+- the run ends, and has seen every picture (`images_not_seen`), where no lost worker's share is lost by design;
+- where batches are drawn: what was granted, less what was given back, is every place of every epoch's order exactly
+  once, as the run's events tell it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from fault_seeds import STEP_S, WORKERS, strategy_of, trial_of
+
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
+from polyrhythm.errors import RunError
+from polyrhythm.events import BatchesBalanced, BatchesDrawn, Event, RunEnded, WorkerJoined, WorkerLost
+from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.simulation.fault_injector import FaultInjector
+from polyrhythm.simulation.run import ConstantCluster, job_program
+from polyrhythm.simulation.simulated_run import constant_run
+from polyrhythm.simulation.trials import faults_of, faults_text
+
+IMAGES, EPOCHS, BATCH = 240, 2, 8
+DRAWN = (
+    "parameter_server",
+    "parameter_server(servers=2)",
+    "softsync",
+    "downpour",
+    "easgd",
+    "periodic_averaging",
+    "hogwild",
+    "ad_psgd",
+)
+BALANCED = (
+    "mixed(replicas=2)",
+    "synchronous",
+    "parameter_server(consistency=synchronous)",
+    "local_sgd(steps=2)",
+)
+LOSES = ("local_sgd(steps=2)", "parameter_server(consistency=synchronous)")
+"""A lost worker's round, or its part of steps until it is back, is not seen by design, and told."""
+
+
+def pictures(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Makes pictures of three classes."""
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.randint(3, (count,), generator=generator)
+    return torch.randn(count, 1, 4, 4, generator=generator) + labels.view(-1, 1, 1, 1), labels
+
+
+def job_of(spec: str, seed: int) -> Job:
+    """Makes the job of a seed."""
+    options = {
+        "data": (pictures(IMAGES), pictures(30)),
+        "model": "mlp(hidden=[5])",
+        "strategy": spec,
+        "workers": WORKERS,
+        "batch_size": BATCH,
+        "epochs": EPOCHS,
+        "seed": seed,
+        "balance": "measured" if spec in BALANCED else "auto",
+    }
+    return assemble(configure(options), CheckpointConfig(checkpoints=0))
+
+
+def granted_wrong(events: list[Event]) -> str:
+    """Says which places of the epochs' orders were not granted exactly once; empty if all were."""
+    held: dict[int, list[BatchesDrawn]] = {}
+    for event in events:
+        if isinstance(event, BatchesDrawn):
+            mine = held.setdefault(event.unit, [])
+            if event.batches:
+                mine.append(event)
+            else:  # what begins at this step, or after it, is given back
+                held[event.unit] = [_before(grant, event.step) for grant in mine if grant.step < event.step]
+    granted = Counter(
+        (grant.epoch, place)
+        for mine in held.values()
+        for grant in mine
+        for place in range(grant.start, grant.stop)
+    )
+    wanted = {(epoch, place) for epoch in range(EPOCHS) for place in range(IMAGES)}
+    twice = [each for each, times in granted.items() if times > 1]
+    missing = wanted - granted.keys()
+    return f"{len(twice)} places twice, {len(missing)} never" if twice or missing else ""
+
+
+def _before(grant: BatchesDrawn, step: int) -> BatchesDrawn:
+    if step >= grant.step + grant.batches:
+        return grant
+    stop = grant.start + (grant.stop - grant.start) * (step - grant.step) // grant.batches
+    return replace(grant, stop=stop, batches=step - grant.step)
+
+
+def try_seed(spec: str, seed: int) -> tuple[str, Counter[str]]:
+    """Plays a seed; gives what is wrong, or nothing, and what happened."""
+    job, trial = job_of(spec, seed), trial_of(strategy_of(spec))
+    steps = IMAGES * EPOCHS // (BATCH * WORKERS)
+    trial = replace(trial, dry_run=replace(trial.dry_run, steps=steps))
+    faults = faults_of(trial, seed)
+    events: list[Event] = []
+    cluster = ConstantCluster(step_s=lambda worker: STEP_S * (3 if worker == WORKERS - 1 else 1))
+    run = constant_run(trial.layout.roles, job_program(job), events.append, cluster)
+    wrong = ""
+    try:
+        FaultInjector(run, job.strategy, faults).play()
+    except RunError as error:
+        wrong = str(error)
+    ended = events[-1]
+    if not wrong and isinstance(ended, RunEnded):
+        not_seen = ended.result["images_not_seen"]
+        if not_seen and spec not in LOSES:
+            wrong = f"{not_seen} images are not seen"
+        if not wrong and job.draws:
+            wrong = granted_wrong(events)
+    happened = Counter(
+        type(event).__name__ for event in events if isinstance(event, WorkerLost | WorkerJoined)
+    )
+    happened["balanced"] = any(isinstance(event, BatchesBalanced) for event in events)
+    return (f"seed {seed}, {faults_text(faults)}: {wrong}" if wrong else ""), happened
+
+
+HEAD = "| strategy | seeds | lost | joined | seeds in which parts changed | violations |\n|---|---|---|---|---|---|"
+
+
+def main() -> None:
+    """Tries all seeds of all strategies."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--out", type=Path, default=None)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    began_s, lines, rows = time.perf_counter(), [HEAD], list[dict[str, Any]]()
+    print(HEAD, flush=True)
+    for spec in (*DRAWN, *BALANCED):
+        if chosen.only and spec not in chosen.only:
+            continue
+        failures, happened = list[str](), Counter[str]()
+        for seed in range(chosen.seeds):
+            wrong, found = try_seed(spec, seed)
+            happened += found
+            failures += [wrong] if wrong else []
+        lost, joined, balanced = (happened[name] for name in ("WorkerLost", "WorkerJoined", "balanced"))
+        lines.append(f"| `{spec}` | {chosen.seeds} | {lost} | {joined} | {balanced} | {len(failures)} |")
+        rows.append(
+            {"strategy": spec, "seeds": chosen.seeds, "lost": lost, "joined": joined, "failures": failures}
+        )
+        print(lines[-1], *failures[:5], sep="\n", flush=True)
+    print(f"{time.perf_counter() - began_s:.0f} s")
+    if chosen.out is not None:
+        (chosen.out / "drawn.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
