@@ -52,8 +52,9 @@ BALANCED = (
 )
 NOBODY_IS_LEFT = "0 of 4 workers are left"
 """All were killed at once, and the run says so and how to go on."""
-LOSES = ("local_sgd(steps=2)", "parameter_server(consistency=synchronous)")
-"""A lost worker's round, or its part of steps until it is back, is not seen by design, and told."""
+LOSES = ("mixed(replicas=2)", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)")
+"""A lost worker's round, or its part of steps until it is back, is not seen by design, and told. So are the last
+batches of a group that is lost when all others have found nothing left; of a worker they are worker 0's."""
 
 
 def pictures(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,16 +82,20 @@ def job_of(spec: str, seed: int) -> Job:
 def granted_wrong(events: list[Event]) -> str:
     """Says which places of the epochs' orders were not granted exactly once; empty if all were."""
     held: dict[int, list[BatchesDrawn]] = {}
+    settled: list[BatchesDrawn] = []
     for event in events:
         if isinstance(event, BatchesDrawn):
             mine = held.setdefault(event.unit, [])
             if event.batches:
+                if mine and event.step != mine[-1].step + mine[-1].batches:  # it counts its steps anew
+                    settled += mine
+                    mine.clear()
                 mine.append(event)
             else:  # what begins at this step, or after it, is given back
                 held[event.unit] = [_before(grant, event.step) for grant in mine if grant.step < event.step]
     granted = Counter(
         (grant.epoch, place)
-        for mine in held.values()
+        for mine in (settled, *held.values())
         for grant in mine
         for place in range(grant.start, grant.stop)
     )

@@ -244,13 +244,14 @@ class Dealer:
             The grant that holds the step; one without batches where nothing is left to do.
         """
         asking = self._units[unit]
-        if step < asking.end:
+        if asking.first <= step < asking.end:
             return asking.grant_of(step)
-        if step > asking.end or asking.gone:
-            # More of it counts than was known when it was given up for lost: others do that again.
+        if step != asking.end or asking.gone:
+            # More of it counts than was known when it was given up for lost: others do that again. Or a successor
+            # counts its steps anew, since nobody could tell it of those before.
             asking.gone = False
             asking.forget_pace()
-            if step > asking.end:
+            if step != asking.end:
                 asking.grants.clear()
                 asking.first = step
         grant = self._scripted(unit, step) if self._script is not None else self._drawn(asking, step, now_s)
@@ -266,7 +267,7 @@ class Dealer:
         if not grant.batches:
             self.give_back(unit, grant.step)
             return
-        if grant.step > held.end:
+        if grant.step != held.end:
             held.grants.clear()
             held.first = grant.step
         held.gone = False

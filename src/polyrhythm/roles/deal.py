@@ -225,13 +225,14 @@ class Deal:
 
     def _answer(self, worker: int, asked: Draw) -> None:
         with self._lock:
-            self._generations[worker] = max(self._generations[worker], asked.generation)
+            if asked.generation < self._generations[worker]:  # of one that is gone, on a slow link
+                return
+            self._generations[worker] = asked.generation
             self._gone.discard(worker)
             unit = self._unit_of[worker]
-            known = self._dealer.steps_of(unit).stop
+            undealt = self._dealer.undealt
             grant = self._dealer.draw(unit, asked.step, self._now())
-            new = grant.batches and grant.end > known
-            if new:
+            if self._dealer.undealt < undealt:  # else it was granted before, or nothing is left
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
         answer = Message(Kind.GRANT, torch.tensor(astuple(grant)), step=asked.step, tag=_GRANT_TAG)
         with suppress(PeerLost):

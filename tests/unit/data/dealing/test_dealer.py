@@ -192,6 +192,24 @@ def test_another_owner_that_hears_of_all_grants_goes_on_where_the_first_was():
     assert other.left(steps) == one.left(steps)
 
 
+def test_a_successor_that_counts_its_steps_anew_gets_batches_that_nobody_had():
+    deck = Deck((100,), (10,))
+    one, other = Dealer(deck, [1, 1]), Dealer(deck, [1, 1])
+    for step in range(3):
+        other.note(0, one.draw(0, step, float(step)))
+    left = one.undealt
+    one.draw(0, 7, 4.0)  # more of it counts than was known
+    other.note(0, one.grants[0][-1])
+    one.give_back(0, 7)
+    other.note(0, Grant(7, 0, 0, 0, 0))
+    anew = one.draw(0, 0, 5.0)
+    other.note(0, anew)
+    assert (anew.step, anew.start) == (0, 100 - left)
+    assert one.draw(0, 0, 6.0) == anew
+    assert one.undealt == other.undealt == left - anew.images
+    assert one.left([0, 0]) == other.left([0, 0]) == {0: [(100 - left, 100)]}
+
+
 def test_a_script_is_granted_in_place_of_a_decision():
     deck = Deck((300,), (10,))
     players = Players(deck, [1, 1], lambda unit: [1.0, 0.3][unit])
