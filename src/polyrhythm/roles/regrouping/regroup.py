@@ -296,7 +296,7 @@ class GroupRegroup:
     def there(self) -> tuple[int, ...]:
         """Indices of the workers of the group that are there, once it has regrouped."""
         assert self._there is not None, "the group has not regrouped"
-        return self._there
+        return tuple(self._there)
 
     @property
     def due(self) -> bool:
