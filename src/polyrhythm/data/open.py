@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from polyrhythm.data.dataset import Dataset, from_objects
 from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.resized import resized, windowed
+from polyrhythm.data.sources.hugging_face import FILES, HUB, HuggingFace, holds_pictures, is_saved
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.data.sources.manifest import SUFFIXES, Manifest
 from polyrhythm.data.sources.tar_shards import TarShards
@@ -15,9 +16,7 @@ from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import Config, Spec, choices, parse, validated
 
 SOURCES = "polyrhythm.data.sources"
-_OF_YOUR_OWN = (
-    "or a folder of pictures, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar"
-)
+_OF_YOUR_OWN = "or a folder of pictures, a table ending in .csv, .tsv or .parquet, or tar files ending in .tar, or hf://OWNER/NAME"
 
 
 @runtime_checkable
@@ -40,8 +39,9 @@ def open_data(
 
     Args:
         source: a name (`fashion-mnist`, `digits`); a name and its folder (`fashion-mnist=FOLDER`); a spec;
-            the path of a folder of images, as a text with a `/` or the name of an existing folder; the path
-            of a manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a `Source`; or objects, see
+            the path of a folder of images, as a text with a `/` or the name of an existing folder; the path of a
+            manifest (.csv, .tsv, .parquet) or of tar shards (`train-*.tar`); a data set of the hub (`hf://OWNER/NAME`),
+            or what the library `datasets` keeps in files (.parquet, .arrow); a `Source`; or objects, see
             `dataset.from_objects`. A known name takes precedence over a folder of that name: write `./digits`.
         image_size: pixels a side of the images; None: as stored (folders of images: 224).
         scale: pixels a side to which the whole centre square of a picture is scaled, for windows of `image_size`
@@ -83,6 +83,8 @@ def _source(given: str | Path) -> Source:
     name = _name(text)
     if isinstance(given, str) and name in known:
         return _built(known[name], text, name)
+    if text.startswith(HUB) or _is_table_of_pictures(text):
+        return HuggingFace(path=text)
     if text.lower().endswith(SUFFIXES):
         return Manifest(file=text)
     if text.lower().endswith(".tar"):
@@ -90,6 +92,13 @@ def _source(given: str | Path) -> Source:
     if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
         return ImageFolder(folder=text)
     raise RequestError(f"{unknown('data', text, (key.replace('_', '-') for key in known))} ({_OF_YOUR_OWN})")
+
+
+def _is_table_of_pictures(text: str) -> bool:
+    path = Path(text).expanduser()
+    if not text.lower().endswith(FILES):
+        return bool(text) and path.is_dir() and is_saved(path)
+    return "*" in text or text.lower().endswith(FILES[1]) or holds_pictures(path)
 
 
 def _name(text: str) -> str:

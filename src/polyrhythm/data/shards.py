@@ -214,6 +214,8 @@ def _interleaved(streams: list[list[int]]) -> list[int]:
 
 
 _LABELS = (".cls", ".txt", ".json")
+_LABEL_KEYS = ("label", "cls", "class")
+"""Of a JSON object beside a picture, the first that it has."""
 _LONGEST_LABEL_BYTES = 1 << 20
 
 
@@ -326,7 +328,8 @@ def _label(file: IO[bytes], member: tarfile.TarInfo, suffix: str) -> str | None:
         text = content.decode("utf-8").strip()
         if suffix == ".json":
             found = json.loads(text)
-            text = str(found["label"]) if isinstance(found, dict) and "label" in found else ""
+            named = found if isinstance(found, dict) else {}
+            text = str(next((named[key] for key in _LABEL_KEYS if key in named), ""))
     except ValueError:
         return None
     return text or None

@@ -7,6 +7,7 @@ arXiv:2001.01858.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
@@ -28,7 +29,8 @@ class TarShards(PictureSource):
     """Tar files of pictures.
 
     Attributes:
-        files: their paths, with `*` for any text, such as `photos/train-*.tar`.
+        files: their paths, with `*` for any text, such as `photos/train-*.tar`, or numbers in braces as WebDataset has
+            them, `photos/train-{000000..000146}.tar`.
         test: likewise for the test pictures; empty: a fixed fifth of every class is held out.
         buffer: records that each worker holds back to draw from. It holds their positions, not their pictures.
         bad_records: how many may be skipped, in each process, before the run ends.
@@ -96,12 +98,25 @@ class TarShards(PictureSource):
 
 
 def _found(pattern: str) -> list[Path]:
-    found = [Path(path) for path in sorted(glob(str(Path(pattern).expanduser())))]
+    found = [Path(path) for one in _braced(str(Path(pattern).expanduser())) for path in sorted(glob(one))]
     for path in found:
         check_is_file(path, "the shard")
     if not found:
-        raise RequestError(f"there are no shards {pattern}: name tar files, with * for any text")
+        raise RequestError(
+            f"there are no shards {pattern}: name tar files, with * for any text, or {{000..146}} for numbers"
+        )
     return found
+
+
+def _braced(pattern: str) -> list[str]:
+    """Write out the first numbers in braces, `{000..146}`, and those after it, each as wide as its first one."""
+    span = re.search(r"\{(\d+)\.\.(\d+)\}", pattern)
+    if span is None:
+        return [pattern]
+    first, last = span[1], span[2]
+    numbers = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    before, after = pattern[: span.start()], pattern[span.end() :]
+    return [found for number in numbers for found in _braced(before + number + after)]
 
 
 def _classes(names: set[str]) -> tuple[str, ...]:

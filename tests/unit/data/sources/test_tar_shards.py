@@ -68,6 +68,20 @@ def test_pictures_come_with_their_labels(tmp_path: Path) -> None:
             assert [tone // 10 % 2 for tone in _tones(batch)] == batch.labels.tolist()
 
 
+def test_shards_are_named_by_numbers_in_braces_and_labels_stand_under_several_keys(tmp_path: Path) -> None:
+    keys = ("label", "cls", "class")
+    for shard in range(12):
+        label = f'{{"caption": "a tone", "{keys[shard % 3]}": {shard % 2}}}'
+        _write(tmp_path / f"train-{shard:04d}.tar", {"x.png": _png(10 * shard), "x.json": label.encode()})
+    dataset = open_data(f"tar_shards(files='{tmp_path}/train-{{0001..0010}}.tar', image_size=8)")
+    assert len(dataset.train) + len(dataset.test) == 10
+    assert dataset.classes == ("0", "1")
+    with pytest.raises(
+        RequestError, match=r"name tar files, with \* for any text, or \{000..146\} for numbers"
+    ):
+        open_data(f"tar_shards(files='{tmp_path}/train-{{20..22}}.tar')")
+
+
 def test_together_the_workers_read_every_picture_once_an_epoch(tmp_path: Path) -> None:
     train = open_data(_shards(tmp_path)).train
     for epoch in range(2):

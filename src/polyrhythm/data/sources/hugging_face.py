@@ -1,0 +1,281 @@
+"""Data sets as the library `datasets` keeps them: of the Hugging Face hub, or Arrow and Parquet files on this machine.
+
+    hf://OWNER/NAME         of the hub, or of its cache (HF_HOME); a subset is `hugging_face(path=…, subset=…)`
+    a folder                what `save_to_disk` has left
+    photos/*.parquet        tables that hold the pictures themselves; files are train or test by their names
+    photos/*.arrow          likewise
+
+Q. Lhoest and others, "Datasets: a community library for natural language processing", EMNLP 2021, arXiv:2109.02846.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from glob import glob
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dealing import held_out
+from polyrhythm.data.image_files import Decoder, PictureSource
+from polyrhythm.data.images import NORMALIZATIONS, UnreadableImage, read_pixels, read_whole
+from polyrhythm.errors import RequestError
+
+HUB = "hf://"
+FILES = (".parquet", ".arrow")
+_TEST_PARTS = ("test", "validation", "valid", "val", "dev")
+_PLAUSIBLE = ("label", "labels", "class", "fine_label", "target", "cls")
+
+
+class HuggingFace(PictureSource):
+    """A data set of the library `datasets`.
+
+    Attributes:
+        path: `hf://OWNER/NAME`, a folder, or files with `*` for any text.
+        subset: configuration of a data set of the hub, where it has several.
+        train: name of the split to learn from.
+        test: name of the split to test on; empty: the first of test, validation, valid, val and dev that is there, or
+            else a fixed fifth of every class is held out.
+        image: column of the pictures; empty: the only one of that type.
+        label: column of the classes; empty: the only one of that type, or else one called label, class and the like.
+    """
+
+    path: str
+    subset: str = ""
+    train: str = "train"
+    test: str = ""
+    image: str = ""
+    label: str = ""
+
+    def load(self) -> Dataset:
+        """List the pictures, and look at each once.
+
+        Raises:
+            RequestError: the library is missing, there is no such data set, split or column, or it is no classification
+                of pictures; a picture cannot be read; test classes that training lacks.
+        """
+        parts = self._parts()
+        if self.train not in parts:
+            raise RequestError(
+                f"{self.path} has the splits {', '.join(parts)}: name the one to learn from, as in "
+                f'--data "hugging_face(path={self.path}, train={next(iter(parts))})"'
+            )
+        test = self.test or next((name for name in _TEST_PARTS if name in parts), "")
+        if test and test not in parts:
+            raise RequestError(f"{self.path} has no split {test}: it has {', '.join(parts)}")
+        image, label = self._columns(parts[self.train])
+        learned = _named(parts[self.train], label)
+        classes = _classes(parts[self.train], label, learned)
+        tested = _named(parts[test], label) if test else []
+        if strange := sorted(set(tested) - set(classes)):
+            raise RequestError(
+                f"the split {test} of {self.path} has labels that {self.train} lacks ({', '.join(strange[:5])}): name "
+                "another with test=…"
+            )
+        train, skipped = self._split(parts[self.train], image, learned, classes)
+        check, more = self._split(parts[test], image, tested, classes) if test else (train, ())
+        if not test:
+            learn, held = held_out(train.labels)
+            train, check = train.part(learn), train.part(held)
+        if not len(train) or not len(check):
+            raise RequestError(f"{self.path} leaves {len(train)} training and {len(check)} test pictures")
+        return self.dataset(str(self), train, check, classes, skipped + more)
+
+    def _parts(self) -> dict[str, Any]:
+        try:
+            import datasets
+        except ImportError:
+            raise RequestError(
+                f"reading {self.path} takes the package datasets: pip install 'polyrhythm[datasets]'"
+            ) from None
+        try:
+            found = self._opened(datasets)
+        except RequestError:
+            raise
+        except Exception as error:  # of many kinds: the network, the files, the library's own
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise RequestError(f"{self.path} cannot be opened ({reason})") from None
+        return dict(found) if isinstance(found, dict) else {self.train: found}
+
+    def _opened(self, datasets: Any) -> Any:
+        if self.path.startswith(HUB):
+            return datasets.load_dataset(self.path.removeprefix(HUB), self.subset or None)
+        place = Path(self.path).expanduser()
+        if place.is_dir() and is_saved(place):
+            return datasets.load_from_disk(str(place))
+        pattern = str(place / "**" / "*.parquet" if place.is_dir() else place)
+        files = sorted(glob(pattern, recursive=True))
+        if not files:
+            raise RequestError(
+                f"there are no files {pattern}: name .parquet or .arrow files, with * for any text"
+            )
+        kind = Path(files[0]).suffix.removeprefix(".")
+        return datasets.load_dataset(kind, data_files=_by_part(files, self.train))
+
+    def _columns(self, table: Any) -> tuple[str, str]:
+        kinds = {name: type(kind).__name__ for name, kind in table.features.items()}
+        pictures = [name for name, kind in kinds.items() if kind == "Image"]
+        classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+        plausible = [name for name in _PLAUSIBLE if name in kinds]
+        image = self.image or (pictures[0] if len(pictures) == 1 else "")
+        label = self.label or (classes[0] if len(classes) == 1 else next(iter(plausible), ""))
+        for what, name, given in (("image", image, self.image), ("label", label, self.label)):
+            if name not in kinds:
+                columns = ", ".join(f"{each} ({kind})" for each, kind in kinds.items())
+                problem = f"no column {given}" if given else f"no one column that is the {what}"
+                raise RequestError(f"{self.path} has {problem}: name one of {columns} with {what}=…")
+        return image, label
+
+    def _split(
+        self, table: Any, image: str, labels: Sequence[str], classes: Sequence[str]
+    ) -> tuple[TableSplit, tuple[str, ...]]:
+        import datasets
+
+        numbers = {name: number for number, name in enumerate(classes)}
+        encoded = table.select_columns([image]).cast_column(image, datasets.Image(decode=False))
+        targets = torch.tensor([numbers[name] for name in labels], dtype=torch.int64)
+        split = TableSplit(encoded, image, torch.arange(len(targets)), targets, self)
+        bad = split.unreadable()
+        if bad and not self.skip_unreadable:
+            number, reason = next(iter(bad.items()))
+            more = f", and {len(bad) - 1} more cannot" if len(bad) > 1 else ""
+            raise RequestError(
+                f"picture {number} of {self.path} cannot be read ({reason}){more}: leave such pictures out with "
+                "--skip-unreadable"
+            )
+        whole = torch.tensor(
+            [number for number in range(len(targets)) if number not in bad], dtype=torch.int64
+        )
+        return split.part(whole), tuple(f"{self.path}: picture {number}" for number in bad)
+
+
+class TableSplit:
+    """Pictures in the rows of a table, decoded a batch at a time by as many threads as torch may use.
+
+    Args:
+        table: of the library `datasets`, with encoded pictures.
+        column: of the pictures.
+        rows: (n,) int64, those of the split.
+        labels: (n,) int64.
+        reading: size, normalisation and shown part of the pictures.
+    """
+
+    def __init__(self, table: Any, column: str, rows: Tensor, labels: Tensor, reading: PictureSource) -> None:
+        self._table = table
+        self._column = column
+        self._rows = rows
+        self._reading = reading
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def part(self, indices: Tensor) -> TableSplit:
+        """Return the split of some of its pictures."""
+        return TableSplit(self._table, self._column, self._rows[indices], self.labels[indices], self._reading)
+
+    def images(self, indices: Tensor) -> Tensor:
+        """Return (B, 3, size, size) float32, normalised."""
+        return self.normalised(self.decoded(indices))
+
+    def decoded(self, indices: Tensor) -> Tensor:
+        """Return (B, size, size, 3) uint8; raise `RequestError` if one cannot be read."""
+        size = self._reading.image_size
+        if len(indices) == 0:
+            return torch.empty(0, size, size, 3, dtype=torch.uint8)
+        decode = partial(read_pixels, image_size=size, share=self._reading.shown)
+        return torch.from_numpy(np.stack(self._read(indices, decode)))
+
+    def normalised(self, decoded: Tensor) -> Tensor:
+        """Return (B, 3, size, size) float32 in new memory."""
+        return NORMALIZATIONS[self._reading.pixels](decoded)
+
+    def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
+        """Return whole pictures, (3, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
+        pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
+        return [self.normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
+
+    def unreadable(self) -> dict[int, str]:
+        """Return the number of every picture that cannot be read, and why."""
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            reasons = threads.map(
+                partial(self._tried, decode=partial(read_pixels, image_size=1)), range(len(self))
+            )
+            return {number: each for number, each in enumerate(reasons) if isinstance(each, str)}
+
+    def _read(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
+        numbers = indices.tolist()
+        with ThreadPoolExecutor(min(len(numbers), torch.get_num_threads())) as threads:
+            found = list(threads.map(partial(self._tried, decode=decode), numbers))
+        pixels = [each for each in found if not isinstance(each, str)]
+        if len(pixels) < len(found):
+            reason = next(each for each in found if isinstance(each, str))
+            raise RequestError(f"a picture of {self._reading} cannot be read ({reason})")
+        return pixels
+
+    def _tried(self, number: int, decode: Any) -> NDArray[np.uint8] | str:
+        try:
+            cell = self._table[int(self._rows[number])][self._column] or {}
+            if cell.get("bytes"):
+                found: NDArray[np.uint8] = decode(BytesIO(cell["bytes"]))
+            elif cell.get("path"):
+                found = decode(cell["path"])
+            else:
+                return "no picture is there"
+        except UnreadableImage as error:
+            return str(error)
+        return found
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder is what `save_to_disk` of the library has left."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def holds_pictures(file: Path) -> bool:
+    """Whether a Parquet file holds pictures themselves, as structures of bytes and path, and not only their paths."""
+    try:
+        from pyarrow import parquet, types
+
+        return any(types.is_struct(field.type) for field in parquet.read_schema(file))
+    except (ImportError, OSError, ValueError):
+        return False
+
+
+def _by_part(files: Sequence[str], train: str) -> dict[str, list[str]]:
+    """Sort files into splits by the word that their names begin with, `train-00000-of-00002.parquet`."""
+    parts: dict[str, list[str]] = {}
+    for file in files:
+        word = Path(file).stem.partition("-")[0].partition(".")[0].lower()
+        parts.setdefault(word if word in _TEST_PARTS else train, []).append(file)
+    return parts
+
+
+def _named(table: Any, label: str) -> list[str]:
+    kind = table.features[label]
+    names = getattr(kind, "names", None)
+    values = table[label]
+    if any(each is None or (names is not None and each < 0) for each in values):
+        raise RequestError(f"the column {label} lacks labels of some pictures: name another split or column")
+    return [names[each] if names is not None else str(each) for each in values]
+
+
+def _classes(table: Any, label: str, learned: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the data set's own order where it has one; else sorted, numbers by their value."""
+    names = getattr(table.features[label], "names", None)
+    found = set(learned)
+    if names is not None:
+        classes = [name for name in names if name in found]
+    else:
+        classes = sorted(found, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
+    if len(classes) < 2:
+        raise RequestError(f"the column {label} has {len(classes)} class: a classifier needs at least two")
+    return tuple(classes)
