@@ -19,7 +19,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_t
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.quantities import counted, duration, significant, whole
 from polyrhythm.simulation.cluster import Cluster, open_cluster
-from polyrhythm.specs import parse, split_outside
+from polyrhythm.specs import Spec, parse, split_outside
+from polyrhythm.strategies.compressing import Compressible
 
 PLAN_JSON = "plan.json"
 
@@ -151,6 +152,7 @@ def plan(
     workers: Sequence[int] | None = None,
     batch_sizes: Sequence[int] = (),
     rates: Sequence[float] = (),
+    compressors: str | Sequence[str] = (),
     budget: float | None = None,
     currency: str = "",
     deadline_s: float | None = None,
@@ -172,6 +174,7 @@ def plan(
         workers: numbers of workers; None: 1, 2, 4, … and as many as there are places.
         batch_sizes: of a worker; none: that of `options`.
         rates: of the optimizer; none: each strategy's default.
+        compressors: specs; of every strategy that can be compressed the fastest candidate is tried with each as well.
         budget: in the currency of the cluster's prices.
         currency: of the budget; empty: the cluster's.
         deadline_s: seconds.
@@ -207,7 +210,8 @@ def plan(
     if not found:
         raise RequestError(next(iter(refused.values()), "name at least one strategy"))
     tell(f"rehearsed {counted(len(found), 'candidate')}; {len(refused)} cannot be run here")
-    tried = _most_promising(found, trials)
+    shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
+    tried = [*_most_promising(found, trials), *_compressed(found, shrunk, refused)]
     common = dict(options)
     if trial_epochs is not None:
         # A schedule that ends with the trial would have its tests flatten before their time.
@@ -288,6 +292,44 @@ def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
     firsts = list(of_family.values())
     rest = [each for each in fastest.values() if each not in firsts]
     return [*firsts, *rest][: max(count, len(firsts))]
+
+
+def _compressed(
+    found: Sequence[Candidate], compressors: Sequence[str], refused: dict[str, str]
+) -> list[Candidate]:
+    """Return the fastest candidate of every strategy with each compressor; trials say how fast they are.
+
+    A rehearsal has no gradients, whose values decide what many compressors send.
+
+    Args:
+        found: the highest throughput first.
+        compressors: specs.
+        refused: receives the reason of every candidate that cannot be compressed so.
+
+    Raises:
+        RequestError: a compressor is none, or no candidate can be compressed.
+    """
+    fastest: dict[str, Candidate] = {}
+    for each in found:
+        fastest.setdefault(each.family, each)
+    made = []
+    for each, spec in product(fastest.values(), compressors):
+        given = parse(each.strategy)
+        if not isinstance(strategy_from(each.strategy), Compressible) or "compress" in given.arguments:
+            continue
+        arguments = {**given.arguments, "compress": parse(spec)}
+        changed = str(Spec(given.name, arguments))
+        try:
+            strategy_from(changed).check(each.workers)
+        except RequestError as error:
+            refused.setdefault(f"{changed}, {counted(each.workers, 'worker')}", str(error))
+            continue
+        made.append(replace(each, strategy=changed, family=changed, images_per_s=math.nan, held_back=""))
+    if compressors and not made:
+        raise RequestError(
+            next(iter(refused.values()), "no strategy of these can be compressed: add synchronous")
+        )
+    return made
 
 
 def _ranked(
@@ -375,6 +417,8 @@ def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, 
     rate = row.mean(throughput)
     if not math.isfinite(rate) or rate <= 0:
         rate = candidate.images_per_s
+    if math.isnan(candidate.images_per_s):
+        candidate = replace(candidate, images_per_s=rate)
     middle, low, high = (number / rate for number in images)
     if len(reached) == len(row.runs):
         times = [time_to(goal)(run) for run in row.runs]

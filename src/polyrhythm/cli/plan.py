@@ -34,6 +34,9 @@ def plan(
         str | None, typer.Option(help="Batch sizes of a worker to choose among, as 32,64.")
     ] = None,
     rates: Annotated[str | None, typer.Option(help="Learning rates to choose among, as 0.05,0.1.")] = None,
+    compressors: Annotated[
+        str, typer.Option(help="Compressors to try as well, with ; between: int8; top_k(density=0.01).")
+    ] = "",
     budget: Annotated[str | None, typer.Option(help="At most so much money, as 20 or 20USD.")] = None,
     deadline: Annotated[str | None, typer.Option(help="At most so long, as 90s, 30m or 2h.")] = None,
     optimise: Annotated[
@@ -66,6 +69,7 @@ def plan(
         workers=None if workers is None else _list(workers, int, "workers"),
         batch_sizes=() if batch_sizes is None else _list(batch_sizes, int, "batch-sizes"),
         rates=() if rates is None else _list(rates, float, "rates"),
+        compressors=compressors,
         budget=money,
         currency=currency,
         deadline_s=_seconds(deadline),

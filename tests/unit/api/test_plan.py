@@ -116,3 +116,32 @@ def test_too_small_a_budget_says_what_the_cheapest_takes() -> None:
         "nothing reaches top-1 50.0 % within 1 USD: the fastest, a, 2 workers, takes 0:01:30; the cheapest, b, "
         "2 workers, 2 USD"
     )
+
+
+def test_of_every_strategy_that_can_be_compressed_the_fastest_is_tried_so() -> None:
+    found = [
+        candidate("parameter_server", 2, 9.0, strategy="parameter_server(servers=2)", hosts=2),
+        candidate("parameter_server", 4, 8.0, strategy="parameter_server(servers=1)"),
+        candidate("synchronous", 4, 7.0),
+        candidate("easgd", 4, 6.0),
+    ]
+    refused: dict[str, str] = {}
+    made = planning._compressed(found, ["int8", "sign_sgd"], refused)
+    assert [(each.strategy, each.workers) for each in made] == [
+        ("parameter_server(servers=2, compress=int8)", 2),
+        ("synchronous(compress=int8)", 4),
+        ("synchronous(compress=sign_sgd)", 4),
+    ]
+    assert made[0].hosts == 2
+    assert list(refused) == ["parameter_server(servers=2, compress=sign_sgd), 2 workers"]
+    with pytest.raises(RequestError, match="can be compressed"):
+        planning._compressed(found[3:], ["int8"], {})
+
+
+def test_a_compressed_candidate_has_the_rate_of_its_trial(tmp_path: Path) -> None:
+    asked = {**JOB, "strategies": "synchronous", "workers": [2], "seeds": 1, "jobs": 1, "compressors": "int8"}
+    found = plan(**asked, target="top1=0.3", epochs=2, out=tmp_path / "plan")
+    every = {each.candidate.strategy: each for each in (*found.choices, *found.others)}
+    assert set(every) == {"synchronous", "synchronous(compress=int8)"}
+    assert every["synchronous(compress=int8)"].candidate.images_per_s > 0
+    json.dumps(found.to_json(), allow_nan=False)

@@ -14,6 +14,7 @@ from polyrhythm.reporting.comparison import (
     Comparison,
     Row,
     Test,
+    price_to,
     throughput,
     time_to,
     waiting,
@@ -134,6 +135,7 @@ def plots(comparison: Comparison) -> list[Plot]:
         _losses(comparison, clock),
         _scaling(comparison),
         _bars(comparison),
+        _pareto(comparison),
         _shares(comparison),
     ]
     return [plot for plot in found if plot is not None]
@@ -323,6 +325,52 @@ def _bars(comparison: Comparison) -> Plot | None:
         traces=[bars],
         x="seconds",
         y="",
+    )
+
+
+def _pareto(comparison: Comparison) -> Plot | None:
+    """Return price against time to the target, with a line along the rows than which none is faster and cheaper."""
+    target = comparison.target
+    if target is None:
+        return None
+    reach, cost = time_to(target), price_to(target)
+    rows = [row for row in comparison.through() if row.values(cost)]
+    if len(rows) < 2:
+        return None
+    rows.sort(key=lambda row: (row.mean(reach), row.mean(cost)))
+    best: list[Row] = []
+    for row in rows:
+        if not best or row.mean(cost) < best[-1].mean(cost):
+            best.append(row)
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "ways",
+        "x": [row.mean(reach) for row in rows],
+        "y": [row.mean(cost) for row in rows],
+        "text": [row.name for row in rows],
+        "marker": {
+            "size": 9,
+            "color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows],
+        },
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "none is faster and cheaper",
+        "x": [row.mean(reach) for row in best],
+        "y": [row.mean(cost) for row in best],
+        "line": {"color": "#8b93a3", "width": 1, "dash": "dash", "shape": "hv"},
+    }
+    return Plot(
+        title=f"Price against time to {target}",
+        caption="Means over seeds; along the dashed line are those than which none is faster and cheaper: "
+        + "; ".join(row.name for row in best)
+        + ".",
+        traces=[points, line],
+        x="seconds",
+        y="price",
+        axes={"xaxis": {"rangemode": "tozero"}, "yaxis": {"rangemode": "tozero"}, "showlegend": False},
     )
 
 
