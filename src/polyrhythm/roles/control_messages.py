@@ -56,17 +56,14 @@ class ControlMessage:
     def message(self) -> Message:
         """Return the message as it is sent."""
         own: Any = type(self)
-        values, kinds = vars(self), _types(own)
+        values = vars(self)
         if not values:
             return Message(self.KIND, tag=self.TAG)
-        facts = {name: _plain(values[name]) for name in values if not _holds_tensors(kinds[name])}
-        if len(facts) == len(values):
+        held = _tensor_fields(own)
+        facts = {name: _plain(value) for name, value in values.items() if name not in held}
+        if not held:
             return Message(self.KIND, pack_json(facts), tag=self.TAG)
-        tensors = {
-            each: tensor
-            for name in values.keys() - facts.keys()
-            for each, tensor in _named(name, values[name]).items()
-        }
+        tensors = {each: tensor for name in held for each, tensor in _named(name, values[name]).items()}
         return Message(self.KIND, pack_tensors(tensors, facts), tag=self.TAG)
 
     @classmethod
@@ -83,11 +80,12 @@ class ControlMessage:
         if message.tensor is None:
             return cls()
         tensors: dict[str, Tensor] = {}
-        if any(map(_holds_tensors, kinds.values())):
+        held = _tensor_fields(own)
+        if held:
             tensors, facts = unpack_tensors(message.tensor)
         else:
             facts = unpack_json(message.tensor)
-        found = {name: _unnamed(name, kind, tensors) for name, kind in kinds.items() if _holds_tensors(kind)}
+        found = {name: _unnamed(name, kinds[name], tensors) for name in held}
         try:
             if not isinstance(facts, dict) or facts.keys() != kinds.keys() - found.keys():
                 raise ValueError(f"its fields are {', '.join(map(str, facts))}")
@@ -104,8 +102,10 @@ def _types(kind: Any) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in fields(kind)}
 
 
-def _holds_tensors(kind: Any) -> bool:
-    return kind is Tensor or kind == dict[str, Tensor]
+@cache
+def _tensor_fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that hold tensors."""
+    return tuple(name for name, of in _types(kind).items() if of is Tensor or of == dict[str, Tensor])
 
 
 def _named(name: str, value: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -135,6 +135,8 @@ def _checked(value: Any, kind: Any) -> Any:
     Raises:
         ValueError: it is of another type.
     """
+    if type(value) is kind:
+        return value
     origin, parts = get_origin(kind), get_args(kind)
     if origin is UnionType:
         if value is None and NoneType in parts:
@@ -151,7 +153,7 @@ def _checked(value: Any, kind: Any) -> Any:
         if value.keys() != kinds.keys():
             raise ValueError(f"the fields of {kind.__name__} are {', '.join(kinds)}")
         return kind(**{name: _checked(part, kinds[name]) for name, part in value.items()})
-    if kind is Any or type(value) is kind or (kind is float and type(value) is int):
+    if kind is Any or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{value!r} is no {kind.__name__ if origin is None else kind}")
 

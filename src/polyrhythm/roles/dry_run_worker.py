@@ -172,10 +172,14 @@ class DryWorkload:
         """Let the time of a step pass; its gradients are those of the dry run, mostly zeros."""
         if batch.size:
             work = batch.size / self.batch_size if self.sizes else 1.0
-            self._pace.forward(self._shares, self._use, work)
-            if self._gradient is not None:
-                self._gradient(self._worker, step.number, self.replica.flat.gradients)
-            self._pace.backward(self._shares, self._announce)
+            shares, gradient, pace = self._shares, self._gradient, self._pace
+            if gradient is None and not shares:
+                pace.whole(work)
+            else:
+                pace.forward(shares, self._use, work)
+                if gradient is not None:
+                    gradient(self._worker, step.number, self.replica.flat.gradients)
+                pace.backward(shares, self._announce)
             if self._timer is not None:
                 self._timer.lap("backward")
         if self._computes_together:

@@ -148,11 +148,6 @@ class LeaderChannel:
         """Keep messages from now on, until a successor announces itself."""
         self.leader_lost = True
 
-    def check_if_leader_lost(self) -> None:
-        """Call `check` if the leader is known to be lost."""
-        if self.leader_lost:
-            self.check()
-
     def _note(self, loss: PeerLost) -> None:
         self.leader_lost |= loss.rank == LEADER
 

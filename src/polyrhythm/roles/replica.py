@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
-from polyrhythm.strategies.worker_part import Follows, Step, WorkerCalls, WorkerSetting
+from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -69,8 +69,10 @@ class FlatReplica:
         self._traffic = world.network.traffic
         self._observer, self._rank = world.observer, world.network.rank
         self._sent_before = 0
-        self._begin, self._gradients_ready = self.part.begin, self.part.gradients_ready
-        self._zero_gradients = self.flat.zero_gradients
+        self._gradients_ready = self.part.gradients_ready
+        # What would do nothing is not called, by thousands of workers at every step.
+        self._begin = self.part.begin if isinstance(self.part.inner, BeginsEarly) else None
+        self._zero_gradients = None if self.flat.still else self.flat.zero_gradients
 
     def pass_shares(self, shares: tuple[float, ...]) -> tuple[float, ...]:
         """Return the pieces in which a drawn pass is played: one per bucket, or none if the strategy ignores them."""
@@ -90,7 +92,8 @@ class FlatReplica:
         """Begin a step: gradients are zero, and no bucket is ready."""
         self._sent_before = self._traffic.bytes_sent  # a task in the background sends at any time of the step
         begin = self._begin
-        begin(step)
+        if begin is not None:
+            begin(step)
 
     def exchange(self, step: Step, learning_rate: float) -> bool:
         """End a step: exchange the gradients, update the parameters, and zero the gradients.
@@ -107,7 +110,8 @@ class FlatReplica:
         stop = gradients_ready(step, learning_rate)
         if self._observer is not None:
             self._observer.stepped(self._rank, step.number, self.flat.vector)
-        zero_gradients()
+        if zero_gradients is not None:
+            zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop
 

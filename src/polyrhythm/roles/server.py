@@ -79,11 +79,11 @@ def serve(
     refusals = Refusals(index, world, channel)
     on_message, on_loss = _handlers(part, world)
     bytes_sent = 0
+    looked_at = now()
     # Not `while not part.done`: Python 3.11 specialises a function that is called once only at a `while True`.
     while True:
         if part.done:
             break
-        looked_at = now()
         try:
             source, message = network.receive()
         except PeerLost as loss:
@@ -92,6 +92,7 @@ def serve(
             outbox.send(_handle_loss(part, on_loss, channel, loss))
             if says_counts and loss.rank in (counted := part.stats().steps):
                 channel.send(StepsCounted(loss.rank, counted[loss.rank], loss.losses).message())
+            looked_at = now()
             continue
         if channel.leader_lost:
             channel.check()
@@ -99,6 +100,7 @@ def serve(
         if kind is _CHECKPOINT or (kind is _STATE and source not in servers):
             with refusals.of(source):
                 states.on_message(source, message)
+            looked_at = now()
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
         before, began = network.traffic.bytes_sent, now()
@@ -115,11 +117,14 @@ def serve(
             refusals.note(source, refusal)
         if of_a_step:
             bytes_sent += network.traffic.bytes_sent - before
-        if now() - reporter.said_at_s >= REPORT_EVERY_S:
+        looked_at = now()
+        if looked_at - reporter.said_at_s >= REPORT_EVERY_S:
             reporter.tell(channel)
+            looked_at = now()
         if rejoining is not None and rejoining.whole:
             rejoining = None
             channel.send(ServerReady(world.generation).message())
+            looked_at = now()
     outbox.flush()
     if reporter.taken:
         reporter.tell(channel)

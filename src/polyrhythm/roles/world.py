@@ -84,6 +84,11 @@ class DrawnPace:
             self.clock.sleep(self._step_s * (1 - FORWARD_SHARE) * share)
             ready(bucket)
 
+    def whole(self, work: float = 1.0) -> None:
+        """Sleep for a step of which nobody hears anything in between; `work` as for `forward`."""
+        draw_s = self.draw_s
+        self.clock.sleep(draw_s() * work)
+
     def part(self, share: float) -> None:
         """Sleep for a share of the step that `forward` has drawn the time of, for who computes it in parts."""
         self.clock.sleep(self._step_s * share)

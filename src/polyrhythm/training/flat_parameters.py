@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +77,13 @@ class FlatParameters:
         without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
             zero. Kept by loops that users write.
         change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
+        still: whether all are zeros for good, so that nobody need write them.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
     """
+
+    still: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -231,6 +235,23 @@ class FlatParameters:
 
 class WeightlessParameters(FlatParameters):
     """Zeros that stay zeros, as in a dry run in which nothing is computed: arithmetic on them takes no time."""
+
+    still: ClassVar[bool] = True
+
+    def another(self) -> FlatParameters:
+        """Return one for another worker. It has the same views, into zeros of this one: there is no model to fill."""
+        made = copy(self)
+        made.vector_and_tail = torch.zeros_like(self.vector_and_tail)
+        made.vector = made.vector_and_tail[: self.size]
+        made.renew_gradients()
+        return made
+
+    def renew_gradients(self, memory: Tensor | None = None) -> None:
+        """Move the gradients to other memory."""
+        self.gradients_and_tail = torch.zeros_like(self.gradients_and_tail) if memory is None else memory
+        self.gradients = self.gradients_and_tail[: self.size]
+        self._tail = self.gradients_and_tail[self.size :]
+        self._tail_first = self._tail[0]
 
     def overwrite(self, part: Tensor, values: Tensor) -> None:
         """Do nothing: both are zeros."""

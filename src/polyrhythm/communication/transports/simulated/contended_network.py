@@ -869,7 +869,10 @@ class ContendedNetwork(Network):
         way = None if ways is None else ways.get(to)
         if way is None:
             way = self._find_way(source, to)
-        self.sharing.begin(Flow(way, sent, arrived, nbytes))
+        flow = Flow(way, sent, arrived, nbytes)
+        for link in way.links:  # as `Sharing.begin` does
+            link.flows[flow] = None
+        self.sharing.starting.append(flow)
         if not self._settling:
             self._settling = True
             # A call of what an object holds, written as one of its methods, is looked up each time.

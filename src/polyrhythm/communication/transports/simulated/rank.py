@@ -38,20 +38,22 @@ class SimulatedRank:
         alive: whether it has not been killed.
         bytes_sent: by this rank, through all its communicators.
         peers: the other ends of its links, by their number.
+        parked: tasks that wait for messages, and for which.
+        broken: peers, which may live, whose links with it are broken.
         met: how many had had each rank's number when this one came; no news of them concerns it.
     """
 
     # Slots, here and below: among thousands of ranks each line of memory that a step touches is out of the cache.
     __slots__ = (
-        "_broken",
-        "_parked",
         "_time",
         "alive",
+        "broken",
         "bytes_sent",
         "cluster",
         "generation",
         "inbox",
         "met",
+        "parked",
         "peers",
         "rank",
     )
@@ -64,10 +66,10 @@ class SimulatedRank:
         self.bytes_sent = 0
         self.inbox = Inbox()
         self._time = cluster.time
-        self._parked: list[tuple[Want, Task]] = []
+        self.parked: list[tuple[Want, Task]] = []
         self.peers: dict[int, SimulatedRank] = {}
         self.met: dict[int, int] = {}
-        self._broken: set[SimulatedRank] = set()
+        self.broken: set[SimulatedRank] = set()
 
     def peer(self, context: int, rank: int) -> SimulatedRank:
         """Return the other end of the link to a rank.
@@ -87,39 +89,17 @@ class SimulatedRank:
                 raise PeerLost(rank, "opening a link to it")
         return found
 
-    def deliver(self, context: int, source: SimulatedRank, message: Message) -> None:
-        """Hand a message to the task that waits for it, or else to the inbox; a broken link brings nothing."""
-        rank = source.rank
-        if self.peers.get(rank) is not source or self._broken:
-            if not (self.alive and self.hears(source)):
-                return
-        elif not self.alive:
-            return
-        # By their places: the fields of a named tuple are looked up in its class each time.
-        if message[0] is _REVOKE:
-            self.revoke(context)
-            return
-        parked = self._parked
-        for waiting in parked:  # a task that waits has looked at all that came before
-            want = waiting[0]
-            awaited = want.source
-            if want.context == context and want.tag == message[7] and (awaited is None or awaited == rank):
-                parked.remove(waiting)
-                waiting[1].switch((rank, message))
-                return
-        self.inbox.put(context, rank, message)
-
     def hears(self, source: SimulatedRank) -> bool:
         """Return whether there is a link from this rank; a successor's first message opens one."""
         known = self.peers.get(source.rank)
         if known is source:
-            return source not in self._broken
+            return source not in self.broken
         before = self.met.get(source.rank, 0) if known is None else known.generation
         if before > source.generation:
             return False
         self.peers[source.rank] = source
         if known is None and before == source.generation:  # none came before that it could have heard of
-            return source not in self._broken
+            return source not in self.broken
         self.inbox.regain(source.rank, source.generation)
         self.revoke_useless()
         self._look_again()
@@ -151,12 +131,12 @@ class SimulatedRank:
 
     def break_link(self, peer: SimulatedRank) -> None:
         """Break the link with a peer, which may live: nothing more comes from it."""
-        self._broken.add(peer)
+        self.broken.add(peer)
         self.hear_of_loss(peer)
 
     def _look_again(self) -> None:
         """Make all parked tasks look whether what they wait for can still come."""
-        parked, self._parked = self._parked, []
+        parked, self.parked = self.parked, []
         for _, task in parked:
             self._time.wake_soon(task)
 
@@ -169,7 +149,7 @@ class SimulatedRank:
                 if found is not None:
                     return found
             task = running()
-            self._parked.append((want, task))
+            self.parked.append((want, task))
             handed: tuple[int, Message] | tuple[()] = self._time.park(reason, task)
             if handed:
                 return handed
@@ -222,9 +202,32 @@ class Parcel:
             self._waiter.switch()
 
     def arrive(self) -> None:
-        """Called when the last byte is there, if it has left."""
-        if self._left:
-            self.to.deliver(self.context, self.source, self.message)
+        """Called when the last byte is there: hand the message to the task that waits for it, or else to the inbox.
+
+        One that has not left does not arrive, and a broken link brings nothing.
+        """
+        if not self._left:
+            return
+        to, source, context, message = self.to, self.source, self.context, self.message
+        rank = source.rank
+        if to.peers.get(rank) is not source or to.broken:
+            if not (to.alive and to.hears(source)):
+                return
+        elif not to.alive:
+            return
+        # By their places: the fields of a named tuple are looked up in its class each time.
+        if message[0] is _REVOKE:
+            to.revoke(context)
+            return
+        parked = to.parked
+        for waiting in parked:  # a task that waits has looked at all that came before
+            want = waiting[0]
+            awaited = want.source
+            if want.context == context and want.tag == message[7] and (awaited is None or awaited == rank):
+                parked.remove(waiting)
+                waiting[1].switch((rank, message))
+                return
+        to.inbox.put(context, rank, message)
 
     def done(self) -> bool:
         """Return whether the message has left."""

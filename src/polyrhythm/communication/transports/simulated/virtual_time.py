@@ -204,7 +204,7 @@ class VirtualTime:
         """
         if task is None:
             task = running()
-        assert isinstance(task, Task), _ONLY_TASKS_WAIT
+            assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = reason
         to_hub = self._to_hub
         return to_hub()

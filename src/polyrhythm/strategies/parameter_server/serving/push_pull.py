@@ -123,7 +123,8 @@ class PushPull(ServerLink):
         self.stops = False
         self._under_way: list[Handle] = []
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
-        self._flat, self._overwrite = setting.flat, setting.flat.overwrite
+        self._flat = setting.flat
+        self._overwrite = None if setting.flat.still else setting.flat.overwrite
         self._sliced = setting.flat.gradients
         self._gradients = [self._sliced[shard] for shard in self._shards]
 
@@ -197,7 +198,7 @@ class PushPull(ServerLink):
                 raise LetGo(server, "too many of its gradients in a row were not finite")
             if kind is _LEAVE:
                 raise PeerLost(server, "joining a run that is ending")
-            if tensor is not None:
+            if tensor is not None and overwrite is not None:
                 overwrite(self._parameters[position], tensor)
             self._versions[position] = version
             reached = step if reached is None or step < reached else reached

@@ -389,7 +389,7 @@ class ServerSession(CountsLatestStaleness):
         fresh = step + 1 - due
         entry = contribution_of((pusher, gradient, read_version, step, weight, rate, fresh, seen))
         # The same object, since to compare two takes longer; what is equal is only held and taken.
-        if decision is not let_through(pusher) or rule.defers or held.of(pusher):
+        if decision is not let_through(pusher) or rule.defers or held.entries.get(pusher):
             held.hold(entry)
             return self._carry_out(decision)
         held.steps[pusher] = max(due, step + 1)  # as if it had been held and taken
@@ -548,9 +548,10 @@ class ServerSession(CountsLatestStaleness):
         batch, updates, staleness, _ = applied
         if updates:
             self.version += updates
-            for age in staleness:  # `+=` would look at all that there ever were
-                self.staleness[age] += staleness[age]
-                self._latest_staleness[age] += staleness[age]
+            total, latest = self.staleness, self._latest_staleness
+            for age, gradients in staleness.items():  # `update` would look at all that there ever were
+                total[age] = total.get(age, 0) + gradients
+                latest[age] = latest.get(age, 0) + gradients
             for entry in batch:
                 self._readings.versions[entry.pusher] += entry.weight > 0
         elif self._rule.chooses:  # they were too few
@@ -560,7 +561,10 @@ class ServerSession(CountsLatestStaleness):
     def _answer(self, pusher: int, source: int) -> Reply:
         version = self.version
         shown = self._rule.answer(pusher, version)
-        self._readings.note(pusher, version, shown)
+        readings = self._readings
+        readings.versions[pusher] = version
+        if readings.remembers:
+            readings.values[pusher] = shown
         return source, message_of(
             (_PARAMETERS, shown, version, self._held.steps[pusher], 1.0, 0.0, self.stop, 0)
         )
@@ -590,28 +594,29 @@ class HeldGradients:
     Attributes:
         steps: for each pusher, how many of its gradients need not be pushed again: applied, held for good, or over.
         left_out: which of these were not applied.
+        entries: what is held of each pusher, oldest first.
     """
 
     def __init__(self, pushers: int) -> None:
         self.steps = [0] * pushers
         self.left_out = LeftOut()
-        self._entries: dict[int, list[Contribution]] = {}
+        self.entries: dict[int, list[Contribution]] = {}
 
     def hold(self, entry: Contribution) -> None:
         """Hold a gradient, which may still have to come again."""
-        self._entries.setdefault(entry.pusher, []).append(entry)
+        self.entries.setdefault(entry.pusher, []).append(entry)
 
     def take(self, pusher: int) -> Contribution:
         """Return the oldest gradient that is held of a pusher, and hold it no more."""
-        return self._entries[pusher].pop(0)
+        return self.entries[pusher].pop(0)
 
     def discard(self, pusher: int) -> None:
         """Hold nothing of a pusher any more."""
-        self._entries.pop(pusher, None)
+        self.entries.pop(pusher, None)
 
     def of(self, pusher: int) -> Sequence[Contribution]:
         """Return all that is held of a pusher."""
-        return self._entries.get(pusher, ())
+        return self.entries.get(pusher, ())
 
     def count(self, entries: Iterable[Contribution]) -> None:
         """Count steps that must not come again."""
@@ -630,7 +635,7 @@ class HeldGradients:
         return self._packed([entry for entry in everything if entry.step < self.steps[entry.pusher]])
 
     def _everything(self) -> list[Contribution]:
-        return [entry for pusher in sorted(self._entries) for entry in self._entries[pusher]]
+        return [entry for pusher in sorted(self.entries) for entry in self.entries[pusher]]
 
     def _packed(self, kept: Sequence[Contribution]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"held.{number}": entry.gradient for number, entry in enumerate(kept)}
@@ -696,19 +701,14 @@ class Readings:
 
     Attributes:
         versions: that pushers have read, and since then one more for each gradient of their own that was applied.
-        values: each `(n,)`, where they are kept.
+        values: each `(n,)`, where they are kept, and never changed.
+        remembers: as given.
     """
 
     def __init__(self, pushers: int, *, remembers: bool) -> None:
         self.versions = [0] * pushers
         self.values: list[Tensor | None] = [None] * pushers
-        self._remembers = remembers
-
-    def note(self, pusher: int, version: int, values: Tensor) -> None:
-        """Take note that a pusher is answered with these parameters, which must not change."""
-        self.versions[pusher] = version
-        if self._remembers:
-            self.values[pusher] = values
+        self.remembers = remembers
 
     def count(self, applied: Sequence[Contribution]) -> None:
         """Count an update that was made of these gradients."""
