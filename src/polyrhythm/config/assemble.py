@@ -23,6 +23,7 @@ from polyrhythm.augmentation.chain import Chain, build_chain
 from polyrhythm.augmentation.mixing import Mixer
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.augmentation.transforms.window import Window
+from polyrhythm.augmentation.warp import Warp
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.run_config import RunConfig
@@ -231,6 +232,8 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
     _warn_of_random_parts(config)  # last: a request that is refused is told that alone
+    if how.transform is not None:
+        _warn_of_frames(how.transform, dataset)
     warn_of(strategy, config.workers, how.optimizer.lr)
     if job.traits.cuts_network and not job.traits.pipelines:
         warn_of_cut(strategy, config.workers, config.batch_size, cut(make_model(), None).sizes)
@@ -286,6 +289,18 @@ def _warn_of_random_parts(config: RunConfig) -> None:
             "freeze %s keeps parts of a network that nobody has trained at random numbers: give weights to start from, "
             "or leave freeze out",
             config.freeze,
+        )
+
+
+def _warn_of_frames(chain: Chain, dataset: Dataset) -> None:
+    """Warn if warps fill with a frame what pictures have around the square that is shown of them."""
+    framed = [each for each in chain.transforms if isinstance(each, Warp) and each.fill == "zero"]
+    if framed and dataset.shown < 1 and not isinstance(dataset.train, WindowSplit):
+        _log.warning(
+            "%s see the square in the middle of the pictures alone, and leave grey corners where these go on: give "
+            "--scale %d to move the larger picture, or fill=reflect",
+            "; ".join(each.name for each in framed),
+            round(dataset.image_shape[1] / dataset.shown),
         )
 
 

@@ -1,8 +1,10 @@
 """What may go wrong though it is allowed is said in one line before anything starts."""
 
+import itertools
 import logging
 
 import pytest
+from PIL import Image
 
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
@@ -47,3 +49,26 @@ def test_frozen_parts_of_a_fresh_network_are_named(options, warned, caplog):
     ]
     assert len(said) == warned
     assert all(text.startswith(f"freeze {options['freeze']} keeps") and "\n" not in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"augment": "flip; rotation; stretching(fill=reflect)"}, "rotation see"),
+        ({"augment": "rotation; lens_distortion"}, "rotation; lens_distortion see"),
+        ({"augment": "rotation(fill=reflect)"}, None),
+        ({"augment": "rotation(fill=frame)"}, None),  # asked for, as Deep Image has it
+        ({"augment": "rotation", "scale": 16}, None),
+        ({"augment": "flip"}, None),
+    ],
+)
+def test_warps_that_leave_frames_are_named_with_the_scale_that_mends_it(options, named, tmp_path, caplog):
+    for number, name in itertools.product(range(5), ("ant", "bee")):
+        (tmp_path / "train" / name).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (number, 0, 0)).save(tmp_path / "train" / name / f"{number}.png")
+    given = {"data": str(tmp_path), "model": "mlp", "image_size": 14, "batch_size": 2}
+    with caplog.at_level(logging.WARNING):
+        assemble(configure(given | options), CheckpointConfig(checkpoints=0))
+    said = [text for text in caplog.messages if "leave grey corners" in text]
+    assert len(said) == (named is not None)
+    assert all(text.startswith(f"{named} the square") and "--scale 16 " in text for text in said)
