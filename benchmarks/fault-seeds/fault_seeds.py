@@ -44,6 +44,8 @@ ALSO = (
     "parameter_server(servers=2, consistency=synchronous)",
     "parameter_server(servers=2, consistency=bounded_staleness(s=2, cached_reads=True))",
     "mixed(servers=2, consistency=synchronous)",
+    "mixed(servers=2, inside=local_sgd(steps=3))",
+    "mixed(replicas=3, consistency=synchronous, inside=local_sgd(steps=2))",
     "easgd(mode=synchronous, tau=2, servers=2)",
     "sgp(overlap=True)",
     "slowmo(steps=3, base=sgp)",
