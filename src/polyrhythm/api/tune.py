@@ -621,7 +621,7 @@ class _Study:
                     number=trial.number,
                     folder=begun.get("folder", ""),
                     parameters=(parameters := begun.get("parameters", {})),
-                    options=self._varied(parameters),
+                    options=self.space.chosen_options(parameters) if parameters else {},
                     value=value if value is not None and math.isfinite(value) else None,
                     state="failed" if "error" in came else _STATES[trial.state.name],
                     curve=[(int(epochs), float(each)) for epochs, each in curve],
@@ -641,14 +641,6 @@ class _Study:
             trials=found,
             importance=self._importance() if whole else {},
         )
-
-    def _varied(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a trial's run that differ between trials."""
-        if not parameters:
-            return {}
-        return {
-            name: value for name, value in self.space.run_options(parameters).items() if name in parameters
-        }
 
     def _importance(self) -> dict[str, float]:
         """Return how much of the values' variance each option explains (fANOVA), where enough trials have ended."""

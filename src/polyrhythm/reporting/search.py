@@ -20,7 +20,7 @@ class Tried:
         number: counted from 0.
         folder: of its run, inside the search's.
         parameters: what was chosen for it.
-        options: those of them that are options of its run, with all names in braces filled in.
+        options: those of its run that they decide, with all names in braces filled in.
         value: of the goal; None where there is none: under way, failed, or the goal not reached.
         state: `done`, `stopped` (before its end, since others did better), `failed` or `running`.
         curve: (epochs, value) of its tests.
@@ -127,7 +127,7 @@ class Search:
         Args:
             most: rows at most; None: all.
         """
-        names = list(dict.fromkeys(name for trial in self.trials for name in trial.parameters))
+        names = list(dict.fromkeys(name for trial in self.trials for name in trial.shown))
         ranked = self.ranked()
         others = [trial for trial in self.trials if trial not in ranked]
         heads = ["trial", self.goal, *names, "time", "price"]

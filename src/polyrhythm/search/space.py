@@ -194,6 +194,14 @@ class Space:
 
         return {name: value_of(name) for name in self.options}
 
+    def chosen_options(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of a run's options that parameters decide, names in braces filled in."""
+        return {
+            name: value
+            for name, value in self.run_options(parameters).items()
+            if name in parameters or _names_in(self.options[name])
+        }
+
     def every(self) -> list[dict[str, Any]]:
         """Return all parameters, as for a grid, the first option outermost.
 

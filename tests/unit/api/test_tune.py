@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from polyrhythm.api import tune as tuning
 from polyrhythm.api.run_process import Judge
 from polyrhythm.api.simulate import simulate
 from polyrhythm.api.tune import Budget, carry_out, plan, read_plan
 from polyrhythm.errors import RequestError
+from polyrhythm.models.create import create_model
 
 RATES: dict[str, Any] = {"lr": {"from": 0.001, "to": 1.0, "log": True}}
 JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "epochs": 9}
@@ -334,3 +336,37 @@ def test_a_search_whose_every_trial_is_refused_says_why(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"every trial was refused; the first: hogwild needs memory"):
         carry_out(what, out=tmp_path / "a", jobs=1)
     assert not (tmp_path / "a").exists()
+
+
+def test_networks_are_searched_as_any_option_is_and_the_best_is_a_model(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    """Regularised evolution over cells: the more of its edges are convolutions of 3, the better a network is."""
+    names = ["e01", "e02", "e12", "e03", "e13", "e23"]
+    kinds = ["zero", "skip", "pool", "conv1", "conv3"]
+    space = {
+        "model": f"cell_network({', '.join(f'{name}={{{name}}}' for name in names)}, channels=4)",
+        **dict.fromkeys(names, kinds),
+    }
+    pretended.objective = lambda options, epoch: options["model"].count("conv3") / 6
+    done = carry_out(
+        planned(
+            space,
+            method="evolution",
+            budget="24 trials",
+            population=6,
+            options={"data": "digits", "epochs": 1},
+        ),
+        out=tmp_path / "a",
+        jobs=1,
+    )
+    best = done.search.best()
+    assert best is not None
+    first = [trial.value or 0.0 for trial in done.search.trials[:6]]
+    last = [trial.value or 0.0 for trial in done.search.trials[-6:]]
+    assert sum(last) > sum(first)
+    assert best.value == max(trial.value or 0.0 for trial in done.search.trials)
+    described = best.options["model"]
+    assert described.count("conv3") == round(6 * best.value)
+    model = create_model(described, classes=10, image_shape=(1, 8, 8))
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
