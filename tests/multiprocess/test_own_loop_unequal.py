@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from multiprocess import drawn_loop_task
 from multiprocess import unequal_loop_task as task
 from multiprocess.forked_script import run_forked
 
@@ -73,3 +75,12 @@ def test_pairs_at_their_own_pace_end_with_one_model_that_has_learnt(tmp_path: Pa
         for model in (before, after)
     ]
     assert losses[1] < 0.9 * losses[0]
+
+
+def test_workers_that_draw_see_each_image_once_and_the_fast_one_sees_more(tmp_path: Path) -> None:
+    run_forked(drawn_loop_task.__file__, ["parameter_server", str(tmp_path)], tmp_path, workers=2, restarts=0)
+    fast, slow = (json.loads((tmp_path / f"seen-{worker}.json").read_text()) for worker in (0, 1))
+    for epoch in range(drawn_loop_task.EPOCHS):
+        assert sorted(fast[epoch] + slow[epoch]) == list(range(drawn_loop_task.IMAGES))
+        assert len(fast[epoch]) > len(slow[epoch])
+    assert slow[0] or slow[1]

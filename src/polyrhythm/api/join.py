@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, Lazy
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.run_state import resume, run_state, worker_state
-from polyrhythm.api.loop.shard import Shard, StepWeight, shard_of
+from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
 from polyrhythm.api.loop.store_board import Posted, StoreBoard, where_all_are
 from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
@@ -380,7 +380,7 @@ class Group:
             self._coordination.tell_unseen()
             yield epoch
 
-    def shard(self, loader: Iterable[Any]) -> Shard:
+    def shard(self, loader: Iterable[Any], deal: DealOfShard = "fixed") -> Shard:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
@@ -392,11 +392,30 @@ class Group:
           workers: each takes every N-th batch, and all stop after the last complete round.
 
         After the loss of a worker, N is smaller from the next epoch on, and an epoch has more steps.
+
+        With `deal="drawn"`, for strategies whose workers go each at its own pace, workers draw the loader's batches, so
+        that a fast worker takes more of an epoch than a slow one; each image is in one batch of one worker. The loop
+        then runs a different number of times on each: step schedules by epochs, call `group.average` outside of it.
+        `len` of the shard is the workers' mean. Loading processes draw their batches ahead, so keep their
+        `prefetch_factor` small. What a lost worker had drawn is taken by its successor.
+
+        Args:
+            loader: the same on all workers.
+            deal: `fixed` or `drawn`.
+
+        Raises:
+            RequestError: batches shall be drawn where workers take their steps together, or of what is no map-style
+                loader.
         """
-        number = self._coordination.loop_progress.next_shard
+        board, number = self._coordination.board, self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
-        posted = Posted(self._coordination.board, f"script/shard/{number}", self.rank, workers)
-        made = shard_of(loader, posted, self._weight, self._coordination, number)
+        posted, drawing = Posted(board, f"script/shard/{number}", self.rank, workers), None
+        if deal not in get_args(DealOfShard):
+            raise RequestError(f"shard: deal={deal!r} is not known: give 'fixed' or 'drawn'")
+        if deal == "drawn" and workers > 1:
+            self._check_draws()
+            drawing = Drawing(board, f"script/drawn/{number}", self.rank)
+        made = shard_of(loader, posted, self._weight, self._coordination, number, drawing)
         self._coordination.loop_progress.add(made)
         return made
 
@@ -491,6 +510,20 @@ class Group:
             RequestError: it holds no state, or a damaged one, or one of something else.
         """
         self.load_state_dict(read_folder(Path(folder)), *kept)
+
+    def _check_draws(self) -> None:
+        """Refuse to draw batches where workers take their steps together.
+
+        Raises:
+            RequestError: they do, all of them or in groups.
+        """
+        traits = self._strategy.traits(self.workers)
+        if not traits.draws or any(len(group) > 1 for group in traits.groups):
+            raise RequestError(
+                f"shard: deal='drawn': workers of {self._strategy} take their steps together, so each has a fixed "
+                "share of every one: leave deal out, or join with a strategy whose workers go at their own pace, such "
+                "as parameter_server"
+            )
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
         """Return the mean of the workers' values, the same on all; returns when all workers have called it.

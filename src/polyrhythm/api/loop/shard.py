@@ -12,6 +12,12 @@ So all workers together see what one worker with three times the batch size woul
 user's loop runs equally often on all workers, with everything in it (schedulers, accumulated gradients, means
 over workers). Of any other iterable, each worker takes every N-th batch.
 
+Where workers go each at its own pace they may draw their batches instead (`Drawing`), so that a fast one takes more:
+
+    sampler's order   a b | c d | e f | g h | i j | k l | m        batch size 2
+    worker 0          a b   c d               i j   k l
+    worker 1                      e f   g h               m
+
 The gradient of a step counts as much as the batches that were handed out for it (`StepWeight`).
 
 A run that is resumed in the middle of an epoch draws the same order again, and deals out what is left of it, among as
@@ -25,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -38,7 +44,7 @@ from polyrhythm.api.loop.random_state import (
     set_random_state,
     tensor_of,
 )
-from polyrhythm.api.loop.store_board import Posted
+from polyrhythm.api.loop.store_board import Posted, StoreBoard
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
@@ -94,6 +100,70 @@ class Seat(NamedTuple):
     passed: int = 0
 
 
+DealOfShard = Literal["fixed", "drawn"]
+_STRETCHES = 16
+"""Parts of what is left of an epoch, for each worker: few messages, and a slow worker never holds much of it."""
+
+
+class Drawing:
+    """Draws one worker's batches: an epoch is cut into stretches, and whoever comes first to one has it.
+
+    A stretch is 1/(16 N) of the batches that are left, at least one. Who has it stands in the store, so a successor
+    finds those of the worker that it replaces.
+
+    Args:
+        board: where that stands.
+        name: tells its keys from others'.
+        worker: this one's index.
+    """
+
+    def __init__(self, board: StoreBoard, name: str, worker: int) -> None:
+        self._board = board
+        self._name = name
+        self._own = str(worker)
+
+    def stretches(self, epoch: int, batches: int, workers: int, *, again: bool) -> Iterator[range]:
+        """Yield this worker's stretches of an epoch, drawing each when it is asked for.
+
+        Args:
+            epoch: its number.
+            batches: in it, of all workers.
+            workers: that share it.
+            again: whether this worker's predecessor may have drawn some, which then come first.
+        """
+        number, cut = 0, stretches(batches, workers)
+        while number < len(cut):
+            if self._board.post_if_absent(self._key(epoch, number), self._own) == self._own:
+                self._board.post(self._key(epoch, "next"), str(number + 1))
+                yield cut[number]
+            elif not again:  # those before the one that was drawn last are gone as well
+                number = max(number, int(self._board.read(self._key(epoch, "next")) or 0) - 1)
+            number += 1
+
+    def held(self, epoch: int, batches: int, workers: int) -> int:
+        """Return how many batches of an epoch this worker, or its predecessor, has drawn."""
+        held = 0
+        for number, stretch in enumerate(stretches(batches, workers)):
+            holder = self._board.read(self._key(epoch, number))
+            if holder is None:
+                break
+            held += len(stretch) if holder == self._own else 0
+        return held
+
+    def _key(self, epoch: int, what: int | str) -> str:
+        return f"{self._name}/{epoch}/{what}"
+
+
+def stretches(batches: int, workers: int) -> list[range]:
+    """Cut an epoch of so many batches for so many workers; see `Drawing`."""
+    found, start = list[range](), 0
+    while start < batches:
+        stop = start + max(1, (batches - start) // (_STRETCHES * workers))
+        found.append(range(start, stop))
+        start = stop
+    return found
+
+
 class Deal(Sampler[Any]):
     """One worker's batches of indices, an epoch at each iteration.
 
@@ -103,6 +173,7 @@ class Deal(Sampler[Any]):
         drop_last: whether a ragged last step is left out.
         workers: of which this is one.
         seed: of torch's global generator while the sampler runs; the same on all workers.
+        drawing: draws batches; None: each worker has a fixed share.
 
     Attributes:
         epoch: which one the next iteration deals, from 0.
@@ -111,10 +182,21 @@ class Deal(Sampler[Any]):
         batch_size: as given.
         seed: likewise.
         explicit: the order of the epoch that was resumed, where the seed does not tell it; else None.
+        drawing: as given.
+        held: batches that have been drawn in the latest iteration.
     """
 
-    def __init__(self, sampler: Any, batch_size: int, drop_last: bool, workers: Posted, seed: int) -> None:
-        self.epoch = 0
+    def __init__(
+        self,
+        sampler: Any,
+        batch_size: int,
+        drop_last: bool,
+        workers: Posted,
+        seed: int,
+        drawing: Drawing | None = None,
+    ) -> None:
+        self.epoch = self.held = 0
+        self.drawing = drawing
         self.weights: list[float] = []
         self._sampler = sampler
         self.batch_size = batch_size
@@ -124,11 +206,27 @@ class Deal(Sampler[Any]):
         self.explicit: list[Any] | None = None
 
     def __len__(self) -> int:
+        left = self._left
+        return self._steps(left) if self.drawing is None else -(-self._batches(left) // self.seat.of)
+
+    @property
+    def _left(self) -> int:
         images = len(self._sampler) if self.explicit is None else len(self.explicit)
-        return self._steps(max(0, images - self.seat.passed))
+        return max(0, images - self.seat.passed)
+
+    def drawn_before(self, epoch: int) -> int | None:
+        """Return how many batches of an epoch have been drawn for this worker; None where it has a fixed share."""
+        return (
+            None
+            if self.drawing is None
+            else self.drawing.held(epoch, self._batches(self._left), self.seat.of)
+        )
 
     def __iter__(self) -> Iterator[list[Any]]:
         order = (self.order() if self.explicit is None else self.explicit)[self.seat.passed :]
+        if self.drawing is not None:
+            yield from self._drawn(self.drawing, order)
+            return
         positions, together = torch.arange(len(order)), self.seat.of * self.batch_size
         self.weights = []
         for step in range(self._steps(len(order))):
@@ -139,6 +237,22 @@ class Deal(Sampler[Any]):
             if step < self.seat.taken:
                 continue
             yield [order[position] for position in mine or [self._substitute(step, len(order))]]
+
+    def _drawn(self, drawing: Drawing, order: list[Any]) -> Iterator[list[Any]]:
+        size, seat = self.batch_size, self.seat
+        self.weights, self.held = [], 0
+        for stretch in drawing.stretches(
+            self.epoch, self._batches(len(order)), seat.of, again=seat.taken > 0
+        ):
+            self.held += len(stretch)
+            for batch in stretch:
+                mine = order[batch * size : (batch + 1) * size]
+                self.weights.append(len(mine) / size)
+                if len(self.weights) > seat.taken:
+                    yield mine
+
+    def _batches(self, n: int) -> int:
+        return n // self.batch_size if self._drop_last else -(-n // self.batch_size)
 
     def _steps(self, n: int) -> int:
         together = self.seat.of * self.batch_size
@@ -176,19 +290,20 @@ class DealtLoader:
     Args:
         loader: the user's; not changed but for the state of its generators, which become worker 0's.
         workers: hands worker 0's random generators on.
+        drawing: draws batches; None: each worker has a fixed share.
 
     Raises:
         RequestError: the loader shares out its images itself, or has too few of them.
     """
 
-    def __init__(self, loader: DataLoader[Any], workers: Posted) -> None:
+    def __init__(self, loader: DataLoader[Any], workers: Posted, drawing: Drawing | None = None) -> None:
         if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
             raise RequestError(
                 "the loader has a DistributedSampler: give group.shard a plain one, it shares out itself"
             )
         seed = _agree_on_chance(loader, workers)
         self._plain = loader
-        self._deal, choice = _choice(loader, workers, seed)
+        self._deal, choice = _choice(loader, workers, seed, drawing)
         if len(loader) and not len(self._deal):
             raise RequestError(
                 f"{len(loader)} batches of the loader do not make one step of {workers.size} workers: use a smaller "
@@ -231,6 +346,18 @@ class DealtLoader:
         self._began = generator_states(self._generators)
         for step, batch in enumerate(self._loader, self.seat.taken):
             yield batch, self._deal.weights[step]
+
+    def share(self, epoch: int) -> int:
+        """Return the batches of an epoch that are this worker's, as far as they have been dealt."""
+        if self._deal.epoch == epoch and self._deal.held:
+            return self._deal.held
+        before = self._deal.drawn_before(epoch)
+        return len(self) if before is None else before
+
+    @property
+    def draws(self) -> bool:
+        """Whether workers draw their batches."""
+        return self._deal.drawing is not None
 
     @property
     def unit(self) -> int:
@@ -297,15 +424,17 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _choice(loader: DataLoader[Any], workers: Posted, seed: int) -> tuple[Deal, dict[str, Any]]:
+def _choice(
+    loader: DataLoader[Any], workers: Posted, seed: int, drawing: Drawing | None
+) -> tuple[Deal, dict[str, Any]]:
     """Deal the loader's indices out; return the arguments that make a loader take this worker's."""
     if loader.batch_size is not None:
-        deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed)
+        deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed, drawing)
         return deal, {"batch_sampler": deal}
     if loader.batch_sampler is not None:
-        deal = Deal(loader.batch_sampler, 1, True, workers, seed)
+        deal = Deal(loader.batch_sampler, 1, True, workers, seed, drawing)
         return deal, {"batch_sampler": SingleItems(deal)}
-    deal = Deal(loader.sampler, 1, True, workers, seed)
+    deal = Deal(loader.sampler, 1, True, workers, seed, drawing)
     return deal, {"batch_size": None, "sampler": SingleItems(deal)}
 
 
@@ -345,7 +474,14 @@ class Batches(Protocol):
     seat: Seat
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches an epoch; in the mean over the workers where they draw them."""
+
+    def share(self, epoch: int) -> int:
+        """Return the batches of an epoch that are this worker's, as far as they have been dealt."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether workers draw their batches."""
 
     def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
         """Return the batches of an epoch, each with its weight in units of a full batch."""
@@ -413,6 +549,15 @@ class EveryNth:
 
     def __len__(self) -> int:
         return max(0, len(self._stream) - self.seat.passed) // self.seat.of  # type: ignore[arg-type]
+
+    def share(self, epoch: int) -> int:
+        """Return the batches of an epoch."""
+        return len(self)
+
+    @property
+    def draws(self) -> bool:
+        """Return False: each has its own."""
+        return False
 
     @property
     def unit(self) -> int:
@@ -500,10 +645,18 @@ class Shard:
 
         Args:
             ends: whether an epoch is over with its last batch, though the loop has not asked for another.
+
+        Raises:
+            RequestError: an epoch is under way whose batches are drawn.
         """
         handed, seat = self._handed, self._batches.seat
         if handed is None or (ends and handed == self.steps):
             return {"epoch": self.epoch, "passed": 0, **self._batches.chance(under_way=False)}
+        if self._batches.draws:
+            raise RequestError(
+                f"a shard of {self.name or 'a loader'} that is drawn has no place of its own in the middle of an epoch:"
+                " save after the loop over it, or leave deal='drawn' out"
+            )
         passed = seat.passed + handed * seat.of * self._batches.unit
         place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": handed}
         return place | self._batches.chance(under_way=True)
@@ -532,7 +685,8 @@ class Shard:
         if trains and self._random is not None:
             self._random.restore_once()
         if seat.taken:
-            seat = self._batches.seat = seat._replace(taken=min(seat.taken, self._length() or seat.taken))
+            share = self._share(epoch)
+            seat = self._batches.seat = seat._replace(taken=min(seat.taken, share or seat.taken))
             self._host.left_out(seat.taken)
         own: list[float] = []
         outer = self._step_weight.use(own)
@@ -542,7 +696,7 @@ class Shard:
             for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
                 self._handed, self.weight = taken + 1, weight
                 if trains:
-                    self._host.took(taken, self._length(), batch)
+                    self._host.took(taken, self._share(epoch), batch)
                     self._step_weight.batch = self._number, epoch, taken
                 own.append(weight)
                 self._step_weight.use(own)
@@ -552,12 +706,19 @@ class Shard:
             self._step_weight.use(outer)
             self._handed = None
             if trains:
-                self._host.through(self._length(), broken_off=not at_end)
+                self._host.through(self._share(epoch), broken_off=not at_end)
 
     @property
     def steps(self) -> int:
         """How many batches there are; 0 where nobody knows."""
         return self._length()
+
+    def _share(self, epoch: int) -> int:
+        """Return how many batches there are for this worker; 0 where nobody knows."""
+        try:
+            return self._batches.share(epoch)
+        except TypeError:
+            return 0
 
     def _length(self) -> int:
         try:
@@ -587,7 +748,14 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**next(each for each in states if "before" in each), "handed_to_each": handed}
 
 
-def shard_of(loader: Iterable[Any], workers: Posted, weight: StepWeight, host: Host, number: int) -> Shard:
+def shard_of(
+    loader: Iterable[Any],
+    workers: Posted,
+    weight: StepWeight,
+    host: Host,
+    number: int,
+    drawing: Drawing | None = None,
+) -> Shard:
     """Share a loader out; a worker on its own gets the loader's own batches, whatever it is.
 
     Args:
@@ -596,14 +764,23 @@ def shard_of(loader: Iterable[Any], workers: Posted, weight: StepWeight, host: H
         weight: is told of each batch.
         host: where the shard belongs.
         number: of the shard there.
+        drawing: draws batches; None: each worker has a fixed share.
+
+    Raises:
+        RequestError: batches shall be drawn of what is no map-style loader.
     """
     name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
     dealt: Callable[[], Batches] | None = None
     batches: Batches
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if drawing is not None and workers.size > 1:
+            raise RequestError(
+                "batches can be drawn of a DataLoader over a map-style data set only: give such a one, or leave deal "
+                "out"
+            )
         batches = EveryNth(loader, workers.rank, workers.size)
     elif workers.size > 1:
-        batches = DealtLoader(loader, workers)
+        batches = DealtLoader(loader, workers, drawing)
     else:
         batches, dealt = EveryNth(loader, 0, 1), partial(DealtLoader, loader, workers)
     return Shard(batches, weight, host, number, dealt, name)
