@@ -34,6 +34,8 @@ _LEAST_S = 5.0
 """Of computing in an epoch: less says nothing about machines."""
 _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
 _COST, _MOST_STEPS, _STEPS_APART = 0.002, 64, 10
+_LONGEST_APART = 16 * _STEPS_APART
+"""Workers that are at different steps wait for each other at every meeting: fewer, while parts stay as they are."""
 _TAG = 1 << 20
 _NS = 1e9
 _LEAVES = [-1, 0, 0, 0, 0]
@@ -234,6 +236,7 @@ class Balancer:
         self._follows = self._balance.follows and not self._balance.optional
         self._observes = self._balance.follows
         self._controller: Controller | None = None
+        self._apart = self._rests
         self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
@@ -360,7 +363,7 @@ class Balancer:
         seconds = [ns / max(1, steps) / _NS for ns, _, steps, _, _ in table]
         cost_s = min(cost for *_, cost in table) / _NS
         steps = cost_s / (_COST * max(seconds)) if max(seconds) > 0 else 1
-        self._left += max(self._rests, self._meetings(min(_MOST_STEPS, steps)))
+        self._left += max(self._apart, self._meetings(min(_MOST_STEPS, steps)))
         if min(seconds) <= 0:  # somebody has not computed since the last time
             return
         if self._controller is None:
@@ -368,6 +371,9 @@ class Balancer:
         self._controller.most = [limit or float("inf") for *_, limit, _ in table]
         if self._controller.observe(seconds, [images / steps for _, images, steps, _, _ in table]):
             self._use(self._controller.sizes)
+            self._apart = self._rests
+        elif self._rests:
+            self._apart = min(2 * self._apart, _LONGEST_APART)
 
     def _exchanged(self) -> list[list[int]]:
         """Return what all workers have measured, in their order."""
