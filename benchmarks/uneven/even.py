@@ -3,8 +3,8 @@
     python benchmarks/uneven/even.py
 
 Simulated, four workers on 1 Gb/s, ResNet-18 with batches of 64 that take 0.2 s, 400 steps; once with steps that take
-equally long, and once with a spread of 5 %. Seconds of virtual time, and by what share a run with `--balance measured` is
-longer.
+equally long, and once with a spread of 5 %. Seconds of virtual time, and by what share a run with `--balance measured`
+is longer.
 """
 
 from __future__ import annotations
