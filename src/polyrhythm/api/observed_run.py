@@ -31,6 +31,7 @@ from polyrhythm.config.stages import Stages
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
 from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.energy import EnergyCounter
 from polyrhythm.launch.process import lost_output
 from polyrhythm.launch.signals import Preempted, asked_to_stop
 from polyrhythm.reporting.event_log import LOG_FILE, EventLog, Observer, read_events
@@ -127,6 +128,7 @@ class ObservedRun:
     Attributes:
         claim: to the folder.
         skips_report: whether there is no time to write one.
+        energy: of this host; None where the run's clock is another's.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class ObservedRun:
         self._folder = folder
         self.claim = claim
         self.skips_report = False
+        self.energy: EnergyCounter | None = None
         self._checked_s = time.monotonic()
         self._last: Event | None = None
         self._unwritten: dict[str, tuple[int, OSError]] = {}  # by observer: how often, and why at first
@@ -192,7 +195,10 @@ class ObservedRun:
         if isinstance(event, WorkerProgress) and time.monotonic() - self._checked_s > _CHECK_EVERY_S:
             self._checked_s = time.monotonic()
             self._look_after_folder(event.time_s)
+            if self.energy is not None:
+                self.energy.look()
         if isinstance(event, RunEnded):  # which stays the last event
+            event = self._with_energy(event)
             self._look_after_folder(event.time_s)
             for text in self._unwritten_texts():
                 self._log.on_event(Notice(time_s=event.time_s, text=text))
@@ -200,6 +206,14 @@ class ObservedRun:
         self._figures.add(event)
         for observer in self._observers:
             self._try(observer, lambda observer=observer: observer.on_event(event))  # type: ignore[misc]
+
+    def _with_energy(self, end: RunEnded) -> RunEnded:
+        """Return the end of a run with what this host's processors took meanwhile, if that is known."""
+        if self.energy is None:
+            return end
+        self.energy.look()
+        joules = self.energy.joules
+        return end if joules is None else replace(end, result={**end.result, "energy_j": joules})
 
     def _look_after_folder(self, time_s: float) -> None:
         """Make the folder again if it was deleted, renamed or unmounted, with all that this process has of it."""

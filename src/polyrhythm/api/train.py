@@ -48,6 +48,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.feature_cache import call_apart, measure
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
 from polyrhythm.launch.children import run_local, run_restarting
+from polyrhythm.launch.energy import EnergyCounter
 from polyrhythm.launch.process import allow_descriptors, check_loopback
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
@@ -354,6 +355,7 @@ def _observed_with_trace(job: Job, config: RunConfig, observers: Sequence[Observ
     assert job.checkpointing.folder is not None
     with observed_run(job, config, observers) as observed:
         observed.reserve(job.checkpointing.folder / MODEL_FILE, _BYTES_A_NUMBER * job.numbers + _HEADER_BYTES)
+        observed.energy = EnergyCounter()
         if config.timings:
             observed.add_observer(StepTrace(job.checkpointing.folder / TRACE_FILE, observed.claim))
         yield observed
