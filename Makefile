@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A stall of the machine can fail a test of real processes: what failed is run once more, alone. Both outcomes are shown.
 AGAIN := $(BIN)/python -m pytest tests/multiprocess --last-failed --last-failed-no-failures none
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs site clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
@@ -19,6 +19,9 @@ check: $(VENV)/.development
 
 bench: $(VENV)/.development
 	$(BIN)/python benchmarks/short.py
+
+site: $(VENV)/.development
+	$(BIN)/python scripts/build_site.py
 
 docs: $(VENV)/.development
 	$(BIN)/python scripts/generate_docs.py

@@ -61,7 +61,7 @@ __all__ = [
     "why",
 ]
 
-_HOMES = {
+HOMES = {
     "analyze": "polyrhythm.api.analyze",
     "augment": "polyrhythm.api.augment",
     "average": "polyrhythm.api.average",
@@ -87,6 +87,7 @@ _HOMES = {
     "RequestError": "polyrhythm.errors",
     "RunError": "polyrhythm.errors",
 }
+"""The module of every public name, which is imported when the name is first used."""
 
 
 def __getattr__(name: str) -> Any:
@@ -95,6 +96,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("polyrhythm")
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(HOMES[name]), name)
