@@ -1,11 +1,11 @@
-"""Build the site: the pages of `docs/`, tutorials that are run as it is built, and a reference that follows from the code.
+"""Build the site: the pages of `docs/`, tutorials whose commands are run as it is built, a reference from the code.
 
     python scripts/build_site.py            into build/site; a link that leads nowhere is an error
     python scripts/build_site.py --dry      without running the tutorials
 
-The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to the
-same places as in the repository. In a tutorial, the commands of a block ```` ```console run ```` are run in one folder for
-the whole page, and what they print is set below them; a command that fails fails the build.
+The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
+the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run in one
+folder for the whole page, and what they print is set below them; a command that fails fails the build.
 """
 
 from __future__ import annotations
