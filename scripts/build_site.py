@@ -4,8 +4,8 @@
     python scripts/build_site.py --dry      without running the tutorials
 
 The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
-the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run in one
-folder for the whole page, and what they print is set below them; a command that fails fails the build.
+the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run, in
+one folder for the whole page, and what they print is set below them; a command that fails fails the build.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def run_tutorials() -> None:
     for page in sorted((SOURCE / "docs" / "tutorials").glob("*.md")):
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(ROOT / "examples", Path(folder) / "examples")
-            page.write_text(
-                BLOCK.sub(lambda found: _run(found[1], Path(folder), page.name), page.read_text())
-            )  # noqa: B023
+            parts = BLOCK.split(page.read_text())  # text, commands, text, commands, text
+            parts[1::2] = [_run(commands, Path(folder), page.name) for commands in parts[1::2]]
+            page.write_text("".join(parts))
 
 
 def _run(commands: str, folder: Path, page: str) -> str:
