@@ -11,7 +11,9 @@ computes on while a push or a fetch travels. What was fetched before a step lack
 its gradient. Warm start: worker 0 takes its first steps before the others get parameters. The paper's servers
 run Adagrad without an epsilon, which is the optimiser `downpour_adagrad` and the default; any other may take its
 place. The paper gives no rate, and its first step moves every number by just that, once for each worker; so the
-default is 0.0225 over their number.
+default is 0.0225 over their number. Adagrad's steps only shrink, so that what small networks learn in one epoch takes
+larger ones several: with 3 workers `lenet5` comes to a test accuracy of 0.70 on Fashion-MNIST in its first epoch and to
+0.77 in its third, and smaller rates to 0.77 in the first (`benchmarks/first-epoch`).
 
 Departure from the paper: what is left in the sum is pushed at the end.
 
