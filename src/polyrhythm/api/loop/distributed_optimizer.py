@@ -364,6 +364,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         left_out = self.steps < self._goes_on_with
         if weight == 0 or left_out:
             self.zero_grad()
+        self.gradients.keep_left()
         if not left_out:
             self._replica.flat.change = self._change()
             with self.waiting():

@@ -74,6 +74,7 @@ class Gradients:
         self._version: int | None = None
         known = set(map(id, optimized))
         self._left = [each for each, view in enumerate(flat.views) if id(view.parameter) not in known]
+        self._kept: list[tuple[int, int, Tensor]] | None = None
         self._hooks = [self._watch(position, view.parameter) for position, view in enumerate(flat.views)]
 
     def close(self) -> None:
@@ -112,8 +113,10 @@ class Gradients:
         self.averaged = False
         self._version = None
         self._flat.gather_gradients()
-        views = self._flat.views
-        left = [(each, self._seen[each], views[each].gradient.clone()) for each in self._left]
+        views, left = self._flat.views, self._kept
+        if left is None:
+            left = [(each, self._seen[each], views[each].gradient.clone()) for each in self._left]
+        self._kept = None
         if to_none:
             self._had, self._seen = self._seen, bytearray(len(self._seen))
         else:
@@ -134,6 +137,13 @@ class Gradients:
             and bool(view.parameter.grad.any())
             for position, (seen, view) in enumerate(zip(self._seen, self._flat.views, strict=True))
         )
+
+    def keep_left(self) -> None:
+        """Keep those that the optimiser does not know until the next `zero`: an exchange in between ends with zeros."""
+        if self._left:
+            self._flat.gather_gradients()
+            views = self._flat.views
+            self._kept = [(each, self._seen[each], views[each].gradient.clone()) for each in self._left]
 
     def changed_by_loop(self) -> bool:
         """Whether they were changed after the backward pass; False where no pass has ended."""

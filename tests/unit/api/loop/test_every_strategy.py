@@ -1,6 +1,6 @@
 """What every strategy must do with every loop: train as stated, or refuse in one line; a new one is found by itself.
 
-Each strategy takes a few of the variations, others for each; `LOOPS=all` takes the whole product (20 minutes):
+Each strategy takes a few of the variations, others for each; `LOOPS=all` takes the whole product (10 minutes):
 
     LOOPS=all python -m pytest tests/unit/api/loop/test_every_strategy.py
 """
@@ -17,9 +17,10 @@ from polyrhythm.api.join import Group
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES
+from unit.api.loop.loops import BATCH_SIZE, Loop, loader
 from unit.api.loop.test_faithful_loops import ON_SLICES
 from unit.api.loop.threads import run_in_threads
-from unit.api.loop.variations import BATCH_SIZE, VARIATIONS, Loop, loader, made, plain
+from unit.api.loop.variations import VARIATIONS, made, plain
 
 WORKERS = 2
 KNOWN = {name: kind for family in FAMILIES for name, kind in choices(family).items()}

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.join import Group
+from unit.api.loop.loops import BATCH_SIZE, Loop, loader
 from unit.api.loop.threads import run_in_threads
-from unit.api.loop.variations import BATCH_SIZE, VARIATIONS, Loop, loader, made, plain
+from unit.api.loop.tricks import TRICKS
+from unit.api.loop.variations import VARIATIONS, made, plain
 
 
 def trained(variation: str, strategy: str, workers: int) -> tuple[list[Tensor], list[list[float]]]:
@@ -26,8 +28,11 @@ def trained(variation: str, strategy: str, workers: int) -> tuple[list[Tensor], 
     return [vector for vector, _ in found], [seen for _, seen in found]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("variation", VARIATIONS)
+@pytest.mark.parametrize(
+    ("variation", "workers"),
+    [(each, workers) for each in VARIATIONS if each not in TRICKS for workers in (2, 3)]
+    + [(each, 2 + number % 2) for number, each in enumerate(TRICKS)],
+)
 def test_a_synchronous_loop_is_the_plain_one(variation: str, workers: int) -> None:
     vectors, seen = trained(variation, "synchronous", workers)
     expected, observed = plain(variation, workers)
@@ -51,16 +56,21 @@ ON_SLICES = [each for each in VARIATIONS if each not in ("own_optimizer", "muon"
 NEEDS_MEAN = {"logs_norms"}
 
 
+BY_MESSAGES = [each for each in IN_STEP if "(" in each]
+
+
 @pytest.mark.parametrize(
     ("strategy", "variation", "workers"),
+    # Each with 2 or 3 workers, which takes half as long as both.
     [
-        (
-            strategy,
-            variation,
-            2 + (at + number) % 2,
-        )  # each with 2 or 3 workers, which takes half as long as both
+        (strategy, variation, 2 + (at + number) % 2)
         for number, strategy in enumerate(IN_STEP)
-        for at, variation in enumerate(ON_SLICES if "(" in strategy else ["clip_norm", "clamps"])
+        for at, variation in enumerate(ON_SLICES if strategy in BY_MESSAGES else ["clip_norm", "clamps"])
+        if variation not in TRICKS
+    ]
+    + [
+        (BY_MESSAGES[at % len(BY_MESSAGES)], variation, 2 + at // len(BY_MESSAGES) % 2)
+        for at, variation in enumerate(TRICKS)
     ],
 )
 def test_whoever_goes_in_step_is_the_plain_one(strategy: str, variation: str, workers: int) -> None:
