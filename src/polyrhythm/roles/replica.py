@@ -182,6 +182,7 @@ class Replica(FlatReplica):
         options: dict[str, Any] = {} if asked is None else {"bucket_bytes": asked}
         if own_loop:
             options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
+            options["mixed"] = True
         flat = FlatParameters(model, **options)
         setting = WorkerSetting(
             world.network,

@@ -7,6 +7,10 @@
 Buckets are numbered in the order in which the backward pass fills them: bucket 0 is the end of the vector. The
 tail holds a few numbers that must travel with bucket 0 (how many samples the gradient stands for, and whether
 someone wants to stop), so that they cost no message of their own.
+
+Parameters of a narrower dtype than others, as half-precision convolutions beside float norms, cannot be views. Where
+they are allowed they keep their own memory, and the vector, which has the widest dtype, their values: gradients are
+gathered before an exchange, and both are spread again after it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import pairwise
 from typing import ClassVar
 
@@ -58,12 +63,13 @@ class FlatParameters:
     """Moves a model's trained parameters into one vector; the model keeps working, on views of it.
 
     Args:
-        model: changed in place: its parameters that require a gradient become views. All must have one dtype and
-            device.
+        model: changed in place: its parameters that require a gradient become views. All must have one device, and
+            unless `mixed` one dtype.
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
         stands_for: how many numbers each of these stands for; more than 1 in dry runs only.
         also: frozen parameters of the model that may be trained later, and so have a place in the vector.
+        mixed: whether parameters may be of several floating-point dtypes.
 
     Attributes:
         size: how many numbers there are, tail excluded.
@@ -78,6 +84,7 @@ class FlatParameters:
             zero. Kept by loops that users write.
         change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
         still: whether all are zeros for good, so that nobody need write them.
+        apart: views of parameters that have memory of their own, of a narrower dtype.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
@@ -91,6 +98,8 @@ class FlatParameters:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         stands_for: float = 1.0,
         also: Collection[Tensor] = (),
+        *,
+        mixed: bool = False,
     ) -> None:
         later = set(map(id, also))
         named = [
@@ -102,15 +111,17 @@ class FlatParameters:
         self.change: Tensor | None = None
         if not any(parameter.requires_grad for _, parameter in named):
             raise RequestError("the model has no parameter to train: let at least one require a gradient")
-        dtypes = {str(parameter.dtype) for _, parameter in named}
-        if len(dtypes) > 1:
-            raise RequestError(f"the model mixes {' and '.join(sorted(dtypes))}: convert it to one dtype")
+        dtypes = {parameter.dtype for _, parameter in named}
+        if len(dtypes) > 1 and not (mixed and all(dtype.is_floating_point for dtype in dtypes)):
+            names = " and ".join(sorted(map(str, dtypes)))
+            raise RequestError(f"the model mixes {names}: convert it to one dtype")
         first = named[0][1]
+        dtype = reduce(torch.promote_types, dtypes)
         self.stands_for = stands_for
         self.size = sum(parameter.numel() for _, parameter in named)
         # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
         self.vector_and_tail, self.gradients_and_tail = (
-            torch.zeros(self.size + TAIL, dtype=first.dtype, device=first.device) for _ in range(2)
+            torch.zeros(self.size + TAIL, dtype=dtype, device=first.device) for _ in range(2)
         )
         self.vector = self.vector_and_tail[: self.size]
         self.gradients = self.gradients_and_tail[: self.size]
@@ -118,7 +129,8 @@ class FlatParameters:
         self._tail_first = self._tail[0]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self.views = list(self._move(named))
-        number_bytes = first.element_size()
+        self.apart = [view for view in self.views if view.parameter.dtype is not dtype]
+        number_bytes = self.vector.element_size()
         self.buckets = _buckets(
             self.views, bucket_bytes // number_bytes, FIRST_BUCKET_BYTES // number_bytes, self.size + TAIL
         )
@@ -189,9 +201,11 @@ class FlatParameters:
         renewed = []
         for view in self.views:
             gradient = self.gradients[view.start : view.stop].view(view.parameter.shape)
-            view.parameter.grad = gradient
+            if view.parameter.dtype is gradient.dtype:
+                view.parameter.grad = gradient
             renewed.append(replace(view, gradient=gradient))
         self.views = renewed
+        self.apart = [view for view in renewed if view.parameter.dtype is not self.vector.dtype]
 
     def zero_gradients(self) -> None:
         """Set all gradients to zero, in place."""
@@ -208,13 +222,35 @@ class FlatParameters:
                 view.gradient.zero_()
             else:
                 view.gradient.copy_(gradient)
-            view.parameter.grad = view.gradient
+            if view.parameter.dtype is view.gradient.dtype:
+                view.parameter.grad = view.gradient
+
+    def spread_gradients(self) -> None:
+        """Copy the gradients of parameters that have memory of their own to them."""
+        for view in self.apart:
+            if view.parameter.grad is not None:
+                view.parameter.grad.copy_(view.gradient)
+
+    def spread_parameters(self) -> None:
+        """Copy parameters that have memory of their own out of the vector; what of them it holds already stays."""
+        with torch.no_grad():
+            for view in self.apart:
+                view.parameter.copy_(self.vector[view.start : view.stop].view(view.parameter.shape))
 
     def gather_parameters(self) -> None:
         """Copy parameters that were given other memory back into the vector: by `parameter.data = …`, for instance."""
         first, number_bytes = self.vector.data_ptr(), self.vector.element_size()
+        for view in self.apart:  # unless it holds more of their digits
+            place, own = (
+                self.vector[view.start : view.stop].view(view.parameter.shape),
+                view.parameter.detach(),
+            )
+            if not torch.equal(place.to(own.dtype), own):
+                place.copy_(own)
         for view in self.views:
             parameter = view.parameter
+            if parameter.dtype is not self.vector.dtype:
+                continue
             if parameter.data_ptr() != first + view.start * number_bytes and view.start < view.stop:
                 place = self.vector[view.start : view.stop].view(parameter.shape)
                 place.copy_(parameter.detach())
@@ -227,8 +263,9 @@ class FlatParameters:
             place = self.vector[start:stop].view(parameter.shape)
             place.copy_(parameter.detach())
             gradient = self.gradients[start:stop].view(parameter.shape)
-            parameter.data = place
-            parameter.grad = gradient
+            if parameter.dtype is place.dtype:
+                parameter.data = place
+                parameter.grad = gradient
             yield View(name, parameter, gradient, start, stop)
             start = stop
 

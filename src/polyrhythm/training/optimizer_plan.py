@@ -256,7 +256,8 @@ class OwnOptimizer:
                 self.loss = self.inner.step(self.closure)
         finally:
             for view in hidden:
-                view.parameter.grad = view.gradient
+                if view.parameter.dtype is view.gradient.dtype:
+                    view.parameter.grad = view.gradient
         self._flat.gather_parameters()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -330,7 +331,9 @@ class SGDAtOnce:
         self._momentum: Tensor | None = None
         groups = optimizer.param_groups
         optimized = {id(each) for group in groups for each in group["params"]}
-        self._fits = len(groups) == 1 and {id(view.parameter) for view in flat.views} == optimized
+        self._fits = (
+            len(groups) == 1 and not flat.apart and {id(view.parameter) for view in flat.views} == optimized
+        )
 
     def step(self) -> bool:
         """Take a step, if it is one of those that can be taken at once; return whether it is."""

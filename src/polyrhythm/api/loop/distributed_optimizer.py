@@ -56,6 +56,7 @@ class LazyStart:
     def __init__(self, replica: Replica, begin: Callable[[int], int]) -> None:
         self.step = 0
         self.past = False
+        self._flat = replica.flat
         self._begin = begin
         used = [module for module in replica.model.modules() if list(module.parameters(recurse=False))]
         self._hooks = [module.register_forward_pre_hook(self._on_use) for module in used]
@@ -67,7 +68,9 @@ class LazyStart:
         self.past = True
         for hook in self._hooks:
             hook.remove()
+        self._flat.gather_parameters()  # weights that were loaded meanwhile
         self.step = self._begin(self.step)
+        self._flat.spread_parameters()
         return True
 
     def in_training(self) -> None:
@@ -216,6 +219,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if own.closure is None and not self.gradients.averaged:
                 self._average()
             self._steps.update(self.steps, self._rates[self._lead])
+            self._stepped_to_here()
             if own.closure is not None:
                 loss, own.closure = own.loss, None
             self.gradients.zero(to_none=True)
@@ -242,6 +246,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._replica.flat.zero_gradients()
         self._steps_average(weight, self._place())
         self.gradients.averaged = True
+        self._replica.flat.spread_gradients()
         for position in self._replica.flat.without_gradient:
             self._replica.flat.views[position].parameter.grad = None
 
@@ -312,6 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if bool((done == most).all()):
             return
         workers.broadcast(replica.flat.vector, root)
+        replica.flat.spread_parameters()
         packed = (
             pack_tensors(*replica.part.state()) if workers.rank == root else torch.empty(0, dtype=torch.uint8)
         )
@@ -375,6 +381,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._stepped_to_here()
 
     def _stepped_to_here(self) -> None:
+        self._replica.flat.spread_parameters()
         if self._stepped is not None:
             self._stepped.copy_(self._replica.flat.vector)
 
@@ -433,6 +440,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 flat.vector.add_(change)
             else:
                 flat.vector.copy_(written)
+            flat.spread_parameters()
 
     def go_on_at(self, step: int) -> None:
         """Go on with a step at which the others are, whatever this worker, a successor, was told at its start."""

@@ -99,7 +99,10 @@ class Gradients:
             if gradient is not None and self._seen[position]:
                 continue
             # Set by hand, as by `torch.autograd.grad`, if it is another tensor, or ours and not zero.
-            if gradient is None or (gradient is view.gradient and not bool(gradient.any())):
+            ours = gradient is view.gradient or (
+                gradient is not None and gradient.dtype is not view.gradient.dtype
+            )
+            if gradient is None or (ours and not bool(gradient.any())):
                 self._seen[position] = 0
                 missing.append(position)
         self._flat.without_gradient = tuple(missing)
@@ -122,9 +125,14 @@ class Gradients:
         else:
             self._seen = bytearray(map(max, self._had, self._seen))
         self._flat.zero_gradients()
+        for view in self._flat.apart:
+            if view.parameter.grad is not None:
+                view.parameter.grad.zero_()
         for position, seen, gradient in left:  # torch's `zero_grad` does not know them either
             self._seen[position] = seen
             views[position].gradient.copy_(gradient)
+        if left:
+            self._flat.spread_gradients()
 
     @property
     def pending(self) -> bool:
@@ -163,6 +171,7 @@ class Gradients:
             workers.all_reduce(self._flat.gradients_and_tail)
             if self._flat.tail()[0] > 0:
                 self._flat.divide_by_tail()
+            self._flat.spread_gradients()
         self.averaged = True
 
     def _watch(self, position: int, parameter: torch.nn.Parameter) -> RemovableHandle:

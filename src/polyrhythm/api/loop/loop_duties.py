@@ -188,6 +188,7 @@ def final_model(vector: Tensor, buffers: Sequence[dict[str, Tensor]]) -> FinalMo
 def load_final_model(replica: Replica, model: FinalModel) -> None:
     """Overwrite a replica's parameters and buffers."""
     replica.flat.vector.copy_(model.vector)
+    replica.flat.spread_parameters()
     for name, value in replica.buffers.items():
         value.copy_(model.buffers[name])
 

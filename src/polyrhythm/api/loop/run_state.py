@@ -163,6 +163,7 @@ def resume(
     if succeeds:
         return ""
     replica.model.load_state_dict(state["model"])
+    replica.flat.gather_parameters()
     servers = [(each["tensors"], each["facts"]) for each in state["servers"]]
     text = ""
     if replica.part.replicated:
@@ -253,6 +254,7 @@ def _merged(
     step = max(reached)
     merged = rule.merged(Held(replica.flat.vector.detach().clone(), reached, parts, servers), step)
     replica.flat.vector.copy_(merged.held.parameters)
+    replica.flat.spread_parameters()
     own = states.get(worker, states[0])
     staleness = own.account.staleness if worker in states else {}
     account = replace(own.account, worker=worker, step=step, staleness=staleness)

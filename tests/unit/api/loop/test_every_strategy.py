@@ -20,6 +20,7 @@ from polyrhythm.strategies import FAMILIES
 from unit.api.loop.loops import BATCH_SIZE, Loop, loader
 from unit.api.loop.test_faithful_loops import ON_SLICES
 from unit.api.loop.threads import run_in_threads
+from unit.api.loop.tricks import EXACT
 from unit.api.loop.variations import VARIATIONS, made, plain
 
 WORKERS = 2
@@ -54,7 +55,7 @@ def test_a_loop_trains_as_stated_or_is_refused(strategy: str, variation: str) ->
         assert all(torch.equal(first, each) for each in others)
         assert bool(first.isfinite().all())
         if in_step:
-            exact = 1e-8 if variation == "lbfgs" else 1e-12
+            exact = EXACT.get(variation, 1e-12)
             torch.testing.assert_close(first, plain(variation, WORKERS)[0], rtol=exact, atol=exact)
         return
     assert "\n" not in refused

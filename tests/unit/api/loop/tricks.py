@@ -466,6 +466,19 @@ class _Sequence(Network):
         return self.head(checkpoint_sequential(layers, 2, x, use_reentrant=False))
 
 
+class _Mixed(Network):
+    """Its first layers are narrower than its head, as half-precision convolutions beside float norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk.float()
+        self.branch.float()
+
+    def forward(self, x: Tensor, branch: bool = True, saves: bool | None = None) -> Tensor:
+        hidden = torch.tanh(self.branch(torch.tanh(self.trunk(x.float()))))
+        return self.head(hidden.double())
+
+
 NETWORKS: dict[str, Callable[[], Network]] = {
     "tied_weights": _Tied,
     "parametrizations": _Parametrized,
@@ -475,6 +488,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "attention": _Attentive,
     "embedding": _Embedding,
     "frozen_norm": _Frozen,
+    "mixed_dtypes": _Mixed,
     "checkpoint_sequential": _Sequence,
     "compiled": lambda: torch.compile(Network(), backend="eager"),
 }
@@ -520,4 +534,6 @@ TRICKS: dict[str, _Loop] = (
     | {name: _scheduled(make) for name, make in SCHEDULES.items()}
     | dict.fromkeys([*NETWORKS, *OPTIMIZERS], simple)
 )
+EXACT = {"lbfgs": 1e-8, "mixed_dtypes": 1e-6}
+"""How far they may be from plain torch, where not 1e-12: a history that makes much of the last bits, float32."""
 assert EPOCHS == 3, "some of them do something in epochs 1 and 2"
