@@ -236,15 +236,17 @@ class Group:
         steps = StepRetry(trainer)
         traits = self._strategy.traits(self.workers)
         replica.run_hook = steps.guard
+        mean = self._mean_of(replica)
         made = DistributedOptimizer(
             optimizer,
             steps,
             LazyStart(replica, lambda step: coordination.entry.begin(trainer, step)),
             self._weight,
-            self._mean_of(replica),
+            mean,
             str(self._strategy),
             coordination.server_states,
             identical=traits.identical and traits.exchange_every == 1,
+            meets=traits.lockstep and mean is Mean.OWN,
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
@@ -576,6 +578,11 @@ class Group:
         """
         if self._meter is not None:
             self._coordination.log({name: _number(value) for name, value in values.items()})
+
+    def print(self, *values: object) -> None:
+        """Print on the worker that leads."""
+        if self.leads:
+            print(*values, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -59,7 +59,13 @@ class LazyStart:
         self._flat = replica.flat
         self._begin = begin
         used = [module for module in replica.model.modules() if list(module.parameters(recurse=False))]
-        self._hooks = [module.register_forward_pre_hook(self._on_use) for module in used]
+
+        def on_use(module: nn.Module, inputs: object) -> None:
+            # A function: of a bound method, a copy of the model would copy the whole replica.
+            if module.training:
+                self.in_training()
+
+        self._hooks = [module.register_forward_pre_hook(on_use) for module in used]
 
     def now(self) -> bool:
         """Start the replica, unless it has started; return whether it has done so now."""
@@ -77,10 +83,6 @@ class LazyStart:
         """Start the replica if this is no evaluation, which a single worker may do on its own."""
         if torch.is_grad_enabled():
             self.now()
-
-    def _on_use(self, module: nn.Module, inputs: object) -> None:
-        if module.training:
-            self.in_training()
 
 
 class ServerStates:
@@ -125,6 +127,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         strategy: the strategy's spec, for saved states.
         servers: their side of saved states, on the worker that leads.
         identical: whether all workers hold the same parameters after every step.
+        meets: whether workers take their steps together, each with its own gradient: one that a `GradScaler` would
+            leave out is then a step without a gradient, since the others count on it.
 
     Attributes:
         exchange_begins: called before gradients are exchanged.
@@ -134,7 +138,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients: of the step under way.
         uneven: whether workers may be at different places of their loops.
         steps: that this worker has done.
+        found_inf: set by a `GradScaler` for a step that it leaves to this object: whether a gradient is not finite.
+        grad_scale: likewise, what the gradients are still scaled with; None: nothing.
     """
+
+    found_inf: Tensor | None = None
+    grad_scale: Tensor | None = None
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
@@ -147,8 +157,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         servers: ServerStates | None = None,
         *,
         identical: bool = True,
+        meets: bool = False,
     ) -> None:
         self._closed = False
+        self._step_supports_amp_scaling = meets  # torch's scalers look for this name
         self._inner = optimizer
         self._identical = identical
         self._stepped: Tensor | None = None
@@ -258,6 +270,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             OutOfStep: another worker takes more steps.
         """
+        self._replica.flat.gather_parameters()
         if self.gradients.mean is Mean.STEP and not self._steps.trainer.over:
             self.gradients.zero(to_none=True)
             self._steps_average(0.0, PLACES)
@@ -357,6 +370,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _exchange(self) -> None:
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
+        if self.found_inf is not None and bool(self.found_inf):
+            self.zero_grad()
+        elif self.grad_scale is not None:
+            self._replica.flat.gather_gradients()
+            self._replica.flat.gradients.div_(self.grad_scale.to(self._replica.flat.gradients))
+            self._replica.flat.spread_gradients()
         rate, plan = self._terms()
         if not self.gradients.averaged and self.gradients.changed_by_loop():
             self._say_whose_gradients()
@@ -429,6 +448,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _between_steps(self, act: Callable[[], None]) -> None:
         """Let the strategy change the parameters; what the loop has written stays, and is told with the next step."""
         flat = self._replica.flat
+        flat.gather_parameters()
         change = self._change() if self._stepped is not None else None
         written = None if change is None else flat.vector.clone()
         if change is not None and self._stepped is not None:
