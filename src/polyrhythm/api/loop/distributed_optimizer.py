@@ -139,11 +139,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         uneven: whether workers may be at different places of their loops.
         steps: that this worker has done.
         found_inf: set by a `GradScaler` for a step that it leaves to this object: whether a gradient is not finite.
-        grad_scale: likewise, what the gradients are still scaled with; None: nothing.
+        grad_scale: likewise, what the gradients are still scaled with; 1 where the loop has unscaled them.
     """
 
     found_inf: Tensor | None = None
-    grad_scale: Tensor | None = None
+    grad_scale: Tensor | float = 1.0
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -372,7 +372,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
         if self.found_inf is not None and bool(self.found_inf):
             self.zero_grad()
-        elif self.grad_scale is not None:
+        elif isinstance(self.grad_scale, Tensor):
             self._replica.flat.gather_gradients()
             self._replica.flat.gradients.div_(self.grad_scale.to(self._replica.flat.gradients))
             self._replica.flat.spread_gradients()
