@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # A stall of the machine can fail a test of real processes: what failed is run once more, alone. Both outcomes are shown.
-AGAIN := $(BIN)/python -m pytest tests/multiprocess --last-failed --last-failed-no-failures none
+AGAIN := $(BIN)/python -m pytest tests/on_processes --last-failed --last-failed-no-failures none
 
 .PHONY: demo test check bench docs site clean
 
@@ -11,8 +11,8 @@ demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
 
 test: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/multiprocess
-	$(BIN)/python -m pytest tests/multiprocess || $(AGAIN)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/on_processes
+	$(BIN)/python -m pytest tests/on_processes || $(AGAIN)
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

@@ -3,7 +3,7 @@
     python benchmarks/fault-table/measure.py [--strategies S …] [--faults F …] [--out DIR]
 
 Every cell of the table in docs/faults.md: 3 workers learn three blobs with a perceptron; the cells themselves are
-those of the tests (tests/multiprocess/faults). Only root may pull cables and mount disks. With --out, results.json and
+those of the tests (tests/on_processes/faults). Only root may pull cables and mount disks. With --out, results.json and
 the table of README.md there are brought up to date: cells that were not asked for stay as they were.
 """
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # whose cells thes
 
 from attempt import prepare
 from conformance.jobs import strategy
-from multiprocess.faults.cells import CELLS
+from on_processes.faults.cells import CELLS
 from polyrhythm.api.faults import VARIATIONS, Fault, Outcome, outcomes
 from polyrhythm.specs import choices
 from polyrhythm.strategies import FAMILIES

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # whose attacks th
 
 import torch.distributed as dist
 
-from multiprocess import test_hostile_connections as tcp
-from multiprocess import test_hostile_frames as memory
-from multiprocess.live_server import SERVER, LiveServer
+from on_processes import test_hostile_connections as tcp
+from on_processes import test_hostile_frames as memory
+from on_processes.live_server import SERVER, LiveServer
 from polyrhythm.communication.transports.between_hosts.connections import Place, connect_all
 from polyrhythm.communication.transports.shared_memory.links import Card
 from polyrhythm.communication.transports.torch_distributed.rendezvous import host_store

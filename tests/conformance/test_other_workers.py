@@ -38,6 +38,15 @@ WORKERS, IMAGES, EPOCHS = 3, 53, 2
 UNEVEN = ConstantCluster(step_s=uneven)
 
 
+@pytest.fixture(autouse=True)
+def _only_training_looks_at_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report shows the first training pictures as they are augmented: that is no training."""
+    monkeypatch.setattr(
+        "polyrhythm.roles.leading.training_duties.pictures_json",
+        lambda *_: '{"mistakes": [], "augmented": []}',
+    )
+
+
 class Seen:
     """Notes which image is looked at in which epoch, as a transform that changes nothing."""
 

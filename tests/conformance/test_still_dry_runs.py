@@ -6,6 +6,7 @@ import pytest
 from torch import Tensor
 
 from conformance.jobs import strategies, strategy, uneven
+from polyrhythm.events import Notice
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events, program_of
 from polyrhythm.simulation.simulated_run import ConstantCluster
@@ -27,6 +28,8 @@ def test_events_are_those_of_a_dry_run_that_computes(spec: str) -> None:
     assert still.computes_nothing
     assert not computing.computes_nothing
     events, others = dry_events(still, around), dry_events(computing, around)
+    # only a run without values has to say that it has none
+    events = [each for each in events if not (isinstance(each, Notice) and "has none" in each.text)]
     assert list(map(repr, events)) == list(map(repr, others))  # nobody knows a loss: not a number
 
 

@@ -90,7 +90,7 @@ LINKS = Machine(latency_s=ALPHA, seconds_per_byte=BETA, header_bytes=HEADER_BYTE
 
 
 WIDE = (SIDE * SIDE + 1) * 500 + (500 + 1) * CLASSES
-TEXTS = 2e-4
+TEXTS = 4e-4
 """What the difference of two runs may be wrong by, relatively: their reports are texts of unequal length."""
 
 

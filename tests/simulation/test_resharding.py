@@ -21,6 +21,16 @@ from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate, simulate_on
 from unit.simulation.clusters import cluster
 
+
+@pytest.fixture(autouse=True)
+def _only_training_looks_at_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report shows the first training pictures as they are augmented: that is no training."""
+    monkeypatch.setattr(
+        "polyrhythm.roles.leading.training_duties.pictures_json",
+        lambda *_: '{"mistakes": [], "augmented": []}',
+    )
+
+
 IMAGES, BATCH_SIZE = 53, 4
 
 

@@ -1,4 +1,4 @@
-"""What Ctrl-C does before and after everything is loaded; loading is tried in a terminal in tests/multiprocess."""
+"""What Ctrl-C does before and after everything is loaded; loading is tried in a terminal in tests/on_processes."""
 
 from __future__ import annotations
 

@@ -57,7 +57,10 @@ def test_places_are_as_the_launcher_says_or_as_one_knows_where_nobody_says() -> 
         ("synchronous", ""),
         ("parameter_server", ""),
         ("mixed", "mixed goes on without a worker under polyrhythm train only, not in a loop of your own"),
-        ("mixed(inside=local_sgd)", "mixed(inside=local_sgd) does not go on without a worker"),
+        (
+            "mixed(inside=local_sgd)",
+            "mixed(inside=local_sgd) goes on without a worker under polyrhythm train only, not in a loop of your own",
+        ),
     ],
 )
 def test_it_says_why_the_death_of_a_worker_ends_the_run(spec: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""Where steps go, by a clock that is set by hand; whole runs are in `tests/simulation` and `tests/multiprocess`."""
+"""Where steps go, by a clock that is set by hand; whole runs are in `tests/simulation` and `tests/on_processes`."""
 
 from __future__ import annotations
 

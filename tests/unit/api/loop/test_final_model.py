@@ -25,7 +25,8 @@ def test_parameters_and_counters_are_worker_0s_and_statistics_are_averaged() -> 
     made = final_model(torch.zeros(4), [dict(norm.named_buffers()) for norm in norms])
     travelled = FinalModel.from_message(made.message())
     last: Any = SimpleNamespace(
-        flat=SimpleNamespace(vector=torch.full((4,), 2.0)), buffers=dict(norms[2].named_buffers())
+        flat=SimpleNamespace(vector=torch.full((4,), 2.0), spread_parameters=lambda: None),
+        buffers=dict(norms[2].named_buffers()),
     )
     load_final_model(last, travelled)
     assert last.flat.vector.tolist() == [0.0] * 4

@@ -1,4 +1,4 @@
-"""When the silence of another host lasts too long; a cable is cut for real in tests/multiprocess."""
+"""When the silence of another host lasts too long; a cable is cut for real in tests/on_processes."""
 
 from __future__ import annotations
 

@@ -386,4 +386,4 @@ class TestKrumAlone:
         made.on_message(2, push([1.25, 0.0, 0.0], step=1))
         made.on_message(5, push([90.0, 0.0, 0.0], step=0))
         assert made.version == 1
-        assert made.values.tolist() == [0.375, 2.0, 3.0]  # the second is nearer to the third
+        assert made.values.tolist() == [0.5, 2.0, 3.0]  # a tie of the first two: as in the paper, the first

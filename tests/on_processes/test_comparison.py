@@ -1,0 +1,23 @@
+"""The loops of docs/comparison.md run as they stand there, and train the same model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from on_processes import comparison_task
+from on_processes.commands import finished
+
+PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
+
+
+def test_ddp_and_synchronous_train_the_same_model(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = finished([*program, comparison_task.__file__, PAGE, tmp_path], tmp_path)
+    assert done.status == 0, done.err
+    before, after = (
+        torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("before", "after")
+    )
+    torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
