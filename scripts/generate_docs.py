@@ -26,7 +26,7 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import AGGREGATORS,
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES
 
 ROOT = Path(__file__).parent.parent
-README, PAGES = ROOT / "README.md", ROOT / "docs" / "strategies.md"
+GUIDE, PAGES = ROOT / "docs" / "guide.md", ROOT / "docs" / "strategies.md"
 OTHERS = ROOT / "docs" / "choices.md"
 FAULTS = ROOT / "docs" / "faults.md"
 SHOWN = ROOT / "benchmarks" / "fault-table" / "results.json"
@@ -254,7 +254,7 @@ def _without_emphasis(text: str) -> str:
 def main() -> None:
     """Write, or with `--check` compare."""
     wanted = {
-        README: between(BEGIN, END, table(), README.read_text(encoding="utf-8")),
+        GUIDE: between(BEGIN, END, table(), GUIDE.read_text(encoding="utf-8")),
         FAULTS: between(FAULTS_BEGIN, FAULTS_END, faults_table(), FAULTS.read_text(encoding="utf-8")),
         PAGES: pages(),
         OTHERS: choices_page(),

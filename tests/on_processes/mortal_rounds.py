@@ -26,6 +26,9 @@ class Outer:
         self.model = model
         self.kept = torch.zeros_like(model)
 
+    resets = False
+    """Whether the workers' own momentum begins anew in every round."""
+
     def step(self, mean: Tensor, rate: float) -> None:
         raise NotImplementedError
 
@@ -37,6 +40,8 @@ class BlockMomentum(Outer):
 
 
 class SlowMomentum(Outer):
+    resets = True
+
     def step(self, mean: Tensor, rate: float) -> None:
         self.kept = 0.5 * self.kept + (self.model - mean) / rate
         self.model = self.model - rate * self.kept
@@ -107,6 +112,8 @@ def reference_of_rounds(
                 )
                 for place in range(task.WORKERS):
                     nn.utils.vector_to_parameters(rule.model.clone(), replicas[place].parameters())
+                    if outer.resets:
+                        optimizers[place].state.clear()
     return rule.model
 
 

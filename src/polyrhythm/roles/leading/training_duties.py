@@ -197,6 +197,8 @@ class TrainingDuties(Duties):
         outcome = "interrupted" if stopped else "done"
         self._figures.keep_arrivals(outcome)
         self.leader.let_leave()
+        if not stopped:
+            self._collector.keep_predictions()
         spent = Spent(self._emitter.total_s, trained_s)
         figures = self._figures.result(spent, self._collector.found)
         if self.job.until is not None:
@@ -811,14 +813,17 @@ class CheckpointCollector:
         if self.job.checkpointing.folder is not None:
             path = self.job.checkpointing.folder / "model.safetensors"
             self._presentation.save(path, self._leader.workers.in_order, self.job.checkpointing.claim)
-            self._keep_predictions(self.job.checkpointing.folder)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)
 
-    def _keep_predictions(self, folder: Path) -> None:
-        """Write down what the final model says of every test picture; where that cannot be written, say so."""
+    def keep_predictions(self) -> None:
+        """Write down what the final model says of every test picture; where that cannot be written, say so.
+
+        After all else, so that the last bytes of a disk are for what a run cannot do without.
+        """
         found, dataset, learning = self.found, self.job.dataset, self.job.learning
-        if found is None or not len(found.predicted):
+        folder = self.job.checkpointing.folder
+        if folder is None or found is None or not len(found.predicted):
             return
         transform = learning.transform
         keys = partial(sample_keys, "transform", learning.seed, 0)
