@@ -108,8 +108,8 @@ def accuracy_of_example(printed: str, workers: int, epochs: int) -> float:
         (
             "mixed(inside=local_sgd)",
             "killed",
-            r"was killed by SIGKILL; mixed\(inside=local_sgd\) goes on without a worker under polyrhythm train only, not in a "
-            "loop of your own",
+            r"was killed by SIGKILL; mixed\(inside=local_sgd\) goes on without a worker under polyrhythm train only, "
+            "not in a loop of your own",
         ),
     ],
 )
