@@ -18,7 +18,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
@@ -76,9 +75,6 @@ class Outcome:
 
 class Engine(Config):
     """Something that places processes on machines."""
-
-    stays: ClassVar[bool] = False
-    """Whether `submit` itself watches the job until it ends: the engine has no queue of its own."""
 
     @abstractmethod
     def texts(self, submission: Submission) -> Mapping[str, str]:

@@ -13,6 +13,7 @@ static rendezvous does it, one rank at a time (`launch/torchrun/reception.py` le
 from __future__ import annotations
 
 import queue
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -166,6 +167,12 @@ class PlacedRun:
             for other in self._ranks:
                 if not other.lives and other.again_at is None and other.status is None:
                     other.again_at = each.again_at
+
+
+def print_line(rank: int, stream: int, line: str) -> None:
+    """Print what a rank has printed (to stream 1 or 2): rank 0 as if it were here, others with their rank."""
+    target = sys.stdout if stream == 1 and rank == LEADER else sys.stderr
+    print(line if rank == LEADER else f"rank {rank}: {line}", file=target, flush=True)
 
 
 def variables(rank: int, placed: Sequence[int], meeting: tuple[str, int]) -> dict[str, str]:

@@ -116,9 +116,11 @@ def test_a_pod_of_a_jobset_or_a_pytorchjob_has_the_published_schema():
             pod = spec["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
         else:
             pod = {**spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]}
-        validate(
-            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}, "1.29", strict=True
-        )
+        whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": pod}
+        validate(whole, "1.29", strict=True)
+        pod["containers"][0]["volumeMount"] = []
+        with pytest.raises(Exception, match="volumeMount"):
+            validate(whole, "1.29", strict=True)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,14 @@
 """The hosts of the ssh engine."""
 
+import importlib.util
+import io
+import tarfile
+from types import SimpleNamespace
+
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.submission.engines.ssh import Host, read_hosts
+from polyrhythm.submission.engines.ssh import Host, pack_environment, read_hosts
 
 
 def test_a_host_a_line():
@@ -31,3 +36,19 @@ def test_a_host_a_line():
 def test_what_cannot_be_read_is_refused_with_its_line(text, complaint):
     with pytest.raises(RequestError, match=complaint):
         read_hosts(text, "hosts")
+
+
+def test_a_copied_environment_holds_the_packages_and_polyrhythm_itself(monkeypatch, tmp_path):
+    for name in ("torch/__init__.py", "torch/__pycache__/old.pyc", "yaml/__init__.py", "here.pth"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    found = SimpleNamespace(origin=str(tmp_path / "torch" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    packed = io.BytesIO()
+    pack_environment(packed)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archive:
+        names = archive.getnames()
+    assert {"torch/__init__.py", "yaml/__init__.py", "polyrhythm/submission/local_ranks.py"} <= set(names)
+    assert any(name.endswith(".dist-info/METADATA") for name in names)
+    assert not [name for name in names if name.endswith((".pyc", ".pth"))]

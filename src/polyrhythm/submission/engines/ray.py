@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import queue
 import signal
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -24,7 +23,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.submission.engine import Engine, Outcome, Submission
-from polyrhythm.submission.placed_run import PlacedRun
+from polyrhythm.submission.placed_run import PlacedRun, print_line
 
 PLAN = "ray-plan.txt"
 _LISTEN_S = 2.0
@@ -41,8 +40,6 @@ class Ray(Engine):
         placement: PACK (few nodes), SPREAD (many), STRICT_PACK (one) or STRICT_SPREAD (a node a rank).
         restarts: how often a rank that was lost is started again.
     """
-
-    stays: ClassVar[bool] = True
 
     address: str = "auto"
     cpus: Annotated[float, Field(gt=0)] = 1.0
@@ -111,7 +108,7 @@ class Ray(Engine):
                 [submission.words] * submission.ranks,
                 (address, store.port),
                 self.restarts,
-                _say,
+                print_line,
                 tell,
                 hosts=[known.index(node) for node in nodes],
             )
@@ -144,11 +141,6 @@ def _told(resources: Mapping[str, float]) -> str:
 def _on_one_machine(ray: Any) -> bool:
     """Return whether all nodes that live have loopback addresses, as those of a cluster on one machine may."""
     return all(node["NodeManagerAddress"].startswith("127.") for node in ray.nodes() if node["Alive"])
-
-
-def _say(rank: int, stream: int, line: str) -> None:
-    target = sys.stdout if stream == 1 and rank == 0 else sys.stderr
-    print(line if rank == 0 else f"rank {rank}: {line}", file=target, flush=True)
 
 
 class _Actor:

@@ -11,6 +11,7 @@ writes on the first host, is fetched at the end if it is not on this machine.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import importlib.util
 import io
@@ -29,7 +30,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import IO, Annotated, Any, ClassVar, Literal
+from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -37,7 +38,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.submission.engine import Engine, Outcome, Submission, needed
-from polyrhythm.submission.placed_run import PlacedRun
+from polyrhythm.submission.placed_run import PlacedRun, print_line
 from polyrhythm.user_files import read_text
 
 PLAN = "ssh-plan.txt"
@@ -122,8 +123,6 @@ class SSH(Engine):
         options: further options of ssh, as one types them.
     """
 
-    stays: ClassVar[bool] = True
-
     hosts: str
     environment: Literal["present", "copy"] = "present"
     restarts: Annotated[int, Field(ge=0)] = 3
@@ -179,7 +178,7 @@ class SSH(Engine):
                 [_words(submission, hosts[place]) for place in placed],
                 (address, store.port),
                 self.restarts,
-                _say,
+                print_line,
                 tell,
             )
             with asked_to_stop(lambda: run.stop(signal.SIGINT), lambda: run.stop(signal.SIGTERM)):
@@ -222,7 +221,7 @@ class SSH(Engine):
                 raise RequestError(
                     f"{host.name}: the environment could not be copied (status {process.returncode})"
                 )
-        return f"PYTHONPATH={folder} PYTHONSAFEPATH=1 {python} -m polyrhythm.submission.local_ranks"
+        return f'PYTHONPATH="$HOME/{folder}" PYTHONSAFEPATH=1 {python} -m polyrhythm.submission.local_ranks'
 
     def _fetch(self, host: Host, submission: Submission) -> None:
         assert submission.folder is not None
@@ -247,12 +246,6 @@ def _words(submission: Submission, host: Host) -> list[str]:
 
 def _last(text: str) -> str:
     return (text.strip().splitlines() or ["no reason given"])[-1]
-
-
-def _say(rank: int, stream: int, line: str) -> None:
-    """Print what a rank has printed: rank 0 as if it were here, others with their rank."""
-    target = sys.stdout if stream == 1 and rank == 0 else sys.stderr
-    print(line if rank == 0 else f"rank {rank}: {line}", file=target, flush=True)
 
 
 def _own_address(hosts: Sequence[Host]) -> str:
@@ -462,7 +455,10 @@ def pack_environment(out: IO[bytes]) -> None:
     def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if info.name.endswith(("__pycache__", ".pth", ".pyc")) else info
 
-    with tarfile.open(fileobj=out, mode="w|gz", compresslevel=1) as archive:
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as packed,
+        tarfile.open(fileobj=packed, mode="w|") as archive,
+    ):
         for path in sorted(beside.iterdir()):
             if path.name != own.name:
                 archive.add(path, path.name, filter=wanted)
