@@ -20,6 +20,8 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RequestError
@@ -29,6 +31,23 @@ _LOOK_EVERY_S = 1.0
 
 _PARENT = [os.getppid()]  # asked only after PyTorch is there, the parent may have died already
 os.register_at_fork(after_in_child=lambda: _PARENT.__setitem__(0, os.getppid()))
+
+
+def _end_idle_compute_threads() -> None:
+    """End the threads with which this one has computed: GNU's OpenMP starts them again when they are needed.
+
+    A fork copies this thread alone. A child would wait for ever for the others at its first computation on several
+    threads, since OpenMP takes them to be there still.
+    """
+    with suppress(OSError):
+        for library in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libgomp" in line}:
+            pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
+            if pause is not None:
+                pause(_OMP_PAUSE_HARD)
+
+
+_OMP_PAUSE_HARD = 2
+os.register_at_fork(before=_end_idle_compute_threads)
 
 
 def first_parent() -> int:
