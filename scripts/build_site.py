@@ -5,7 +5,8 @@
 
 The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
 the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run, in
-one folder for the whole page, and what they print is set below them; a command that fails fails the build.
+one folder for the whole page, and what they print is set below them; a command that fails fails the build. Every tutorial is
+a notebook as well, beside its page.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import typer
 
 import polyrhythm
@@ -35,6 +37,10 @@ FOLDERS = ("docs", "recipes", "examples", "benchmarks", "scripts")
 BLOCK = re.compile(r"```console run\n(.*?)```", re.DOTALL)
 PATIENCE_S = 300
 LONGEST_LINES = 60
+PREPARED = """\
+# Once: %pip install polyrhythm
+import shutil, sys
+shutil.copytree(f"{sys.prefix}/share/polyrhythm/examples", "examples", dirs_exist_ok=True);"""
 
 
 def assemble() -> None:
@@ -50,6 +56,29 @@ def assemble() -> None:
         page.write_text(
             re.sub(r"\]\((\.\./)+README\.md", lambda found: found[0].replace("README", "index"), text)
         )
+
+
+def write_notebooks() -> None:
+    """Write every tutorial as a notebook too, without outputs, and link it from its page."""
+    for page in sorted((SOURCE / "docs" / "tutorials").glob("*.md")):
+        parts = BLOCK.split(page.read_text())
+        cells = [nbformat.v4.new_code_cell(PREPARED)]
+        for number, part in enumerate(parts):
+            if number % 2:
+                code = "\n".join("!" + line.removeprefix("$ ") for line in part.strip().splitlines())
+                cells.append(nbformat.v4.new_code_cell(code))
+            elif part.strip():
+                cells.append(nbformat.v4.new_markdown_cell(part.strip()))
+        for number, cell in enumerate(cells):
+            cell["id"] = f"{page.stem}-{number}"  # drawn by chance otherwise: the same pages give the same files
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        nbformat.validate(notebook)
+        nbformat.write(notebook, page.with_suffix(".ipynb"))
+        page.write_text(f"{''.join(_blocks(parts))}\nThis page [as a notebook]({page.stem}.ipynb).\n")
+
+
+def _blocks(parts: list[str]) -> list[str]:
+    return [f"```console run\n{part}```" if number % 2 else part for number, part in enumerate(parts)]
 
 
 def run_tutorials() -> None:
@@ -164,6 +193,7 @@ def main() -> None:
     chosen = options.parse_args()
     assemble()
     write_reference()
+    write_notebooks()
     if not chosen.dry:
         run_tutorials()
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

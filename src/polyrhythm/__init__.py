@@ -9,6 +9,8 @@ print(run.figures["test_top1"])
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -99,3 +101,14 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'polyrhythm' has no attribute {name!r}")
     return getattr(importlib.import_module(HOMES[name]), name)
+
+
+class _Package(ModuleType):
+    """Keep `polyrhythm.strategies` the function once the folder of that name has been imported, too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -22,3 +22,8 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, polyrhythm; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+
+
+def test_a_public_function_is_not_hidden_by_a_folder_of_its_name() -> None:
+    code = "import polyrhythm, polyrhythm.strategies.strategy; print(callable(polyrhythm.strategies))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
