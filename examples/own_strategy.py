@@ -53,7 +53,14 @@ def main() -> None:
     for name, strategy in (("every other step", EveryOther()), ("every step", "synchronous")):
         with tempfile.TemporaryDirectory() as scratch:
             run = polyrhythm.simulate(
-                cluster="office", strategy=strategy, data="digits", model="mlp", batch_size=16, epochs=3, workers=3, out=scratch
+                cluster="office",
+                strategy=strategy,
+                data="digits",
+                model="mlp",
+                batch_size=16,
+                epochs=3,
+                workers=3,
+                out=scratch,
             )
         done = run.figures
         print(f"{name:17} {done['seconds']:5.2f} virtual seconds  top-1 {100 * done['test_top1']:.1f} %")

@@ -59,7 +59,9 @@ def main() -> None:
         picture = sorted(folder.glob("*/*"))[-1]
         (answer,) = polyrhythm.predict(picture, run.folder)["images"]
         for found in answer["classes"]:
-            print(f"{picture.parent.name}/{picture.name}: {found['class']} {100 * found['probability']:.1f} %")
+            print(
+                f"{picture.parent.name}/{picture.name}: {found['class']} {100 * found['probability']:.1f} %"
+            )
 
 
 if __name__ == "__main__":

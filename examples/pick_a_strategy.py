@@ -39,7 +39,9 @@ def main() -> None:
         print(line)
     best = compared.comparison.fastest()
     if best is not None:
-        print(f"polyrhythm train --data digits --model mlp --batch-size 16 --workers {chosen.workers} --strategy '{best.strategy}'")
+        print(
+            f"polyrhythm train --data digits --model mlp --batch-size 16 --workers {chosen.workers} --strategy '{best.strategy}'"
+        )
 
 
 if __name__ == "__main__":

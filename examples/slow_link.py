@@ -28,7 +28,9 @@ COMPRESSORS = ("", "float16", "qsgd(levels=7)", "top_k(density=0.05)", "power_sg
 def main() -> None:
     """Run with each compressor and print a line of it."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--megabits", type=float, default=3.0, help="a second, of each machine's network card")
+    options.add_argument(
+        "--megabits", type=float, default=3.0, help="a second, of each machine's network card"
+    )
     options.add_argument("--epochs", type=int, default=6)
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -47,7 +49,9 @@ def main() -> None:
                 **({"compress": compressor} if compressor else {}),
             )
             done = run.figures
-            print(f"{compressor or 'as it is':20} {done['seconds']:6.1f} s  top-1 {100 * done['test_top1']:.1f} %")
+            print(
+                f"{compressor or 'as it is':20} {done['seconds']:6.1f} s  top-1 {100 * done['test_top1']:.1f} %"
+            )
 
 
 if __name__ == "__main__":

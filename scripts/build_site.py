@@ -70,7 +70,9 @@ def write_notebooks() -> None:
             elif part.strip():
                 cells.append(nbformat.v4.new_markdown_cell(part.strip()))
         for number, cell in enumerate(cells):
-            cell["id"] = f"{page.stem}-{number}"  # drawn by chance otherwise: the same pages give the same files
+            cell["id"] = (
+                f"{page.stem}-{number}"  # drawn by chance otherwise: the same pages give the same files
+            )
         notebook = nbformat.v4.new_notebook(cells=cells)
         nbformat.validate(notebook)
         nbformat.write(notebook, page.with_suffix(".ipynb"))
@@ -134,18 +136,27 @@ GALLERY = (
     ("Campos et al. 2017, Tables 1 and 2: throughput", "benchmarks/bsc-tables/by_verb.md"),
     ("Campos et al. 2017, Table 3: steps and time to a loss", "benchmarks/bsc-tables/convergence.md"),
     ("UT Austin 2017, Tables 1 and 2: strategies on MNIST", "benchmarks/ut-austin/results.md"),
-    ("UT Austin 2017: servers on a node of their own, 3, 7 and 11 workers", "benchmarks/ut-austin/results_beside.md"),
+    (
+        "UT Austin 2017: servers on a node of their own, 3, 7 and 11 workers",
+        "benchmarks/ut-austin/results_beside.md",
+    ),
 )
 """What a paper shows, and the committed result of the command that shows it here; its README has the rest."""
 
 
 def gallery() -> str:
     """Return the page of the papers' tables as they come out here."""
-    lines = ["# The papers' tables", "", "As committed, each by one command, beside the figures of the paper."]
+    lines = [
+        "# The papers' tables",
+        "",
+        "As committed, each by one command, beside the figures of the paper.",
+    ]
     for title, path in GALLERY:
         page = SOURCE / path
         lines += ["", f"## {title}", "", page.read_text().strip(), ""]
-        lines += [f"How it was calibrated and what it shows: [{path}](../../{page.parent.relative_to(SOURCE)}/README.md)."]
+        lines += [
+            f"How it was calibrated and what it shows: [{path}](../../{page.parent.relative_to(SOURCE)}/README.md)."
+        ]
     return "\n".join(lines) + "\n"
 
 

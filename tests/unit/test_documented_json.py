@@ -30,9 +30,7 @@ def keys(value: Any) -> set[str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("json") / "run"
-    return polyrhythm.simulate(
-        cluster="office", data="digits", model="mlp", workers=2, epochs=1, out=folder
-    )
+    return polyrhythm.simulate(cluster="office", data="digits", model="mlp", workers=2, epochs=1, out=folder)
 
 
 def test_of_a_run(run: Any) -> None:

@@ -26,4 +26,7 @@ def test_importing_the_package_does_not_import_torch():
 
 def test_a_public_function_is_not_hidden_by_a_folder_of_its_name() -> None:
     code = "import polyrhythm, polyrhythm.strategies.strategy; print(callable(polyrhythm.strategies))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "True\n"
+    )

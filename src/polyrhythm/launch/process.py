@@ -40,7 +40,11 @@ def _end_idle_compute_threads() -> None:
     threads, since OpenMP takes them to be there still.
     """
     with suppress(OSError):
-        for library in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libgomp" in line}:
+        for library in {
+            line.split()[-1]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "/libgomp" in line
+        }:
             pause = getattr(ctypes.CDLL(library), "omp_pause_resource_all", None)
             if pause is not None:
                 pause(_OMP_PAUSE_HARD)
