@@ -39,9 +39,8 @@ def main() -> None:
         print(line)
     best = compared.comparison.fastest()
     if best is not None:
-        print(
-            f"polyrhythm train --data digits --model mlp --batch-size 16 --workers {chosen.workers} --strategy '{best.strategy}'"
-        )
+        command = f"polyrhythm train --data digits --model mlp --batch-size 16 --workers {chosen.workers}"
+        print(f"{command} --strategy '{best.strategy}'")
 
 
 if __name__ == "__main__":

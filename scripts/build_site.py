@@ -5,8 +5,8 @@
 
 The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
 the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run, in
-one folder for the whole page, and what they print is set below them; a command that fails fails the build. Every tutorial is
-a notebook as well, beside its page.
+one folder for the whole page, and what they print is set below them; a command that fails fails the build. Every
+tutorial is a notebook as well, beside its page.
 """
 
 from __future__ import annotations
