@@ -132,8 +132,8 @@ def pipeline(strategy, workers, size, buckets, steps):
         left = sum(batch_images(images, step, worker, workers, 4) for worker in range(workers))
         messages = min(strategy.microbatches, left)
         total += (workers - 1) * 2 * (5 * left * size + HEADER * messages)
-    weighted = min(2, workers)  # stages that have parameters to tell the others at the end of an epoch
-    whole = (workers - 1) * (PARAMETERS * size + weighted * HEADER)
+    # At the end of an epoch worker 0, which has the first layer, is told the parameters of the second.
+    whole = (CLASSES * (5 + 1) * size + HEADER) * (workers > 1)
     return epochs * (total + whole)
 
 

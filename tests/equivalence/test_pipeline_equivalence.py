@@ -14,6 +14,7 @@ from torch.nn import functional
 from conformance.jobs import (
     CLASSES,
     SIDE,
+    blobs,
     cosine,
     make_job,
     resumed,
@@ -22,6 +23,7 @@ from conformance.jobs import (
     uneven,
     vector_of,
 )
+from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.dealing import epoch_order
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.job import Job
@@ -135,6 +137,68 @@ def test_random_numbers_and_normalisation_do_not_depend_on_where_the_network_is_
     assert len({each.sha256 for each in found.values()}) == 1
     losses = [each.result["test_loss"] for each in found.values()]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
+
+
+# What a worker holds
+
+
+def real_parameters(model: nn.Module) -> set[str]:
+    return {name for name, value in model.named_parameters() if not value.is_meta}
+
+
+@pytest.mark.parametrize(
+    "spec", ["pipeline(microbatches=4)", "pipeline(schedule=interleaved, microbatches=4)"]
+)
+def test_a_worker_has_memory_for_its_own_stages_alone(spec: str) -> None:
+    found = simulated(job_of(spec, 3, model=drawing))
+    held = [real_parameters(model) for model in found.models]
+    every = {name for name, _ in drawing().named_parameters()}
+    assert held[0] == every  # worker 0 tests and saves the whole
+    assert held[1].isdisjoint(held[2])
+    assert held[1] | held[2] < every
+    for model in found.models[1:]:
+        assert not any(value.is_meta for value in model.buffers())
+        for name, value in model.named_parameters():
+            trained = value.grad is not None and not value.is_meta
+            assert trained == (name in real_parameters(model))
+    assert torch.equal(
+        vector_of(found.models[0]),
+        vector_of(simulated(job_of("pipeline(microbatches=4)", 1, model=drawing)).models[0]),
+    )
+
+
+class Looking(nn.Module):
+    """A network that looks at numbers while it is made, which it cannot on shapes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layered()
+        self.scale = float(torch.ones(3).sum())
+        self.shift = torch.full((1,), 0.25)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images * self.scale) + self.shift
+
+
+def test_a_network_that_looks_at_numbers_is_made_whole_on_all_workers() -> None:
+    job = job_of("pipeline(microbatches=4)", 3, model=Looking)
+    assert torch.equal(vector_of(simulated(job).models[0]), vector_of(microbatched(job, 4)))
+
+
+def test_only_the_first_stage_reads_pictures() -> None:
+    read: list[int] = []
+
+    class Counted(TensorSplit):
+        def images(self, indices: Tensor) -> Tensor:
+            read.append(len(indices))
+            return super().images(indices)
+
+    whole = blobs()
+    train = Counted(whole.train.images(torch.arange(len(whole.train))), whole.train.labels)
+    job = job_of("pipeline(microbatches=4)", 3, dataset=replace(whole, train=train), epochs=1)
+    read.clear()
+    simulated(job)
+    assert sum(read) == len(whole.train)
 
 
 @pytest.mark.parametrize("stages", [1, 2])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,7 +25,7 @@ from polyrhythm.api.observed_run import (
     observed_run_in,
 )
 from polyrhythm.api.stages import in_stages
-from polyrhythm.config.assemble import assemble
+from polyrhythm.config.assemble import assemble, optimizer_from, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
@@ -35,6 +37,7 @@ from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.partition.outlook import Outlook, Pace
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.roles.dry_run import DryRun
@@ -44,12 +47,15 @@ from polyrhythm.simulation.cluster import Cluster, StepWork, cluster_text, open_
 from polyrhythm.simulation.injection.fault import Fault, parse_faults
 from polyrhythm.simulation.layout import Layout, lay_out
 from polyrhythm.simulation.run import simulate_on
-from polyrhythm.simulation.simulated_run import check_slowness
-from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
+from polyrhythm.simulation.simulated_run import Wiring, check_slowness
+from polyrhythm.simulation.step_time import STEP_TIMES, StepTime, generator_for_rank
 from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
+from polyrhythm.strategies.strategy import HasStages
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _log = logging.getLogger(__name__)
 CLUSTER_FILE = "cluster.yaml"
@@ -109,9 +115,10 @@ def simulate(
     where = described_cluster(cluster, step_time, faults)
     if step_time is None:
         where = paced_for(where, config)
+    config, foreseen = with_stages_settled(where, config)
     if gradients == "none":
-        return _dry_run(where, config, steps, check, out, observers)
-    return _train(where, config, out, observers)
+        return _dry_run(where, config, steps, check, out, observers, foreseen)
+    return _train(where, config, out, observers, foreseen)
 
 
 def described_cluster(
@@ -186,6 +193,76 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     return where.model_copy(update={"step_of": of})
 
 
+def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, Outlook | None]:
+    """Return a configuration whose network is cut into stages at given places, and what is to be expected of them.
+
+    Args:
+        where: the cluster.
+        config: of the run; unchanged where its workers hold no stages, or say themselves where the network is cut.
+
+    Raises:
+        RequestError: the network cannot be cut so, or a host has not the memory for the stages of its workers.
+    """
+    if Stages.parse(str(config.strategy)) is not None:
+        return config, None
+    strategy = strategy_from(config.strategy, config.compress)
+    if not isinstance(strategy, HasStages):
+        return config, None
+    strategy.check(config.workers)
+    dataset = open_data(
+        config.data, image_size=config.image_size, scale=config.scale, skip_unreadable=config.skip_unreadable
+    )
+    model = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
+    made = optimizer_from(config, strategy).create(
+        [each for each in model.parameters() if each.requires_grad]
+    )
+    flat = FlatParameters(model)
+    traits = strategy.traits(config.workers)
+    layout = lay_out(where, config.workers, traits.servers, traits.placement)
+    pipelines, machines = traits.pipelines, where.machines
+    ranks = config.workers // pipelines
+    beside = Counter(layout.host_of[worker] for worker in layout.roles.workers)
+
+    def room(rank: int) -> float:
+        hosts = [layout.host_of[rank * pipelines + copy] for copy in range(pipelines)]
+        return min((machines[host].memory_bytes or math.inf) / beside[host] for host in hosts)
+
+    image = flat.vector.new_zeros(1, *dataset.image_shape)
+    images = config.workers * config.worker_batch // pipelines
+    plan, pace = OptimizerPlan.of(made, flat), pace_of(layout, config.seed, pipelines)
+    settled, outlook = strategy.settled(
+        model, image, config.workers, images, plan, pace, [room(rank) for rank in range(ranks)]
+    )
+    if settled is not strategy:
+        config = config.model_copy(update={"strategy": str(settled)})
+    return config, outlook
+
+
+def pace_of(layout: Layout, seed: int, copies: int) -> Pace:
+    """Return how fast the ranks of a pipeline and their links are, on average.
+
+    Args:
+        layout: of the workers.
+        seed: of the run.
+        copies: of each rank's stages; the slowest counts.
+    """
+    workers = layout.roles.workers
+    ranks, links = len(workers) // copies, Wiring(layout)
+    generator, drawn = generator_for_rank(seed, 0), layout.cluster.step_time
+    mean_s = sum(drawn.draw(generator) for _ in range(_DRAWS)) / _DRAWS
+    means = [mean_s * layout.step_factor(rank) * layout.cluster.slow.get(rank, 1.0) for rank in workers]
+    routes = [links.route(rank * copies, (rank + 1) % ranks * copies) for rank in range(ranks)]
+    return Pace(
+        tuple(max(means[rank * copies : (rank + 1) * copies]) for rank in range(ranks)),
+        tuple(route.latency_s for route in routes),
+        tuple(min(links.bandwidths[link] for link in route.links) for route in routes),
+    )
+
+
+_DRAWS = 200
+"""Of step times, for their mean."""
+
+
 def _multiply_adds(config: RunConfig) -> float:
     dataset = open_data(
         config.data,
@@ -197,14 +274,20 @@ def _multiply_adds(config: RunConfig) -> float:
     return step_multiply_adds(shapes, dataset.image_shape, config.worker_batch)
 
 
-def _train(where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]) -> Run:
+def _train(
+    where: Cluster,
+    config: RunConfig,
+    out: str | Path | None,
+    observers: Sequence[Observer],
+    foreseen: Outlook | None = None,
+) -> Run:
     stages = Stages.parse(str(config.strategy))
     if stages is not None:
         return _train_in_stages(stages, where, config, out, observers)
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
     folder = _folder(out, job.strategy.name, config, where)
     job = dataclasses.replace(job, checkpointing=dataclasses.replace(job.checkpointing, folder=folder))
-    return _play(laid_out(where, job), job, config, observers)
+    return _play(laid_out(where, job), job, config, observers, foreseen=foreseen)
 
 
 def _train_in_stages(
@@ -240,6 +323,7 @@ def _play(
     *,
     before: tuple[float, float | None] = (0.0, 0.0),
     reports: bool = True,
+    foreseen: Outlook | None = None,
 ) -> Run:
     """Make the run of a job that has a folder; see `ClusterFigures` for `before`."""
     folder = job.checkpointing.folder
@@ -251,7 +335,7 @@ def _play(
         def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
-        _played(layout, folder, observed, play, {"gradients": "real"}, before)
+        _played(layout, folder, observed, play, {"gradients": "real"}, before, foreseen)
     return observed.run()
 
 
@@ -262,6 +346,7 @@ def _dry_run(
     check: bool,
     out: str | Path | None,
     observers: Sequence[Observer],
+    foreseen: Outlook | None = None,
 ) -> Run:
     dry_run, images = assemble_dry_run(config, steps)
     if check:
@@ -280,7 +365,7 @@ def _dry_run(
         known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
     with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
-        _played(layout, folder, observed, play, known)
+        _played(layout, folder, observed, play, known, foreseen=foreseen)
     return observed.run()
 
 
@@ -329,13 +414,15 @@ def _played(
     play: Callable[[Callable[[Event], None], StopRequest, Timeline], None],
     known: dict[str, Any],
     before: tuple[float, float | None] = (0.0, 0.0),
+    foreseen: Outlook | None = None,
 ) -> None:
     """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     # The cluster is written first, so that a run that fails can be repeated from its folder.
     (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
     with asked_to_stop(stop.request):
-        play(ClusterFigures(layout, known, timeline, observed.on_event, before).on_event, stop, timeline)
+        figures = ClusterFigures(layout, known, timeline, observed.on_event, before, foreseen)
+        play(figures.on_event, stop, timeline)
     roles = layout.roles
     names = {rank: f"worker {index}" for index, rank in enumerate(roles.workers)}
     names |= {rank: f"server {index}" for index, rank in enumerate(roles.servers)}
@@ -357,6 +444,7 @@ class ClusterFigures:
         timeline: of the run, which may be incomplete.
         emit: receives the events.
         before: seconds of the run that this one goes on with, and their price.
+        foreseen: of stages, if the network is cut into some.
     """
 
     def __init__(
@@ -366,8 +454,10 @@ class ClusterFigures:
         timeline: Timeline,
         emit: Callable[[Event], None],
         before: tuple[float, float | None] = (0.0, 0.0),
+        foreseen: Outlook | None = None,
     ) -> None:
         self._layout = layout
+        self._foreseen = foreseen
         self._before_s, self._price = before
         self._known = known
         self._timeline = timeline
@@ -382,8 +472,13 @@ class ClusterFigures:
             self._worked_s[event.worker] = event.time_s
         if isinstance(event, RunEnded):
             self._say_where_the_timeline_ends(event.time_s)
-            event = dataclasses.replace(event, result={**event.result, **self._figures(event.result)})
+            stages = {} if self._foreseen is None else {"pipeline": self._foreseen.to_json()}
+            event = dataclasses.replace(
+                event, result={**event.result, **stages, **self._figures(event.result)}
+            )
         self._emit(event)
+        if isinstance(event, RunStarted) and self._foreseen is not None:
+            self._emit(Notice(time_s=event.time_s, text=self._foreseen.text))
         if isinstance(event, RunStarted) and self._timeline.ranks is not None:
             self._emit(Notice(time_s=event.time_s, text=_watched(self._layout, self._timeline.ranks)))
 

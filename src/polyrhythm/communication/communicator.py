@@ -23,8 +23,8 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since the clock's own start."""
 
-    def sleep(self, seconds: float) -> None:
-        """Return `seconds` later on this clock."""
+    def sleep(self, seconds: float, what: str = "") -> None:
+        """Return `seconds` later on this clock; a timeline of simulated ranks says what they did meanwhile."""
 
 
 class NoSharedMemory(RequestError):

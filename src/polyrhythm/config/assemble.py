@@ -317,13 +317,7 @@ class _Rules:
     @classmethod
     def of(cls, config: RunConfig, strategy: Strategy) -> _Rules:
         """Build them, and log what may go wrong with the strategy."""
-        chosen = config.optimizer
-        optimizer = _made(
-            "optimizer",
-            default_optimizer(strategy, config.workers) if chosen is None else chosen,
-            OPTIMIZERS,
-        )
-        assert isinstance(optimizer, OptimizerConfig)
+        optimizer = optimizer_from(config, strategy)
         schedule = _made("schedule", config.schedule, SCHEDULES)
         assert isinstance(schedule, Schedule)
         batch_schedule = _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES)
@@ -414,6 +408,18 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
         updates = steps_of(updates, traits, workers)
     whole = images_dealt(images, [full], drop_last=config.drop_last)[0]
     return -(-updates // steps_per_epoch(whole, 1, full))
+
+
+def optimizer_from(config: RunConfig, strategy: Strategy) -> OptimizerConfig:
+    """Return the optimiser that a configuration asks for, or the default one of its strategy.
+
+    Raises:
+        RequestError: there is no such optimiser.
+    """
+    chosen = default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer
+    made = _made("optimizer", chosen, OPTIMIZERS)
+    assert isinstance(made, OptimizerConfig)
+    return made
 
 
 def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:

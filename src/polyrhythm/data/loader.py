@@ -174,6 +174,8 @@ class Loader:
 
     Attributes:
         side: pixels a side that pictures are scaled to after all else; None: not scaled.
+        labels_only: whether nobody looks at the pictures, so that none need be read: batches then have (B, 0) on the
+            meta device in their place. They are read nevertheless where labels come with them: of mixtures and streams.
     """
 
     def __init__(
@@ -194,6 +196,7 @@ class Loader:
         self._read = split.uncut if isinstance(split, Uncut) and transform is not None else split.images
         self._kept = split if isinstance(split, TensorSplit) and not split.is_finished else None
         self.side: int | None = None
+        self.labels_only = False
 
     @property
     def steps_per_epoch(self) -> int:
@@ -257,6 +260,9 @@ class Loader:
         return self._made(epoch, step, self.share.dealt(order, step))
 
     def _made(self, epoch: int, step: int, indices: Tensor, reached: float = 0.0) -> Batch:
+        if self.labels_only and self._streamed is None and self.mixer is None:
+            labels = self.split.labels.index_select(0, indices)
+            return Batch(epoch, step, torch.empty(len(labels), 0, device="meta"), labels, reached)
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
         else:

@@ -21,8 +21,9 @@ from __future__ import annotations
 import copy
 import operator
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -131,6 +132,8 @@ class Chain:
         pieces: in order.
         cuts: between them, one fewer.
         seed: seeds what an operation of this number draws; None: nothing is seeded.
+        image_shape: (C, H, W).
+        dtype: of pictures.
 
     Raises:
         RequestError: its forward pass cannot be traced, or does not map pictures to logits.
@@ -138,6 +141,8 @@ class Chain:
 
     def __init__(self, model: nn.Module, image: Tensor) -> None:
         self.seed: Callable[[int], None] | None = None
+        self.image_shape = tuple(image.shape[1:])
+        self.dtype = image.dtype
         self._model = model
         self._graph = _traced(model)
         self._operations = [
@@ -147,7 +152,7 @@ class Chain:
         results, operations = _tried(model, self._graph, image)
         self._shapes = {node: _shape_of(*results[node]) for node in results}
         self.cuts = tuple(self._cuts(results))
-        self.pieces = tuple(self._pieces(results, operations))
+        self.pieces = tuple(_told_apart(list(self._pieces(results, operations))))
 
     def names(self) -> list[str]:
         """Return the names of the pieces: of the last layer in each."""
@@ -481,6 +486,14 @@ def _numbers(value: Any) -> int:
     if isinstance(value, tuple | list):
         return sum(_numbers(each) for each in value)
     return 0
+
+
+def _told_apart(pieces: list[PieceSize]) -> Iterator[PieceSize]:
+    """Yield pieces whose names differ: where a layer is used several times, `name#1`, `name#2`, and so on."""
+    uses, seen = Counter(piece.name for piece in pieces), Counter[str]()
+    for piece in pieces:
+        seen[piece.name] += 1
+        yield replace(piece, name=f"{piece.name}#{seen[piece.name]}") if uses[piece.name] > 1 else piece
 
 
 def _name(nodes: Sequence[fx.Node]) -> str:

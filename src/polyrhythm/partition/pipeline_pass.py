@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -23,6 +23,10 @@ from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RunError
 from polyrhythm.partition.schedule import Schedule, Unit
+
+Lap = Literal["forward", "backward", "other"]
+
+WAIT = "wait"
 
 FORWARD_SHARE = 1 / 3
 """Of the time of a stage's passes; the backward pass has one product for the inputs and one for the weights."""
@@ -36,7 +40,8 @@ class Pipelined:
         rows: pictures of each microbatch.
         first: number of its first microbatch in the run, by which messages are known.
         learning_rate: to update with after it.
-        pass_time: lets a share of a step's time pass, where time is virtual.
+        pass_time: lets a share of a step's time pass, where time is virtual, for what is told.
+        lap: notes what has just been done, for the worker's timings: which part of the step it belongs to, and what.
         stop: whether any stage is known to want to stop after it.
         loss: the sum of its microbatches' shares of the mean loss, as far as they are known.
     """
@@ -44,7 +49,8 @@ class Pipelined:
     rows: tuple[int, ...]
     first: int = 0
     learning_rate: float = 0.0
-    pass_time: Callable[[float], None] = lambda share: None
+    pass_time: Callable[[float, str], None] = lambda share, what: None
+    lap: Callable[[Lap, str], None] = lambda part, what: None
     stop: bool = False
     loss: float = 0.0
 
@@ -151,7 +157,9 @@ class PipelinePass:
             message = self._receive(place - 1, 2 * (place - 1), (known_as, position))
             batch.stop = batch.stop or message.stop
             values.append(stage.take(number, message, position))
-        self._pass(batch, stage, rows, FORWARD_SHARE)
+        batch.lap("other", WAIT)
+        what = self._told("forward", unit)
+        self._pass(batch, stage, rows, FORWARD_SHARE, what)
         self.live += 1
         self.most_live = max(self.most_live, self.live)
         outputs = stage.forward(number, values)
@@ -163,6 +171,7 @@ class PipelinePass:
                 )
         else:
             batch.loss += stage.loss(number)
+        batch.lap("forward", what)
 
     def _backward(self, unit: Unit, batch: Pipelined) -> None:
         number, stage, place = unit.microbatch, self.stages[unit.chunk], self._place(unit)
@@ -177,11 +186,11 @@ class PipelinePass:
                     batch.loss += loss
             batch.stop = batch.stop or message.stop
             gradients.append(stage.take_gradient(number, message, position))
-        split = self.schedule.splits_backward
+        batch.lap("other", WAIT)
+        what, split = self._told("backward", unit), self.schedule.splits_backward
         whole = 1 - FORWARD_SHARE
-        self._pass(
-            batch, stage, rows, whole / (2 if split else 1) + (FORWARD_SHARE if stage.recomputes else 0)
-        )
+        share = whole / (2 if split else 1) + (FORWARD_SHARE if stage.recomputes else 0)
+        self._pass(batch, stage, rows, share, what)
         found = stage.backward(number, gradients)
         self.live -= 1
         for position, value in enumerate(found if place else []):
@@ -191,16 +200,24 @@ class PipelinePass:
                     Kind.VECTOR, value, position, known_as, loss, stop=batch.stop, tag=2 * (place - 1) + 1
                 ),
             )
+        batch.lap("backward", what)
 
     def _weights(self, unit: Unit, batch: Pipelined) -> None:
-        stage = self.stages[unit.chunk]
-        self._pass(batch, stage, batch.rows[unit.microbatch % self.microbatches], (1 - FORWARD_SHARE) / 2)
+        stage, what = self.stages[unit.chunk], self._told("weights", unit)
+        rows = batch.rows[unit.microbatch % self.microbatches]
+        self._pass(batch, stage, rows, (1 - FORWARD_SHARE) / 2, what)
         stage.weights(unit.microbatch)
+        batch.lap("backward", what)
 
-    def _pass(self, batch: Pipelined, stage: StageWork, rows: int, share: float) -> None:
+    def _told(self, what: str, unit: Unit) -> str:
+        """Return what a unit is called in a timeline: `forward 3`, and of several stages a rank whose it is."""
+        told = f"{what} {unit.microbatch % self.microbatches}"
+        return told if len(self.stages) == 1 else f"{told} of stage {self._place(unit)}"
+
+    def _pass(self, batch: Pipelined, stage: StageWork, rows: int, share: float, what: str) -> None:
         """Let the time of a unit pass: K workers' pictures go through a stage, of which these are some."""
         if rows:
-            batch.pass_time(self.group.size * stage.share * share * rows / batch.images)
+            batch.pass_time(self.group.size * stage.share * share * rows / batch.images, what)
 
     @property
     def _places(self) -> int:

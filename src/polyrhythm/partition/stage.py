@@ -80,7 +80,7 @@ def given(pieces: Sequence[PieceSize], layers: Sequence[str], stages: int, where
         behind = [
             number + 1
             for number, piece in enumerate(pieces[:-1])
-            if piece.name == layer or piece.name.startswith(f"{layer}.")
+            if piece.name == layer or piece.name.startswith((f"{layer}.", f"{layer}#"))
         ]
         if not behind:
             names = ", ".join(piece.name for piece in pieces[:-1])

@@ -1,8 +1,9 @@
 """When every unit of a schedule runs, from the times that units and messages take: makespan, idle time, memory.
 
     a unit starts when its rank has done all before it, and what it waits for has been computed and sent
+    what a rank sends leaves in the order of its units, one after the other
 
-As the ranks themselves do it, so that a pipeline's time is known beforehand, contention of links aside.
+As the ranks themselves do it, so that a pipeline's time is known beforehand, contention between ranks aside.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ class StageTimes:
         forward: of a unit F.
         backward: of a unit B; where the schedule splits the backward pass, of that for inputs.
         weights: of a unit W.
-        send: of its outputs to the next stage; their gradients take as long.
+        send: of its outputs to the next stage, while nothing else leaves; their gradients take as long.
+        latency: from a message's last byte leaving until it has come.
     """
 
     forward: float = 1.0
     backward: float = 1.0
     weights: float = 1.0
     send: float = 0.0
+    latency: float = 0.0
 
     def of(self, unit: Unit) -> float:
         """Return the seconds of a unit."""
@@ -109,6 +112,8 @@ def timetable(
     stages = ranks * schedule.chunks
     orders = [list(schedule.units(rank, ranks, microbatches)) for rank in range(ranks)]
     ended: dict[tuple[str, int, int], float] = {}
+    arrived: dict[tuple[str, int, int], float] = {}
+    left_at = [0.0] * ranks
     found: list[list[Span]] = [[] for _ in range(ranks)]
     left = sum(map(len, orders))
     while left:
@@ -118,12 +123,17 @@ def timetable(
             while len(spans) < len(order):
                 unit = order[len(spans)]
                 stage = unit.chunk * ranks + rank
-                ready = _ready_s(unit, stage, stages, ended, of_stage)
+                ready = _ready_s(unit, stage, stages, ended, arrived)
                 if ready is None:
                     break
                 start = max(ready, spans[-1].end_s if spans else 0.0)
                 end = start + of_stage(stage).of(unit)
                 ended[unit.kind, stage, unit.microbatch] = end
+                between = stage if unit.kind == "F" else stage - 1  # number of the cut that it sends over
+                if unit.kind != "W" and 0 <= between < stages - 1:
+                    over = of_stage(between)
+                    left_at[rank] = max(end, left_at[rank]) + over.send
+                    arrived[unit.kind, stage, unit.microbatch] = left_at[rank] + over.latency
                 spans.append(Span(unit, start, end))
                 left -= 1
         assert left < before, f"the order of {schedule} is a deadlock"
@@ -135,18 +145,17 @@ def _ready_s(
     stage: int,
     stages: int,
     ended: dict[tuple[str, int, int], float],
-    of_stage: Callable[[int], StageTimes],
+    arrived: dict[tuple[str, int, int], float],
 ) -> float | None:
     """Return when what a unit waits for is there; None if that is not known yet."""
     if unit.kind == "F":
         if stage == 0:
             return 0.0
-        at = ended.get(("F", stage - 1, unit.microbatch))
-        return None if at is None else at + of_stage(stage - 1).send
+        return arrived.get(("F", stage - 1, unit.microbatch))
     if unit.kind == "W":
         return ended.get(("B", stage, unit.microbatch))
     own = ended.get(("F", stage, unit.microbatch))
     if own is None or stage == stages - 1:
         return own
-    at = ended.get(("B", stage + 1, unit.microbatch))
-    return None if at is None else max(own, at + of_stage(stage).send)
+    at = arrived.get(("B", stage + 1, unit.microbatch))
+    return None if at is None else max(own, at)

@@ -206,6 +206,7 @@ class Account(ControlMessage):
         final: whether the worker has left.
         through: whether it has found nothing left to do.
         arrivals: whom it has heard, as `Arrivals` writes it, once it has left; empty if nothing was noted.
+        peak_bytes: the most memory that training has taken on it, where that is measured.
     """
 
     KIND = Kind.ACCOUNT
@@ -221,6 +222,7 @@ class Account(ControlMessage):
     final: bool = False
     through: bool = False
     arrivals: dict[str, str] = field(default_factory=dict)
+    peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from polyrhythm.data.dealing import (
 )
 from polyrhythm.data.loader import Mixer
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.evaluation.evaluate import BATCH_SIZE
 from polyrhythm.evaluation.target import Target
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.strategy import Strategy, Traits
@@ -450,6 +451,13 @@ def steps_of(updates: int, traits: Traits, workers: int) -> int:
     if traits.lockstep or traits.skips_steps:
         return updates
     return -(-updates // len(traits.units(workers)))
+
+
+def tested_at_once(job: Job) -> int:
+    """Return how many images worker 0 tests at a time: where it has no room for more, no more than a step trains."""
+    if not job.traits.pipelines:
+        return BATCH_SIZE
+    return min(BATCH_SIZE, job.workers * job.learning.batch_size // job.traits.pipelines)
 
 
 def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, learning: Learning) -> None:

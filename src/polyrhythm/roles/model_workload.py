@@ -23,13 +23,14 @@ from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import division
+from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import EvaluatesPart
 from polyrhythm.roles.deal import Hand
-from polyrhythm.roles.job import Calendar, Job, check_network_use
+from polyrhythm.roles.job import Calendar, Job, check_network_use, tested_at_once
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import SharedBatch, Step
+from polyrhythm.strategies.worker_part import SharedBatch, Step, Surroundings
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import (
     Execution,
@@ -38,6 +39,8 @@ from polyrhythm.training.forward_pass import (
     channels_innermost,
     forward_pass,
 )
+from polyrhythm.training.memory import PeakMemory, memory_of
+from polyrhythm.training.model_sizes import shapes_alone
 from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
 
 
@@ -69,8 +72,16 @@ class ModelWorkload:
 
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
+        staged = job.traits.pipelines > 0
+        self._peak = PeakMemory(job.device) if staged and world.pace is None else None
         torch.manual_seed(learning.seed)
-        model = learning.batch_norm.prepare(job.make_model()).to(job.device)
+        hollow = None
+        if staged and not world.leads:
+            hollow = shapes_alone(job.make_model, job.dataset.image_shape)
+        made = job.make_model() if hollow is None else hollow
+        model = learning.batch_norm.prepare(made)
+        if hollow is None:
+            model = model.to(job.device)
         self._precision = Precision.choose(learning.precision, job.device)
         optimizer = learning.optimizer.create(graded(model, learning.optimizer.lr, learning.rate_decay))
         # float16 gradients must be scaled back before anyone sends them
@@ -91,7 +102,7 @@ class ModelWorkload:
         self._forward = forward_pass(model, learning.execution)
         # Asked for at every step: what does nothing here is not called.
         self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
-        self._pace, self._timer = world.pace, world.timer
+        self._pace, self._timer, self._now = world.pace, world.timer, world.clock.now
         self._cuts_network = job.traits.cuts_network
         self._objective = learning.objective.at(0, learning.planned_epochs)
         self._work = 1.0
@@ -243,6 +254,8 @@ class ModelWorkload:
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
         checkpointing = self._job.checkpointing
+        if self._peak is not None:
+            account = replace(account, peak_bytes=self._peak.taken)
         saved = checkpointing.folder is not None and checkpointing.checkpoints > 0
         return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
 
@@ -278,7 +291,9 @@ class ModelWorkload:
         noise = self._noise if self._noise is not None and self._noise.due(number) else None
         # What is added up while the pass goes on is this worker's no more.
         self.replica.holds_back = noise is not None and self._pace is None
-        images = batch.images.to(device, flat.vector.dtype, non_blocking=True)
+        images = batch.images
+        if not images.is_meta:
+            images = images.to(device, flat.vector.dtype, non_blocking=True)
         labels = batch.labels.to(device, non_blocking=True)
         if self._cuts_network:
             return self._compute_together(images, labels, step, rate), rate, True
@@ -371,7 +386,9 @@ class ModelWorkload:
                 raise self._not_finite(value, step.number, rate)
             return found
 
-        inputs = channels_innermost(images) if self._job.learning.execution.channels_last else images
+        inputs = images
+        if self._job.learning.execution.channels_last and not images.is_meta:
+            inputs = channels_innermost(images)
         with by_running_statistics(self.replica.model) if len(images) == 1 else nullcontext():
             if pipelines:
                 value = self.replica.part.compute_stages(step, self._shared(inputs, loss, step, rate))
@@ -383,7 +400,7 @@ class ModelWorkload:
 
     def _shared(self, images: Tensor, loss: Loss, step: Step, rate: float) -> SharedBatch:
         """Return a batch as the workers of a pipeline compute it; random numbers do not depend on who does."""
-        pipelines, pace, job = self._job.traits.pipelines, self._pace, self._job
+        pipelines, pace, timer, job = self._job.traits.pipelines, self._pace, self._timer, self._job
 
         def seed(microbatch: int, layer: int) -> None:
             pipeline = self.worker % pipelines
@@ -392,12 +409,16 @@ class ModelWorkload:
             if job.device.type == "cuda":
                 torch.cuda.manual_seed(drawn)
 
-        def pass_time(share: float) -> None:
+        def pass_time(share: float, what: str) -> None:
             if pace is not None:
-                pace.part(share)
+                pace.part(share, what)
+
+        def lap(part: Lap, what: str) -> None:
+            if timer is not None:
+                timer.lap(part, what)
 
         full = job.workers * self.batch_size // pipelines
-        return SharedBatch(images, full, loss, rate * self.rate_ratio, seed, pass_time)
+        return SharedBatch(images, full, loss, rate * self.rate_ratio, seed, pass_time, lap)
 
     def _cut(self, model: nn.Module, job: Job) -> None:
         """Give the strategy the network in two parts, or as it cuts it.
@@ -405,10 +426,22 @@ class ModelWorkload:
         Raises:
             RequestError: the network does not allow it.
         """
-        vector = self.replica.flat.vector
-        image = vector.new_zeros(1, *job.dataset.image_shape)
+        dtype = self.replica.flat.vector.dtype
+        image = torch.zeros(1, *job.dataset.image_shape, dtype=dtype, device=job.device)
         if job.traits.pipelines:
-            self.replica.part.take_network(model, image)
+            pipelines = job.traits.pipelines
+            around = Surroundings()
+            if self._pace is None:  # else it is said of the cluster that is simulated
+                around = Surroundings(
+                    job.workers * job.learning.batch_size // pipelines,
+                    tested_at_once(job),
+                    saves=job.checkpointing.folder is not None and job.checkpointing.checkpoints > 0,
+                    room=memory_of(job.device),
+                    now=self._now,
+                )
+            self.replica.part.take_network(model, image, around)
+            taught = job.learning.objective.teachers is not None
+            self._loader.labels_only = not (taught or self.replica.part.reads_images)
             return
         workers = self.replica.workers.size
         self.replica.part.divide(division(self.replica.flat, cut(model, image), workers))

@@ -95,8 +95,13 @@ class StepTimer:
         self._blocked.spans = [] if self._to_trace else None
         self._mark()
 
-    def lap(self, done: Lap) -> None:
-        """End a part of the step, which began where the one before it ended."""
+    def lap(self, done: Lap, what: str = "") -> None:
+        """End a part of the step, which began where the one before it ended.
+
+        Args:
+            done: the part that it adds to.
+            what: its name in a trace; that of the part, if it has none of its own.
+        """
         self._keeping.finish()
         blocked_s = self._blocked.seconds - self._blocked_mark_s
         began_s = self._mark_s
@@ -104,7 +109,7 @@ class StepTimer:
         self._step.seconds[_COMMUNICATION] += blocked_s
         self._step.seconds[done] += max(0.0, self._mark_s - began_s - blocked_s)  # sums round
         if self._to_trace:
-            self._step.spans.append((done, began_s, self._mark_s))
+            self._step.spans.append((what or done, began_s, self._mark_s))
 
     def end_step(self, step: int) -> None:
         """End the step; the rest of it was `other`.

@@ -89,9 +89,14 @@ class DrawnPace:
         draw_s = self.draw_s
         self.clock.sleep(draw_s() * work)
 
-    def part(self, share: float) -> None:
-        """Sleep for a share of the step that `forward` has drawn the time of, for who computes it in parts."""
-        self.clock.sleep(self._step_s * share)
+    def part(self, share: float, what: str = "") -> None:
+        """Sleep for a share of the step that `forward` has drawn the time of, for who computes it in parts.
+
+        Args:
+            share: of the step.
+            what: is computed meanwhile, for a timeline.
+        """
+        self.clock.sleep(self._step_s * share, what)
 
 
 HandleMessage = Callable[[int, Message], list[tuple[int, Message]]]

@@ -48,6 +48,7 @@ class HostKind(Described):
         price_per_hour: of each, in the cluster's currency; None: that of `machine`, or not known.
         nic: its link to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
+        memory_bytes: of each, for all its workers together; None: not known.
         server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
@@ -62,6 +63,7 @@ class HostKind(Described):
     price_per_hour: NonNegative | None = None
     nic: Link | None = None
     inside: Link | None = None
+    memory_bytes: Positive | None = None
     server_takes: Annotated[float, Field(ge=0, lt=1)] | None = None
 
     @property

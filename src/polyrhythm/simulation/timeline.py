@@ -22,7 +22,7 @@ class Span:
 
     Attributes:
         rank: whose.
-        kind: `compute` or `wait`.
+        kind: `compute`, or what is computed (`forward 3`), or `wait`.
         start_s: when it began.
         end_s: when it ended.
         detail: what was waited for.
@@ -139,11 +139,11 @@ class ObservedTime(VirtualTime):
         if self._timeline.watches(rank):
             self.ranks[task] = rank
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, what: str = "") -> None:
         """Park the running task; only computing sleeps."""
         start = self.now_s
         super().sleep(seconds)
-        self._note(COMPUTE, start)
+        self._note(what or COMPUTE, start)
 
     def park(self, reason: str, task: Task | None = None) -> Any:
         start = self.now_s

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
@@ -29,6 +29,9 @@ from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+if TYPE_CHECKING:
+    from polyrhythm.partition.outlook import Outlook, Pace
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,32 @@ class HasStages:
 
         Raises:
             RequestError: with the reason and the place.
+        """
+        raise NotImplementedError
+
+    def settled(
+        self,
+        model: nn.Module,
+        image: Tensor,
+        workers: int,
+        images: int,
+        plan: OptimizerPlan,
+        pace: Pace,
+        room: Sequence[float],
+    ) -> tuple[Strategy, Outlook]:
+        """Return the strategy with the network cut at given places, and what is to be expected of it.
+
+        Args:
+            model: the network; with shapes alone, or with numbers.
+            image: (1, C, H, W).
+            workers: how many there are.
+            images: of a step, in one pipeline.
+            plan: of the optimiser.
+            pace: of the ranks of a pipeline.
+            room: bytes that each rank has; infinite where nobody knows.
+
+        Raises:
+            RequestError: it cannot be cut so, or a rank has not the memory for its stages.
         """
         raise NotImplementedError
 

@@ -12,18 +12,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import Division
+from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+if TYPE_CHECKING:
+    from polyrhythm.partition.outlook import Outlook
 
 
 @dataclass(slots=True)
@@ -269,7 +273,8 @@ class SharedBatch:
         loss: of some of them.
         learning_rate: to update with.
         seed: fixes the random numbers that are drawn next, from the number of a microbatch and of a layer.
-        pass_time: lets a share of the time of a step of this worker pass, where time is virtual.
+        pass_time: lets a share of the time of a step of this worker pass, where time is virtual, for what is told.
+        lap: notes what has just been done: which part of the step it belongs to, and what it was.
     """
 
     images: Tensor
@@ -277,22 +282,54 @@ class SharedBatch:
     loss: Loss
     learning_rate: float
     seed: Callable[[int, int], None]
-    pass_time: Callable[[float], None]
+    pass_time: Callable[[float, str], None]
+    lap: Callable[[Lap, str], None]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What stages of a network are cut for.
+
+    Attributes:
+        images: of a step, that workers compute together; 0: nobody knows.
+        tested: images that are tested at once, at most.
+        saves: whether checkpoints are written.
+        room: bytes that a rank may take; None: nobody knows.
+        now: tells the time, where it is real; None: it is virtual.
+    """
+
+    images: int = 0
+    tested: int = 0
+    saves: bool = False
+    room: int | None = None
+    now: Callable[[], float] | None = None
 
 
 class ComputesStages:
-    """Taken on by a part that computes stages of a network, and passes on what others need; see `Traits.pipelines`."""
+    """Taken on by a part that computes stages of a network, and passes on what others need; see `Traits.pipelines`.
 
-    def take_network(self, model: nn.Module, image: Tensor) -> None:
+    Attributes:
+        outlook: on worker 0, what is to be expected of the run, once the network is known.
+    """
+
+    outlook: Outlook | None = None
+
+    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
         """Take the network, whose parameters are views of the flat vector; called before `load_state` and `start`.
 
         Args:
-            model: on its device.
-            image: (1, C, H, W), zeros like the pictures that it will see.
+            model: on its device; on all workers but worker 0 it may be of shapes alone, on the meta device.
+            image: (1, C, H, W), zeros like the pictures that it will see, on the device.
+            around: what it is cut for.
 
         Raises:
             RequestError: it cannot be cut so.
         """
+        raise NotImplementedError
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether stages of this worker take pictures; those of others are given none."""
         raise NotImplementedError
 
     def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
@@ -315,14 +352,22 @@ class ComputesStages:
         """
         raise NotImplementedError
 
-    def compute_dry(self, step: Step, images: int, full: int, pass_time: Callable[[float], None]) -> None:
+    def compute_dry(
+        self,
+        step: Step,
+        images: int,
+        full: int,
+        pass_time: Callable[[float, str], None],
+        lap: Callable[[Lap, str], None],
+    ) -> None:
         """Exchange what a step would, and let its time pass.
 
         Args:
             step: as it was given to `begin`.
             images: of the batch that workers compute together.
             full: of one that is not ragged.
-            pass_time: lets a share of the time of a step of this worker pass.
+            pass_time: lets a share of the time of a step of this worker pass, for what is told.
+            lap: as in `SharedBatch`.
         """
         raise NotImplementedError
 
@@ -578,6 +623,7 @@ class WorkerCalls:
         if isinstance(part, ComputesStages):
             self.take_network, self.take_sizes = part.take_network, part.take_sizes
             self.compute_stages, self.compute_dry = part.compute_stages, part.compute_dry
+        self._stages = part if isinstance(part, ComputesStages) else None
         self.skips_steps = isinstance(part, SkipsSteps)
         self.next_step = part.next_step if isinstance(part, SkipsSteps) else _following
         self.present: Callable[[], Tensor | None] = part.present if isinstance(part, Presents) else _nothing
@@ -603,6 +649,16 @@ class WorkerCalls:
     def staleness(self) -> Counter[int]:
         """See `WorkerPart`."""
         return self.inner.staleness
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """See `ComputesStages`."""
+        return None if self._stages is None else self._stages.outlook
+
+    @property
+    def reads_images(self) -> bool:
+        """See `ComputesStages`."""
+        return self._stages is None or self._stages.reads_images
 
     @property
     def averaged(self) -> int:

@@ -211,6 +211,25 @@ class FlatParameters:
         """Set all gradients to zero, in place."""
         self.gradients_and_tail.zero_()
 
+    def without_gradients(self) -> None:
+        """Free the memory of gradients, for parameters whose gradients are elsewhere; `gradients` is empty then."""
+        self.gradients_and_tail = self.vector.new_zeros(TAIL)
+        self.gradients, self._tail = self.gradients_and_tail[:0], self.gradients_and_tail
+        self._tail_first = self._tail[0]
+        for view in self.views:
+            if view.parameter.grad is view.gradient:
+                view.parameter.grad = None
+        self.views = [replace(view, gradient=self.gradients) for view in self.views]
+
+    def release(self) -> None:
+        """Free the memory of the vector, which nobody may read or write until `allocate`."""
+        self.vector_and_tail.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Get memory for the vector again, of any content; parameters are views of it as before."""
+        if self.vector_and_tail.device.type != "meta":
+            self.vector_and_tail.untyped_storage().resize_((self.size + TAIL) * self.vector.element_size())
+
     def gather_gradients(self) -> None:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
         for view in self.views:

@@ -10,7 +10,9 @@ The shares come from the arithmetic that belongs to each parameter, counted in a
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -72,6 +74,29 @@ class ModelSizes:
     def nbytes(self) -> int:
         """Bytes of all of them: what the papers call M."""
         return self.parameters * self.dtype.itemsize
+
+
+def shapes_alone(make_model: Callable[[], nn.Module], image_shape: tuple[int, int, int]) -> nn.Module | None:
+    """Return a network on the meta device, with shapes but no numbers; None where it looks at numbers.
+
+    Args:
+        make_model: makes it, of random numbers or others.
+        image_shape: (C, H, W) of a picture.
+    """
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")  # of weights that are loaded into nothing
+            model = make_model().to("meta")
+        # Of tensors that are neither parameters nor buffers, nobody would tell the numbers.
+        for module in model.modules():
+            if any(isinstance(value, torch.Tensor) and value.is_meta for value in vars(module).values()):
+                return None
+        training = model.training
+        with torch.no_grad():
+            model.eval()(torch.empty(2, *image_shape, device="meta"))
+        return model.train(training)
+    except Exception:  # a network can fail in any way on shapes alone
+        return None
 
 
 def sizes_of(

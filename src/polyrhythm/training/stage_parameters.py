@@ -1,6 +1,6 @@
 """The parameters of one stage of a network, as a flat vector of their own beside the whole network's.
 
-    whole    [ conv1 | conv2 | conv3 | … | head ]      on every worker; of other stages, as they were told last
+    whole    [ conv1 | conv2 | conv3 | … | head ]      on worker 0, and there only while nobody trains; else no memory
     stage            [ conv2 | conv3 ]                 trained here: parameters, gradients, optimiser
 
 Layers of a stage need not lie side by side in the whole vector: a stage has pieces of it, in the order of the vector.
@@ -8,7 +8,7 @@ Layers of a stage need not lie side by side in the whole vector: a stage has pie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -83,6 +83,36 @@ class WeightVersions:
             view.parameter.data = vector[view.start : view.stop].view(view.parameter.shape)
 
 
+def hold(
+    model: nn.Module, parameters: Collection[nn.Parameter], device: torch.device
+) -> dict[int, nn.Parameter]:
+    """Give buffers, and some parameters, of a network of shapes memory, of any content; in place.
+
+    Args:
+        model: on the meta device.
+        parameters: those of it that get memory.
+        device: where.
+
+    Returns:
+        What has taken the place of each of these, by its `id`.
+    """
+    made = {
+        id(each): nn.Parameter(torch.empty_like(each, device=device), requires_grad=each.requires_grad)
+        for each in parameters
+    }
+    buffers: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) in made:
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                if id(buffer) not in buffers:
+                    buffers[id(buffer)] = torch.zeros_like(buffer, device=device)
+                module._buffers[name] = buffers[id(buffer)]
+    return made
+
+
 class StageParameters:
     """What one worker trains of a network.
 
@@ -90,20 +120,30 @@ class StageParameters:
         whole: the network's parameters; those of this worker's stage move to memory of their own.
         owned: of each rank of the pipeline, its parameters in the whole vector.
         rank: this worker's.
+        device: of the stage.
 
     Attributes:
         flat: the stage's; the whole network's, where there is one rank.
         pieces: of each rank, the slices of the whole vector that are its own, in order.
     """
 
-    def __init__(self, whole: FlatParameters, owned: Sequence[Sequence[View]], rank: int = 0) -> None:
+    def __init__(
+        self,
+        whole: FlatParameters,
+        owned: Sequence[Sequence[View]],
+        rank: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
         self._whole = whole
+        self._released, self._frees = False, len(owned) > 1
         self.flat = whole
         self.pieces = [_slices(views) for views in owned]
         self._own = self.pieces[rank]
         if len(owned) > 1:
             views = sorted(owned[rank], key=lambda view: view.start)
-            self.flat = FlatParameters(_held([view.parameter for view in views], whole.vector))
+            like = torch.empty(1, dtype=whole.vector.dtype, device=device or whole.vector.device)
+            self.flat = FlatParameters(_held([view.parameter for view in views], like))
+            whole.without_gradients()
 
     @classmethod
     def of_sizes(cls, whole: FlatParameters, numbers: Sequence[int], rank: int) -> StageParameters:
@@ -126,19 +166,36 @@ class StageParameters:
             made.flat = type(whole)(held, bucket_bytes=0, stands_for=whole.stands_for)
         return made
 
+    def release(self) -> None:
+        """Free the whole network's memory, which nobody needs while stages train."""
+        if self._frees and not self._released:
+            self._whole.release()
+            self._released = True
+
+    def allocate(self) -> None:
+        """Get it back, with the stage's part in it."""
+        if self._released:
+            self._whole.allocate()
+            self._released = False
+        if self.flat is not self._whole:
+            for piece, place in self._places():
+                self._whole.vector[piece].copy_(self.flat.vector[place])
+
+    def of_rank(self, rank: int) -> list[Tensor]:
+        """Return the pieces of the whole vector that are of a rank's stages."""
+        return [self._whole.vector[piece] for piece in self.pieces[rank]]
+
+    def own(self) -> list[Tensor]:
+        """Return the same pieces of this worker's stages, as they are trained."""
+        if self.flat is self._whole:
+            return [self._whole.vector]
+        return [self.flat.vector[place] for _, place in self._places()]
+
     def take(self) -> None:
         """Overwrite the stage's parameters with those in the whole vector."""
-        if self.flat is self._whole:
-            return
-        for piece, place in self._places():
-            self.flat.vector[place].copy_(self._whole.vector[piece])
-
-    def give(self) -> None:
-        """Overwrite the stage's part of the whole vector."""
-        if self.flat is self._whole:
-            return
-        for piece, place in self._places():
-            self._whole.vector[piece].copy_(self.flat.vector[place])
+        if self.flat is not self._whole:
+            for piece, place in self._places():
+                self.flat.vector[place].copy_(self._whole.vector[piece])
 
     def plan(self, plan: OptimizerPlan) -> OptimizerPlan:
         """Return the plan of the stage's vector, from that of the whole one."""

@@ -49,7 +49,7 @@ from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
 from polyrhythm.roles.control_plane import Boundary, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Deal, deal_communicator
-from polyrhythm.roles.job import Job
+from polyrhythm.roles.job import Job, tested_at_once
 from polyrhythm.roles.leading.leader import Duties, EventEmitter, Leader
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.replica import Replica
@@ -158,7 +158,9 @@ class TrainingDuties(Duties):
         self._emitter.say(opening if self.deal is None else replace(opening, deal=self.deal.opening))
         strategy, of_data = self.job.strategy, self.job.dataset.remark
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
-        for remark in (of_strategy, of_data, *self._collector.remarks):
+        outlook = self._replica.part.outlook
+        of_stages = "" if outlook is None else outlook.text
+        for remark in (of_strategy, of_stages, of_data, *self._collector.remarks):
             if remark:
                 self._emitter.say(Notice(time_s=0, text=remark))
 
@@ -623,6 +625,17 @@ class RunFigures:
             "staleness": result.staleness_figures(accounts, reports),
             **result.defence_figures(reports),
             "parameters_sha256": result.digest(self._replica.flat.vector),
+            **self._of_stages(),
+        }
+
+    def _of_stages(self) -> dict[str, Any]:
+        """Return what was said of the stages of a pipeline, and what memory each took."""
+        outlook = self._replica.part.outlook
+        if outlook is None:
+            return {}
+        taken = {state.account.worker: state.account.peak_bytes for state in self.states}
+        return {
+            "pipeline": outlook.to_json() | {"measured_bytes": [taken[worker] for worker in sorted(taken)]}
         }
 
     def _epochs_done(self, step: int) -> float:
@@ -893,6 +906,7 @@ class Presentation:
                 self._replica.model,
                 test,
                 classes=dataset.classes,
+                batch_size=tested_at_once(self._job),
                 device=self._job.device,
                 tested=disjoint(tested),
             )
@@ -905,7 +919,8 @@ class Presentation:
     @contextmanager
     def _shown(self, states: list[WorkerState], presented: Tensor | None = None) -> Iterator[None]:
         vector, buffers = self._replica.flat.vector, self._replica.buffers
-        trained = vector.clone()
+        others = self.average is not None or presented is not None
+        trained = vector.clone() if others else None
         own = {name: value.clone() for name, value in buffers.items()}
         if self.average is not None:
             vector.copy_(self.average.value)
@@ -916,6 +931,7 @@ class Presentation:
         try:
             yield
         finally:
-            vector.copy_(trained)
+            if trained is not None:
+                vector.copy_(trained)
             for name, value in own.items():
                 buffers[name].copy_(value)

@@ -12,10 +12,10 @@ pictures: those of all their batches. The first stage takes the pictures, the la
 activations and their gradients travel, a message for each microbatch and value. Copies of a stage go on with each other
 by the strategy `inside`.
 
-What each worker keeps: the parameters of the whole network, so that any of them can be tested and saved; gradients,
-state of the optimiser, activations and further versions of the parameters of its own stages only. The network on a
-worker is whole only after `settle`, which comes at the end of every epoch: until then it holds old values of other
-stages.
+What each worker keeps: parameters, gradients, state of the optimiser, activations and further versions of the
+parameters, of its own stages only. The network is whole on worker 0 alone, from `settle`, which comes at the end of
+every epoch, to the next step: it tests and saves it, and has memory for all parameters meanwhile. Other workers have
+never more of it than shapes. Pictures are read by the first stage, labels by all.
 
 Batch normalisation normalises by microbatch, and changes its running statistics once a batch
 (`partition/deferred_statistics.py`). Dropout draws by step, microbatch and place in the network, wherever that is cut.
@@ -27,14 +27,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
-from polyrhythm.errors import RequestError
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.deferred_statistics import DeferredStatistics
-from polyrhythm.partition.pipeline_pass import Pipelined, PipelinePass, SizedStage, StageWork, rows_of
+from polyrhythm.partition.outlook import (
+    Outlook,
+    Pace,
+    Work,
+    fastest,
+    measured_pieces,
+    stage_times,
+    step_of,
+    told_bytes,
+)
+from polyrhythm.partition.pipeline_pass import Lap, Pipelined, PipelinePass, SizedStage, StageWork, rows_of
 from polyrhythm.partition.schedule import SCHEDULES, Schedule, Unit
 from polyrhythm.partition.schedules.one_forward_one_backward import OneForwardOneBackward
 from polyrhythm.partition.stage import (
@@ -46,6 +58,7 @@ from polyrhythm.partition.stage import (
     given,
     share_of_stages,
 )
+from polyrhythm.partition.stage_memory import OptimizerBytes, rank_bytes, testing_bytes
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.state import Held, Resharding, State, below
@@ -54,6 +67,7 @@ from polyrhythm.strategies.worker_part import (
     ComputesStages,
     SharedBatch,
     Step,
+    Surroundings,
     WorkerCalls,
     WorkerPart,
     WorkerSetting,
@@ -62,7 +76,7 @@ from polyrhythm.training.flat_parameters import FlatParameters, View
 from polyrhythm.training.model_sizes import ModelSizes, PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
-from polyrhythm.training.stage_parameters import StageParameters, WeightVersions
+from polyrhythm.training.stage_parameters import StageParameters, WeightVersions, hold
 
 INSIDE = ("polyrhythm.strategies.allreduce", "polyrhythm.strategies.averaging")
 """The families of strategies that copies of a stage go on by."""
@@ -75,7 +89,9 @@ class Pipeline(Strategy, HasStages):
         stages: workers in a row, each with one stage, or more where the schedule interleaves; all, if not given.
         microbatches: into which the pictures of a step are cut.
         schedule: in which order workers compute forward and backward passes.
-        cut: names of the layers behind which the network is cut; none: where stages take equally long.
+        cut: names of the layers behind which the network is cut; none: see `balance`.
+        balance: where the network is cut otherwise. `operations`: where stages have equally many. `auto`: where a step
+            takes least, by measured times of all layers, or in simulation by their operations and the cluster's links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
         replicas: copies of each stage.
         inside: how copies of a stage go on together; a strategy whose workers go in step.
@@ -98,6 +114,7 @@ class Pipeline(Strategy, HasStages):
     microbatches: Count = 4
     schedule: Annotated[Schedule, chosen("schedule", SCHEDULES)] = OneForwardOneBackward()
     cut: tuple[str, ...] = ()
+    balance: Literal["operations", "auto"] = "operations"
     recompute: bool = False
     replicas: Count = 1
     inside: Annotated[Strategy, chosen("inside strategy", *INSIDE)] = Synchronous()
@@ -154,6 +171,128 @@ class Pipeline(Strategy, HasStages):
             return given(pieces, self.cut, stages, str(self))
         return balanced(pieces, stages)
 
+    def outlook(
+        self,
+        chain: Chain,
+        pieces: Sequence[PieceSize],
+        workers: int,
+        images: int,
+        plan: OptimizerPlan,
+        pace: Pace | None = None,
+        bounds: Bounds | None = None,
+    ) -> Outlook:
+        """Return what is to be expected of a run.
+
+        Args:
+            chain: the network.
+            pieces: of it; their operations may be measured seconds.
+            workers: how many there are.
+            images: of a step, in one pipeline.
+            plan: of the optimiser.
+            pace: of the ranks; None: nobody knows it.
+            bounds: of the stages, where they are not what `bounds` says.
+        """
+        ranks = self.ranks(workers)
+        bounds = self.bounds(pieces, workers) if bounds is None else bounds
+        stages = [chain.stage(*place) for place in pairwise(bounds)]
+        work = self.work(images, chain.dtype)
+        times = stage_times(work, pieces, bounds, Pace.even(ranks) if pace is None else pace)
+        seconds, bubble = step_of(work, times, ranks)
+        needs = OptimizerBytes.of(plan)
+        memory = [
+            rank_bytes(
+                chain,
+                stages,
+                self.schedule,
+                rank,
+                ranks,
+                self.microbatches,
+                images,
+                needs,
+                recomputes=self.recompute,
+            )
+            for rank in range(ranks)
+        ]
+        if pace is not None and self.replicas > 1:
+            largest = max(each.gradients for each in memory)
+            seconds += 2 * (self.replicas - 1) / self.replicas * largest / min(pace.bytes_per_s)
+        layers = tuple((pieces[start].name, pieces[stop - 1].name) for start, stop in pairwise(bounds))
+        return Outlook(layers, None if pace is None else seconds, bubble, tuple(memory))
+
+    def work(self, images: int, dtype: torch.dtype) -> Work:
+        """Return what a step of so many images sends through one pipeline."""
+        return Work(self.schedule, self.microbatches, images, dtype.itemsize, self.recompute)
+
+    def settled(
+        self,
+        model: nn.Module,
+        image: Tensor,
+        workers: int,
+        images: int,
+        plan: OptimizerPlan,
+        pace: Pace,
+        room: Sequence[float],
+    ) -> tuple[Pipeline, Outlook]:
+        """Return the strategy with the network cut at given places, and what is to be expected of it.
+
+        Args:
+            model: the network.
+            image: (1, C, H, W).
+            workers: how many there are.
+            images: of a step, in one pipeline.
+            plan: of the optimiser.
+            pace: of the ranks.
+            room: bytes that each rank has; infinite where nobody knows.
+
+        Raises:
+            RequestError: it cannot be cut so, or a rank has not the memory for its stages.
+        """
+        chain, ranks = Chain(model, image), self.ranks(workers)
+        pieces = chain.pieces
+        found: dict[Bounds, Outlook] = {}
+
+        def foreseen(bounds: Bounds) -> Outlook:
+            if bounds not in found:
+                found[bounds] = self.outlook(chain, pieces, workers, images, plan, pace, bounds)
+            return found[bounds]
+
+        def fits(bounds: Bounds) -> bool:
+            return _lacking(foreseen(bounds), room) is None
+
+        bounds, chooses = None, self.balance == "auto" and not self.cut
+        if chooses:
+            stages = ranks * self.schedule.chunks
+            check_stages(pieces, stages, str(self))
+            bounds = fastest(pieces, stages, self.work(images, chain.dtype), pace, fits)
+        if bounds is None:
+            bounds = self.bounds(pieces, workers)
+        outlook = foreseen(bounds)
+        self.check_room(outlook, room)
+        if not chooses:
+            return self, outlook
+        return self.model_copy(update={"cut": tuple(pieces[stop - 1].name for stop in bounds[1:-1])}), outlook
+
+    def check_room(self, outlook: Outlook, room: Sequence[float]) -> None:
+        """Refuse ranks that have less memory than their stages need.
+
+        Raises:
+            RequestError: with the first of them.
+        """
+        rank = _lacking(outlook, room)
+        if rank is None:
+            return
+        first, last = outlook.layers[rank][0], outlook.layers[rank - len(outlook.ranks)][1]
+        needs = outlook.ranks[rank]
+        mends = "more stages or microbatches"
+        if not self.recompute:
+            mends += ", recompute=True"
+        if needs.most > needs.training:
+            mends = "a larger host for worker 0, which tests and saves the whole network"
+        raise RequestError(
+            f"worker {rank * self.replicas} needs {told_bytes(needs.most)} for its stage ({first} to {last}) and has "
+            f"{told_bytes(int(room[rank]))}: ask for {mends}"
+        )
+
     def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
         self.bounds(Chain(model, image).pieces, workers)
 
@@ -171,6 +310,14 @@ class Pipeline(Strategy, HasStages):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         return PipelineWorker(setting, self)
+
+
+def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
+    """Return the first rank that has less memory than it needs, if there is one."""
+    short = (
+        rank for rank, (needs, has) in enumerate(zip(outlook.ranks, room, strict=True)) if needs.most > has
+    )
+    return next(short, None)
 
 
 _WITHOUT_END = 1 << 62
@@ -220,32 +367,94 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._whole, self._stop = True, False
         self._statistics: list[DeferredStatistics] = []
         self._buffers: list[list[Tensor]] = []
-        self._own = StageParameters(setting.flat, [setting.flat.views])
-        self._adopt(self._own)
+        self._all = workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
+        self._told = 0
+        self.outlook: Outlook | None = None
 
-    def take_network(self, model: nn.Module, image: Tensor) -> None:
+    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
         strategy, flat = self._strategy, self._setting.flat
         chain = Chain(model, image)
-        bounds = strategy.bounds(chain.pieces, self._setting.workers.size)
-        stages = [chain.stage(start, stop) for start, stop in pairwise(bounds)]
+        check_stages(chain.pieces, self._ranks * self._schedule.chunks, str(strategy))
+        pieces, bounds = self._pieces(chain, around)
+        self.outlook = None
+        if self._setting.workers.rank == 0 and around.images:
+            self.outlook = self._foreseen(chain, pieces, bounds, model, around)
+        hold(model, (), image.device)  # buffers, which all workers keep
+        cut = [chain.stage(start, stop) for start, stop in pairwise(bounds)]
         views = {id(view.parameter): view for view in flat.views}
         owned: list[list[View]] = [[] for _ in range(self._ranks)]
         self._buffers = [[] for _ in range(self._ranks)]
-        for number, stage in enumerate(stages):
+        for number, stage in enumerate(cut):
             found = [views.pop(id(each), None) for each in stage.module.parameters()]
             owned[number % self._ranks] += [view for view in found if view is not None]
             self._buffers[number % self._ranks] += list(stage.module.buffers())
         owned[0] += views.values()  # what no stage uses
-        self._adopt(StageParameters(flat, owned, self._rank))
-        shares = share_of_stages(chain.pieces, bounds)
+        if flat.vector.is_meta:
+            used = [each for stage in cut[self._rank :: self._ranks] for each in stage.module.parameters()]
+            used += [view.parameter for view in owned[self._rank]]
+            held = hold(model, used, image.device)
+            owned[self._rank] = [
+                replace(view, parameter=held[id(view.parameter)]) for view in owned[self._rank]
+            ]
+        self._adopt(StageParameters(flat, owned, self._rank, image.device))
+        shares = share_of_stages(pieces, bounds)
         works: list[StageWork] = []
-        for stage, share in list(zip(stages, shares, strict=True))[self._rank :: self._ranks]:
+        for place in range(self._rank, len(cut), self._ranks):
+            stage, share = chain.stage(bounds[place], bounds[place + 1]), shares[place]
             self._statistics.append(DeferredStatistics(stage.module, self._count))
-            work = NetworkStage(chain, stage, share, self._microbatch, flat.vector)
+            work = NetworkStage(chain, stage, share, self._microbatch, self._own.flat.vector)
             work.recomputes, work.splits = strategy.recompute, self._schedule.splits_backward
             work.statistics, work.using = self._statistics[-1], self._with_version
             works.append(work)
         self._pass = PipelinePass(self._schedule, self._count, self._row, works)
+
+    def _pieces(self, chain: Chain, around: Surroundings) -> tuple[Sequence[PieceSize], Bounds]:
+        """Return the pieces and the bounds of stages; of `balance=auto`, as worker 0 has measured them."""
+        strategy, workers = self._strategy, self._setting.workers
+        pieces: Sequence[PieceSize] = chain.pieces
+        if strategy.cut or strategy.balance != "auto":
+            return pieces, strategy.bounds(pieces, workers.size)
+        seconds = torch.zeros(len(pieces), dtype=torch.float64)
+        if workers.rank == 0 and around.now is not None:
+            rows = max(1, around.images // self._count)
+            seconds += torch.tensor(measured_pieces(chain, rows, around.now), dtype=torch.float64)
+        if workers.size > 1:
+            workers.broadcast(seconds)
+        if float(seconds.sum()) > 0:
+            pieces = [
+                replace(piece, operations=time) for piece, time in zip(pieces, seconds.tolist(), strict=True)
+            ]
+        work = strategy.work(max(1, around.images), chain.dtype)
+        pace = Pace.even(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._ranks)
+        bounds = fastest(pieces, self._ranks * self._schedule.chunks, work, pace)
+        assert bounds is not None, "all fit"
+        return pieces, bounds
+
+    def _foreseen(
+        self,
+        chain: Chain,
+        pieces: Sequence[PieceSize],
+        bounds: Bounds,
+        model: nn.Module,
+        around: Surroundings,
+    ) -> Outlook:
+        strategy, setting = self._strategy, self._setting
+        pace = None
+        if pieces is not chain.pieces:
+            whole_s = sum(piece.operations for piece in pieces) * self._count
+            pace = Pace.even(self._ranks, whole_s / self._ranks)
+        outlook = strategy.outlook(
+            chain, pieces, setting.workers.size, around.images, setting.plan, pace, bounds
+        )
+        needs, vector = outlook.ranks[0], setting.flat.nbytes
+        if self._ranks > 1:
+            testing = testing_bytes(model, chain.image_shape, min(around.images, around.tested))
+            states = vector * needs.optimizer // max(1, needs.parameters) if around.saves else 0
+            needs = replace(needs, whole=vector + states + max(testing, vector if around.saves else 0))
+            outlook = replace(outlook, ranks=(needs, *outlook.ranks[1:]))
+        if around.room is not None:
+            strategy.check_room(outlook, [around.room] * self._ranks)
+        return outlook
 
     def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
         setting, pieces = self._setting, pieces or self._even_pieces()
@@ -266,9 +475,19 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._buffers = [[] for _ in range(self._ranks)]
         self._pass = PipelinePass(self._schedule, self._count, self._row, works)
 
+    @property
+    def reads_images(self) -> bool:
+        return self._rank == 0
+
     def start(self, step: int) -> int:
-        self._setting.workers.broadcast(self._setting.flat.vector)
+        """Take the parameters of the own stages from worker 0, which has the whole network."""
         self._own.take()
+        if self._setting.workers.rank > 0:
+            self._receive_numbers(0, self._own.own())
+        else:
+            copies = self._strategy.replicas
+            others = range(1, self._all.size)
+            self._send_numbers([(to, piece) for to in others for piece in self._own.of_rank(to // copies)])
         return self._inner.start(step)
 
     def compute_stages(self, step: Step, batch: SharedBatch) -> float:
@@ -277,12 +496,20 @@ class PipelineWorker(WorkerPart, ComputesStages):
         slices = tuple(slice(*place) for place in pairwise(ends))
         entered = _Entered(step.number, len(batch.images) / batch.full, slices, batch)
         first = step.number * self._count
-        return self._run(entered, Pipelined(rows, first, batch.learning_rate, batch.pass_time, step.stop))
+        rate = batch.learning_rate
+        return self._run(entered, Pipelined(rows, first, rate, batch.pass_time, batch.lap, step.stop))
 
-    def compute_dry(self, step: Step, images: int, full: int, pass_time: Callable[[float], None]) -> None:
+    def compute_dry(
+        self,
+        step: Step,
+        images: int,
+        full: int,
+        pass_time: Callable[[float, str], None],
+        lap: Callable[[Lap, str], None],
+    ) -> None:
         entered = _Entered(step.number, images / full, (), None)
         rows, first = rows_of(images, self._count), step.number * self._count
-        self._run(entered, Pipelined(rows, first, 0.0, pass_time, step.stop))
+        self._run(entered, Pipelined(rows, first, 0.0, pass_time, lap, step.stop))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._schedule.flushes:
@@ -293,7 +520,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         return self._stop
 
     def settle(self) -> None:
-        """Empty the pipeline, and make the network whole on all workers, who must do so at the same step."""
+        """Empty the pipeline, and make the network whole on worker 0; all must do so at the same step."""
         self._drain()
         self._inner.settle()
         if not self._whole:
@@ -363,7 +590,9 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def _run(self, entered: _Entered, batch: Pipelined) -> float:
         """Take a batch into the pipeline, and do what follows; return the mean loss of the latest that is known."""
         assert self._pass is not None, "the network comes before steps"
-        self._whole = False
+        if self._whole:
+            self._own.release()
+            self._whole = False
         self._entered[self._batches] = entered
         self._pass.batches[self._batches] = batch
         if self._schedule.flushes:
@@ -449,14 +678,17 @@ class PipelineWorker(WorkerPart, ComputesStages):
             statistics.commit()
 
     def _gather(self) -> None:
-        """Complete the network on all workers, from the first copy of each stage."""
-        workers, vector, copies = self._setting.workers, self._setting.flat.vector, self._strategy.replicas
-        self._own.give()
+        """Complete the network on worker 0, from the first copy of each stage; buffers on all."""
+        workers, copies = self._setting.workers, self._strategy.replicas
         if workers.size == 1:
             return
-        for rank, pieces in enumerate(self._own.pieces):
-            for piece in pieces:
-                workers.broadcast(vector[piece], rank * copies)
+        if workers.rank == 0:
+            self._own.allocate()
+            for rank in range(1, self._ranks):
+                self._receive_numbers(rank * copies, self._own.of_rank(rank))
+        elif self._rank > 0 and workers.rank % copies == 0:
+            self._send_numbers([(0, piece) for piece in self._own.own()])
+        self._told += 1
         if copies > 1 and self._buffers:
             for buffer in self._buffers[self._rank]:
                 if buffer.is_floating_point():
@@ -465,6 +697,24 @@ class PipelineWorker(WorkerPart, ComputesStages):
         for rank, buffers in enumerate(self._buffers):
             for buffer in buffers:
                 workers.broadcast(buffer, rank * copies)
+
+    def _send_numbers(self, pieces: Sequence[tuple[int, Tensor]]) -> None:
+        handles = [
+            self._all.start_send(to, Message(Kind.VECTOR, piece, step=self._told)) for to, piece in pieces
+        ]
+        for handle in handles:
+            handle.wait()
+
+    def _receive_numbers(self, source: int, pieces: Sequence[Tensor]) -> None:
+        """Overwrite pieces of parameters with those of another worker."""
+        for piece in pieces:
+            _, message = self._all.receive(source)
+            if message.tensor is None or message.tensor.shape != piece.shape or message.step != self._told:
+                raise RunError(
+                    f"worker {source} of the pipeline sent other parameters than were expected; all workers must train "
+                    "the same network"
+                )
+            piece.copy_(message.tensor)
 
 
 def _ends(pieces: Sequence[slice]) -> list[list[int]]:

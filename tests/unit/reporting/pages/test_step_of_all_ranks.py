@@ -54,3 +54,49 @@ def test_without_a_readable_trace_there_is_none(tmp_path: Path) -> None:
     for text in ("{", "[]", json.dumps({"traceEvents": []}), json.dumps({"traceEvents": [{"ph": "X"}]})):
         path.write_text(text)
         assert timeline(path) is None
+
+
+def pipelined(path: Path, waiting: str) -> Path:
+    """Writes three steps of 12 ms of two stages with two microbatches, as 1F1B has them, each unit 2 ms long."""
+    rows = {
+        0: "forward 0;forward 1;wait;backward 0;wait;backward 1",
+        1: "wait;forward 0;backward 0;forward 1;backward 1;wait",
+    }
+    records = []
+    for rank, row in rows.items():
+        place = TraceRank(0, rank)
+        records += place.named("host", f"worker {rank}")
+        for step in range(3):
+            for column, what in enumerate(row.split(";")):
+                start = 0.012 * step + 0.002 * column
+                records.append(place.does(waiting if what == "wait" else what, start, start + 0.002))
+    write_trace(path, records)
+    return path
+
+
+def test_of_a_pipeline_every_microbatch_is_shown_and_who_waited(tmp_path: Path) -> None:
+    plot = timeline(pipelined(tmp_path / "trace.json", "wait"))
+    assert plot is not None
+    assert [trace["name"] for trace in plot.traces] == ["forward", "backward", "wait"]
+    forward, backward, _ = plot.traces
+    inside = {
+        (row, start, number)
+        for row, start, number in zip(forward["y"], forward["base"], forward["text"], strict=True)
+        if 0 <= start < 12
+    }
+    assert inside == {
+        ("worker 0", 0.0, "0"),
+        ("worker 0", 2.0, "1"),
+        ("worker 1", 2.0, "0"),
+        ("worker 1", 6.0, "1"),
+    }
+    assert set(backward["text"]) == {"0", "1"}
+    assert "at 0.012 s" in plot.caption
+    assert "worker 0 67%, worker 1 67% is work" in plot.caption
+    assert "who waited" in plot.title
+
+
+def test_a_real_pipeline_s_communication_is_its_waiting(tmp_path: Path) -> None:
+    plot = timeline(pipelined(tmp_path / "trace.json", "communication: receive"))
+    assert plot is not None
+    assert [trace["name"] for trace in plot.traces] == ["forward", "backward"]

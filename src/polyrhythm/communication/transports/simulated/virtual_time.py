@@ -102,7 +102,7 @@ class VirtualTime:
         """Virtual seconds since the simulation began."""
         return self.now_s
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, what: str = "") -> None:
         """Park the running task for so many virtual seconds."""
         task, to_hub = running(), self._to_hub
         assert isinstance(task, Task), _ONLY_TASKS_WAIT

@@ -66,7 +66,7 @@ class WallClock(Clock):
     def now(self) -> float:
         return time.perf_counter() - self._start
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, what: str = "") -> None:
         time.sleep(seconds)
 
 

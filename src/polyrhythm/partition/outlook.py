@@ -1,0 +1,281 @@
+"""What a pipeline will come to before it runs (time, idle share, memory of each rank), and where it is best cut.
+
+    stage s, n pictures of a step of N    K share_s n / N steps of its rank, of which a third is the forward pass
+    cut behind stage s                    latency + n (numbers that go over it) bytes / bandwidth
+    step                                  when the last unit of a batch ends; without a flush, what one more takes
+
+`fastest` looks for the cut with the shortest step among those whose ranks have the memory: all cuts, where they are
+few; else from those of two rules (`balanced`; PipeDream's dynamic programme, `cost/pipedream.py`) on, moving one cut at
+a time as long as that gains. With a flush the makespan counts and not the slowest stage alone, which the programme
+minimises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise
+from math import comb
+from typing import Any
+
+import torch
+
+from polyrhythm.communication.message import HEADER_BYTES
+from polyrhythm.cost.pipedream import LayerCost, planned
+from polyrhythm.partition.chain import Chain
+from polyrhythm.partition.pipeline_pass import FORWARD_SHARE
+from polyrhythm.partition.schedule import Schedule
+from polyrhythm.partition.stage import Bounds, balanced, shares
+from polyrhythm.partition.stage_memory import RankBytes
+from polyrhythm.partition.timetable import StageTimes, Timetable, timetable
+from polyrhythm.training.model_sizes import PieceSize
+
+EXHAUSTIVE = 3000
+"""Cuts that are all tried."""
+_TRIALS = 3
+"""Of which the shortest counts: the first one of a process is far longer."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast ranks and their links are.
+
+    Attributes:
+        step_s: of each rank, seconds of a step of the whole network on a worker's own batch.
+        latency_s: of the link from each rank to the next one, cyclically.
+        bytes_per_s: likewise; infinite where nobody knows it.
+    """
+
+    step_s: tuple[float, ...]
+    latency_s: tuple[float, ...]
+    bytes_per_s: tuple[float, ...]
+
+    @classmethod
+    def even(cls, ranks: int, step_s: float = 1.0) -> Pace:
+        """Return that of equal ranks whose links take no time."""
+        return cls((step_s,) * ranks, (0.0,) * ranks, (float("inf"),) * ranks)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What passes through a pipeline.
+
+    Attributes:
+        schedule: the order of units.
+        microbatches: M.
+        images: of a step, of all microbatches.
+        number_bytes: of a number that goes over a cut.
+        recomputes: whether activations are computed again.
+    """
+
+    schedule: Schedule
+    microbatches: int
+    images: int
+    number_bytes: int = 4
+    recomputes: bool = False
+
+
+def stage_times(work: Work, pieces: Sequence[PieceSize], bounds: Bounds, pace: Pace) -> list[StageTimes]:
+    """Return the seconds of a microbatch in every stage."""
+    parts, ranks = shares(pieces), len(pace.step_s)
+    found = []
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        rank = stage % ranks
+        seconds = ranks * sum(parts[start:stop]) * pace.step_s[rank] / work.microbatches
+        backward = seconds * (1 - FORWARD_SHARE)
+        split = work.schedule.splits_backward
+        again = seconds * FORWARD_SHARE if work.recomputes else 0.0
+        numbers = pieces[stop - 1].outputs
+        sent = sum(numbers) * work.number_bytes * work.images / work.microbatches + HEADER_BYTES * len(
+            numbers
+        )
+        found.append(
+            StageTimes(
+                seconds * FORWARD_SHARE,
+                (backward / 2 if split else backward) + again,
+                backward / 2,
+                sent / pace.bytes_per_s[rank],
+                pace.latency_s[rank],
+            )
+        )
+    return found
+
+
+def step_of(work: Work, times: Sequence[StageTimes], ranks: int) -> tuple[float, float]:
+    """Return the seconds of a step, and which share of them ranks are idle on average."""
+    schedule, count = work.schedule, work.microbatches
+
+    def table(microbatches: int) -> Timetable:
+        return timetable(schedule, ranks, microbatches, times)
+
+    if schedule.flushes:
+        whole = table(count)
+        return whole.makespan_s, whole.bubble
+    # Once it is full, each batch takes as long as the next.
+    filled = 2 * ranks + count
+    seconds = table(filled + 4 * count).makespan_s - table(filled).makespan_s
+    computed = sum(each.forward + each.backward for each in times) * count / ranks
+    return seconds / 4, max(0.0, 1 - computed / (seconds / 4)) if seconds else 0.0
+
+
+def fastest(
+    pieces: Sequence[PieceSize],
+    stages: int,
+    work: Work,
+    pace: Pace,
+    fits: Callable[[Bounds], bool] = lambda bounds: True,
+) -> Bounds | None:
+    """Return the bounds of the stages with the shortest step that fit; of several, with the least that is sent.
+
+    Args:
+        pieces: of the network; at least as many as stages.
+        stages: how many.
+        work: that passes through.
+        pace: of the ranks.
+        fits: whether all ranks have the memory; asked of candidates only, best first.
+
+    Returns:
+        None where none fits.
+    """
+    ranks = len(pace.step_s)
+    known: dict[Bounds, tuple[float, int]] = {}
+
+    def cost(bounds: Bounds) -> tuple[float, int]:
+        if bounds not in known:
+            seconds, _ = step_of(work, stage_times(work, pieces, bounds, pace), ranks)
+            known[bounds] = round(seconds, 12), sum(sum(pieces[cut - 1].outputs) for cut in bounds[1:-1])
+        return known[bounds]
+
+    last = len(pieces)
+    if comb(last - 1, stages - 1) <= EXHAUSTIVE:
+        for cuts in combinations(range(1, last), stages - 1):
+            cost((0, *cuts, last))
+    else:
+        for start in _first_guesses(pieces, stages, work, pace):
+            _descend(start, cost)
+    for bounds in sorted(known, key=known.__getitem__):
+        if fits(bounds):
+            return bounds
+    return None
+
+
+def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: Pace) -> list[Bounds]:
+    """Return what the rules choose that look at stages alone."""
+    found = [balanced(pieces, stages)]
+    slowest_link, step = min(pace.bytes_per_s), max(pace.step_s)
+    if slowest_link < float("inf") and len(pieces) * stages <= 400:
+        of_microbatch = work.images / work.microbatches * work.number_bytes
+        layers = [
+            # Weights that are never exchanged: a stage has one rank here.
+            LayerCost(share * step * len(pace.step_s), 1e30, sum(piece.outputs) * of_microbatch)
+            for piece, share in zip(pieces, shares(pieces), strict=True)
+        ]
+        plan = planned(layers, stages, slowest_link)
+        if len(plan.bounds) == stages + 1:
+            found.append(plan.bounds)
+    return found
+
+
+def _descend(bounds: Bounds, cost: Callable[[Bounds], tuple[float, int]]) -> None:
+    """Move one cut at a time while that gains."""
+    best = cost(bounds)
+    moved = True
+    while moved:
+        moved = False
+        for cut in range(1, len(bounds) - 1):
+            for by in (-8, -3, -1, 1, 3, 8):
+                place = bounds[cut] + by
+                if not bounds[cut - 1] < place < bounds[cut + 1]:
+                    continue
+                tried = (*bounds[:cut], place, *bounds[cut + 1 :])
+                if cost(tried) < best:
+                    bounds, best, moved = tried, cost(tried), True
+
+
+def measured_pieces(chain: Chain, rows: int, now: Callable[[], float]) -> list[float]:
+    """Measure the seconds of each piece for a microbatch forward and backward; the network stays as it is.
+
+    Args:
+        chain: the network, with its numbers, in training.
+        rows: pictures of the microbatch.
+        now: tells the time.
+    """
+    found = []
+    device = chain.parameters(0, len(chain.pieces))[0].device
+    for place in range(len(chain.pieces)):
+        stage = chain.stage(place, place + 1)
+        shapes = [chain.image_shape] if stage.before is None else stage.before.shapes
+        values = [
+            torch.ones(rows, *shape, dtype=chain.dtype, device=device, requires_grad=place > 0)
+            for shape in shapes
+        ]
+        # Of copies, so that a trial counts in no running statistics.
+        buffers = {name: value.clone() for name, value in stage.module.named_buffers()}
+        wanted = [each for each in (*values, *stage.module.parameters()) if each.requires_grad]
+        times = []
+        for _ in range(_TRIALS):
+            before = now()
+            outputs = torch.func.functional_call(stage.module, buffers, tuple(values))
+            trained = [each for each in outputs if each.requires_grad]
+            if trained and wanted:
+                torch.autograd.grad(
+                    trained, wanted, [torch.ones_like(each) for each in trained], allow_unused=True
+                )
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(now() - before)
+        found.append(min(times))
+    return found
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is said of a pipeline before it runs.
+
+    Attributes:
+        layers: the first and the last layer of every stage, in order.
+        step_s: predicted seconds of a step; None where nobody knows how fast ranks are.
+        bubble: idle share of the ranks' time.
+        ranks: what memory each needs.
+    """
+
+    layers: tuple[tuple[str, str], ...]
+    step_s: float | None
+    bubble: float
+    ranks: tuple[RankBytes, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the figures of a run have it."""
+        return {
+            "stages": [{"first": first, "last": last} for first, last in self.layers],
+            "predicted_step_s": self.step_s,
+            "predicted_bubble": self.bubble,
+            "memory": [asdict(each) | {"training": each.training, "most": each.most} for each in self.ranks],
+        }
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        chunks = len(self.layers) // len(self.ranks)
+        names = [
+            " and ".join(
+                first if first == last else f"{first} to {last}"
+                for first, last in self.layers[rank :: len(self.ranks)]
+            )
+            for rank in range(len(self.ranks))
+        ]
+        told = "; ".join(
+            f"{number}: {name}, {told_bytes(needs.most)}"
+            for number, (name, needs) in enumerate(zip(names, self.ranks, strict=True))
+        )
+        what = "stages" if chunks == 1 else f"ranks of {chunks} stages"
+        time = "" if self.step_s is None else f"{self.step_s:.3g} s a step, "
+        return f"pipeline of {len(self.ranks)} {what} ({told}); {time}{self.bubble:.0%} of it idle, by prediction"
+
+
+def told_bytes(count: int) -> str:
+    """Return bytes in a unit that people read."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"

@@ -1,0 +1,348 @@
+"""What memory each rank of a pipeline needs, from shapes alone, before anything is allocated.
+
+    rank       parameters (1 + further versions) + gradients + state of the optimiser
+               + the most at any time of: what is kept of microbatches that are under way, and what a unit needs besides
+    worker 0   between epochs: its parameters and state as before, and the whole network, copied for a checkpoint,
+               and what testing it needs
+
+One microbatch goes forward and backward through each stage on the meta device, where every operation allocates nothing
+but says how much it would; what it holds on to, and the most that there is at once, are counted by storage.
+Chen, Xu, Zhang, Guestrin, 2016, arXiv 1604.06174, for what recomputation leaves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from polyrhythm.partition.chain import Chain, Stage
+from polyrhythm.partition.schedule import Schedule, Unit
+from polyrhythm.partition.stage import DeferredWeights
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+class AllocatedBytes(TorchDispatchMode):
+    """Counts, inside, the bytes of tensors that operations make, as long as they live.
+
+    Attributes:
+        now: that live.
+        most: that lived at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, Tensor):
+                self._known.add(given.untyped_storage()._cdata)
+        for made in tree_leaves(result):
+            if isinstance(made, Tensor):
+                self._note(made.untyped_storage())
+        return result
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known:
+            return
+        self._known.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+
+    def _freed(self, name: int, nbytes: int) -> None:
+        self._known.discard(name)
+        self.now -= nbytes
+
+
+@dataclass(frozen=True)
+class UnitBytes:
+    """What one microbatch takes in a stage, in bytes.
+
+    Attributes:
+        forward: at most during unit F.
+        kept: from F to B.
+        backward: at most during unit B, with what is kept.
+        left: from B to W, where the backward pass is split.
+        weights: at most during unit W, with what is left.
+    """
+
+    forward: int
+    kept: int
+    backward: int
+    left: int = 0
+    weights: int = 0
+
+
+def unit_bytes(
+    chain: Chain, stage: Stage, rows: int, *, recomputes: bool = False, splits: bool = False
+) -> UnitBytes:
+    """Return what a microbatch takes in a stage.
+
+    Args:
+        chain: the network, which nobody runs meanwhile.
+        stage: of it; in training.
+        rows: pictures of the microbatch.
+        recomputes: whether activations are computed again for the backward pass.
+        splits: whether gradients of weights are left to unit W.
+    """
+    module = stage.module
+    shapes: dict[str, Tensor] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        shapes[name] = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+        if tensor.requires_grad:
+            shapes[name].grad = torch.empty_like(tensor, device="meta")
+    if stage.before is None:
+        values, received = [torch.empty(rows, *chain.image_shape, dtype=chain.dtype, device="meta")], 0
+    else:
+        values = [
+            torch.empty(rows, *shape, dtype=dtype, device="meta", requires_grad=True)
+            for shape, dtype in zip(stage.before.shapes, stage.before.dtypes, strict=True)
+        ]
+        received = sum(each.nbytes for each in values)
+    counted, deferred = AllocatedBytes(), DeferredWeights()
+
+    def forward() -> list[Tensor]:
+        if not splits:
+            return list(torch.func.functional_call(module, shapes, tuple(values)))
+        with deferred:
+            return list(torch.func.functional_call(module, shapes, tuple(values)))
+
+    with torch.enable_grad(), counted:
+        outputs = forward()
+        if stage.after is None:
+            outputs = [outputs[0].flatten(1).log_softmax(1).sum()]
+        computed, kept = counted.most, counted.now
+        counted.most = counted.now
+        trained = [each for each in outputs if each.requires_grad]
+        gradients = [torch.empty_like(each) for each in trained]  # that come from the next stage
+        if trained:
+            torch.autograd.backward(trained, gradients)
+        del outputs, trained, gradients
+        most, left = counted.most, counted.now - sum(each.nbytes for each in values if each.grad is not None)
+        deferred.finish()
+    if recomputes:
+        sent = 0 if stage.after is None else rows * sum(stage.after.numbers) * chain.dtype.itemsize
+        return UnitBytes(received + computed, received, received + max(most, computed + sent), left, most)
+    return UnitBytes(
+        received + computed,
+        received + kept,
+        received + most,
+        received + left if splits else 0,
+        received + most if splits else 0,
+    )
+
+
+def most_at_once(units: Iterable[Unit], of_chunk: Sequence[UnitBytes], *, splits: bool) -> int:
+    """Return the bytes of activations that a rank has at most, from what one microbatch takes in each of its chunks.
+
+    Args:
+        units: of the rank, in its order.
+        of_chunk: of each of its chunks.
+        splits: whether there are units W.
+    """
+    now = most = 0
+    for unit in units:
+        own = of_chunk[unit.chunk]
+        if unit.kind == "F":
+            most = max(most, now + own.forward)
+            now += own.kept
+        elif unit.kind == "B":
+            most = max(most, now - own.kept + own.backward)
+            now += (own.left if splits else 0) - own.kept
+        else:
+            most = max(most, now - own.left + own.weights)
+            now -= own.left
+    return most
+
+
+_TRIED = 1 << 12
+
+
+@dataclass(frozen=True)
+class OptimizerBytes:
+    """What an optimiser takes, in vectors of the size of what it updates.
+
+    Attributes:
+        state: that it keeps.
+        step: that it needs besides while it makes a step.
+    """
+
+    state: float
+    step: float
+
+    @classmethod
+    def of(cls, plan: OptimizerPlan) -> OptimizerBytes:
+        """Measure it: two steps of a small vector."""
+        if not plan.spans:
+            return cls(0.0, 0.0)
+        like = plan.part(plan.spans[0].start, min(plan.spans[0].stop, plan.spans[0].start + _TRIED))
+        size = like.spans[0].stop
+        vector, gradient = torch.zeros(size), torch.ones(size)
+        counted = AllocatedBytes()
+        with torch.no_grad(), counted:
+            optimizer = like.build(vector)
+            optimizer.step(gradient, plan.rate)
+            kept = counted.now
+            counted.most = kept
+            optimizer.step(gradient, plan.rate)
+        return cls(round(kept / vector.nbytes), (counted.most - kept) / vector.nbytes)
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What a rank needs.
+
+    Attributes:
+        parameters: of its stages, once.
+        versions: further versions of them.
+        gradients: of its stages.
+        optimizer: state of the optimiser.
+        activations: the most at once; or what the optimiser needs for a step, where that is more.
+        pictures: of its batches.
+        whole: of worker 0, what it needs between epochs beyond its own parameters and state.
+    """
+
+    parameters: int
+    versions: int
+    gradients: int
+    optimizer: int
+    activations: int
+    pictures: int = 0
+    whole: int = 0
+
+    @property
+    def training(self) -> int:
+        """At most while it trains."""
+        held = self.parameters + self.versions + self.gradients + self.optimizer
+        return held + self.activations + self.pictures
+
+    @property
+    def most(self) -> int:
+        """At most in a run."""
+        return max(self.training, self.parameters + self.gradients + self.optimizer + self.whole)
+
+
+def versions_at_once(schedule: Schedule, rank: int, ranks: int, microbatches: int) -> int:
+    """Return how many copies of its weights a rank keeps besides those it trains, as `WeightVersions` does."""
+    if schedule.flushes:
+        return 0
+    late, newest, most = rank + 1 < ranks, 0, 0
+    kept: set[int] = set()
+    under_way: dict[int, int] = {}
+    every = schedule.updates_every(microbatches)
+    for unit in islice(schedule.units(rank, ranks, 1 << 62), 8 * ranks * microbatches):
+        if unit.kind == "F":
+            version = schedule.version(unit.microbatch, rank, ranks, microbatches)
+            under_way[unit.microbatch] = version
+            if version == newest and late:
+                kept.add(version)
+        else:
+            under_way.pop(unit.microbatch)
+            if (unit.microbatch + 1) % every == 0:
+                following = max(under_way, default=unit.microbatch) + 1
+                oldest = min([schedule.version(following, rank, ranks, microbatches), *under_way.values()])
+                if oldest <= newest:
+                    kept.add(newest)
+                most = max(most, len(kept))
+                newest += 1
+                kept = {version for version in kept if version >= oldest}
+        most = max(most, len(kept))
+    return most
+
+
+def rank_bytes(
+    chain: Chain,
+    stages: Sequence[Stage],
+    schedule: Schedule,
+    rank: int,
+    ranks: int,
+    microbatches: int,
+    images: int,
+    optimizer: OptimizerBytes,
+    *,
+    recomputes: bool = False,
+) -> RankBytes:
+    """Return what a rank needs in training.
+
+    Args:
+        chain: the network.
+        stages: all of them.
+        schedule: the order of units.
+        rank: k.
+        ranks: K.
+        microbatches: M.
+        images: that a step sends through the pipeline.
+        optimizer: what it takes.
+        recomputes: whether activations are computed again.
+    """
+    own = stages[rank::ranks]
+    rows, size = -(-images // microbatches), chain.dtype.itemsize
+    trained = {
+        id(each): each.numel() for stage in own for each in stage.module.parameters() if each.requires_grad
+    }
+    frozen = {
+        id(each): each.nbytes for stage in own for each in stage.module.parameters() if not each.requires_grad
+    }
+    parameters = sum(trained.values()) * size
+    splits = schedule.splits_backward
+    uses = [unit_bytes(chain, stage, rows, recomputes=recomputes, splits=splits) for stage in own]
+    # The next microbatch's values may have come, and gradients of the last one not have left.
+    beside = sum(
+        rows * sum(cut.numbers) * size
+        for stage in own
+        for cut in (stage.before, stage.after)
+        if cut is not None
+    )
+    count = microbatches if schedule.flushes else 1 << 62
+    units = islice(schedule.units(rank, ranks, count), 12 * ranks * microbatches * len(own))
+    passing = most_at_once(units, uses, splits=splits) + beside
+    if schedule.flushes:
+        activations = max(passing, round(optimizer.step * parameters))
+    else:
+        activations = passing + round(optimizer.step * parameters)
+    return RankBytes(
+        parameters + sum(frozen.values()),
+        versions_at_once(schedule, rank, ranks, microbatches) * parameters,
+        parameters,
+        round(optimizer.state * parameters),
+        activations,
+        images * torch.Size(chain.image_shape).numel() * size if rank == 0 else 0,
+    )
+
+
+def testing_bytes(model: nn.Module, image_shape: Sequence[int], rows: int) -> int:
+    """Return what testing a network takes at most beside its parameters.
+
+    Args:
+        model: on any device; left as it was.
+        image_shape: (C, H, W).
+        rows: pictures that are tested at once.
+    """
+    modes = {module: module.training for module in model.modules()}
+    shapes = {
+        name: torch.empty_like(tensor, device="meta")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    dtype = next(model.parameters()).dtype
+    counted = AllocatedBytes()
+    model.eval()
+    try:
+        with torch.no_grad(), counted:
+            torch.func.functional_call(
+                model, shapes, (torch.empty(rows, *image_shape, dtype=dtype, device="meta"),)
+            )
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return counted.most

@@ -1,0 +1,66 @@
+"""The memory of this process: what there is, and the most that it has taken.
+
+On a GPU it is what torch's allocator hands out. On the CPU it is what of the process is resident beyond what was so at
+first, so that the interpreter and what a forked process has from its parent do not count.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_RESET_PEAK = "5"
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes that a device has, or that the machine allows; of all processes together."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _LIMITS:
+        try:
+            text = limit.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if text.isdecimal():  # else there is none
+            whole = min(whole, int(text))
+    return whole
+
+
+class PeakMemory:
+    """Measures the most memory that this process takes, from when this object is made.
+
+    Args:
+        device: whose memory counts.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._device = device
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        else:
+            with suppress(OSError):  # not everywhere may a process reset it
+                _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+            self._before = _resident("VmRSS")
+
+    @property
+    def taken(self) -> int:
+        """The most bytes at once, beyond those at first; 0 where the system does not tell."""
+        if self._on_gpu:
+            return int(torch.cuda.max_memory_allocated(self._device)) - self._before
+        return max(0, _resident("VmHWM") - self._before)
+
+
+def _resident(key: str) -> int:
+    try:
+        lines = _STATUS.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
