@@ -60,7 +60,7 @@ def images_per_s(network: str, strategy: str, bytes_per_s: float, steps: int, fo
     try:
         run = simulate(
             data=pictures(),
-            model=f"torchvision/{network}",
+            model=f"{network}",
             strategy=strategy,
             workers=WORKERS,
             batch_size=BATCH,

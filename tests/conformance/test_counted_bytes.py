@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from conformance.jobs import PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
+from conformance.jobs import CLASSES, PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
 from polyrhythm.compression.layout import Layout
 from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import ConstantCluster

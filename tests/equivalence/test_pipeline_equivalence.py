@@ -94,7 +94,8 @@ def microbatched(job: Job, microbatches: int) -> nn.Module:
                 group["lr"] = cosine(job, step, len(batches) * learning.epochs)
             optimizer.zero_grad()
             for part in indices.tensor_split(microbatches):
-                loss = functional.cross_entropy(model(train.images(part)), train.labels[part])
+                images = train.images(part).to(next(model.parameters()).dtype)
+                loss = functional.cross_entropy(model(images), train.labels[part])
                 (loss * (len(part) / len(indices))).backward()
             optimizer.step()
             step += 1
@@ -211,6 +212,26 @@ def test_copies_of_stages_are_one_large_batch(stages: int) -> None:
         rtol=1e-9,
         atol=1e-11,
     )
+
+
+@pytest.mark.parametrize(("replicas", "workers"), [("[2, 1]", 3), ("[1, 3]", 4), ("[1, 2, 1]", 4)])
+@pytest.mark.parametrize("schedule", ["gpipe", "one_forward_one_backward"])
+def test_copies_among_which_microbatches_are_dealt_out_are_one_rank(
+    replicas: str, workers: int, schedule: str
+) -> None:
+    """To rounding, also in the ragged last step of an epoch, whose microbatches differ in size; loss and all."""
+    spec = f"pipeline(replicas={replicas}, microbatches=4, schedule={schedule})"
+    job = job_of(spec, workers, dtype=torch.float64, optimizer="adam")
+    found = simulated(job, UNEVEN)
+    torch.testing.assert_close(
+        vector_of(found.models[0]), vector_of(microbatched(job, 4)), rtol=1e-9, atol=1e-11
+    )
+
+
+def test_dealt_microbatches_whose_worker_is_asked_to_stop_end_the_run_for_all() -> None:
+    job = job_of("pipeline(replicas=[1, 2], microbatches=2)", 3, epochs=3)
+    found = simulated(job, replace(UNEVEN, stop_at_s=0.1))
+    assert 0 < found.result["steps"] < job.calendar.total_steps
 
 
 # Without a flush: the rules, by hand
@@ -343,6 +364,11 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
     for spec, workers, words in [
         ("pipeline(stages=2)", 3, "needs 2 times 1 workers .given 3.: ask for --workers 2"),
         ("pipeline(schedule=interleaved, microbatches=5)", 2, "ask for a multiple of 2 microbatches"),
+        ("pipeline(replicas=[2, 1])", 4, r"needs 3 workers, a copy each .given 4.: ask for --workers 3"),
+        ("pipeline(replicas=[2, 1], stages=3)", 3, "give one number for each stage"),
+        ("pipeline(replicas=[2, 1], schedule=zero_bubble)", 3, "use gpipe or one_forward_one_backward"),
+        ("pipeline(replicas=[3, 1], microbatches=2)", 4, "ask for microbatches=3 at least"),
+        ("pipeline(replicas=[2, 1], inside=local_sgd)", 3, "use inside=synchronous"),
         ("pipeline(replicas=2, inside=hybrid)", 4, "copies of a stage must go in step"),
         ("pipeline(replicas=2, inside=local_sgd, schedule=double_buffered)", 4, "use inside=synchronous"),
     ]:

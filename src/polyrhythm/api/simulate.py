@@ -219,41 +219,42 @@ def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, O
     flat = FlatParameters(model)
     traits = strategy.traits(config.workers)
     layout = lay_out(where, config.workers, traits.servers, traits.placement)
-    pipelines, machines = traits.pipelines, where.machines
-    ranks = config.workers // pipelines
+    ranks, machines = strategy.workers_of_ranks(config.workers), where.machines
     beside = Counter(layout.host_of[worker] for worker in layout.roles.workers)
 
-    def room(rank: int) -> float:
-        hosts = [layout.host_of[rank * pipelines + copy] for copy in range(pipelines)]
+    def room(workers: range) -> float:
+        hosts = [layout.host_of[worker] for worker in workers]
         return min((machines[host].memory_bytes or math.inf) / beside[host] for host in hosts)
 
     image = flat.vector.new_zeros(1, *dataset.image_shape)
-    images = config.workers * config.worker_batch // pipelines
-    plan, pace = OptimizerPlan.of(made, flat), pace_of(layout, config.seed, pipelines)
+    images = config.workers * config.worker_batch // traits.pipelines
+    plan, pace = OptimizerPlan.of(made, flat), pace_of(layout, config.seed, ranks)
     settled, outlook = strategy.settled(
-        model, image, config.workers, images, plan, pace, [room(rank) for rank in range(ranks)]
+        model, image, config.workers, images, plan, pace, [room(rank) for rank in ranks]
     )
     if settled is not strategy:
         config = config.model_copy(update={"strategy": str(settled)})
     return config, outlook
 
 
-def pace_of(layout: Layout, seed: int, copies: int) -> Pace:
+def pace_of(layout: Layout, seed: int, ranks: Sequence[range]) -> Pace:
     """Return how fast the ranks of a pipeline and their links are, on average.
 
     Args:
         layout: of the workers.
         seed: of the run.
-        copies: of each rank's stages; the slowest counts.
+        ranks: the workers with the copies of each rank's stages; the slowest counts.
     """
-    workers = layout.roles.workers
-    ranks, links = len(workers) // copies, Wiring(layout)
+    links = Wiring(layout)
     generator, drawn = generator_for_rank(seed, 0), layout.cluster.step_time
     mean_s = sum(drawn.draw(generator) for _ in range(_DRAWS)) / _DRAWS
-    means = [mean_s * layout.step_factor(rank) * layout.cluster.slow.get(rank, 1.0) for rank in workers]
-    routes = [links.route(rank * copies, (rank + 1) % ranks * copies) for rank in range(ranks)]
+    means = [
+        mean_s * layout.step_factor(rank) * layout.cluster.slow.get(rank, 1.0)
+        for rank in layout.roles.workers
+    ]
+    routes = [links.route(ranks[at][0], ranks[(at + 1) % len(ranks)][0]) for at in range(len(ranks))]
     return Pace(
-        tuple(max(means[rank * copies : (rank + 1) * copies]) for rank in range(ranks)),
+        tuple(max(means[worker] for worker in workers) for workers in ranks),
         tuple(route.latency_s for route in routes),
         tuple(min(links.bandwidths[link] for link in route.links) for route in routes),
     )

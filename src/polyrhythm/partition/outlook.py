@@ -5,9 +5,8 @@
     step                                  when the last unit of a batch ends; without a flush, what one more takes
 
 `fastest` looks for the cut with the shortest step among those whose ranks have the memory: all cuts, where they are
-few; else from those of two rules (`balanced`; PipeDream's dynamic programme, `cost/pipedream.py`) on, moving one cut at
-a time as long as that gains. With a flush the makespan counts and not the slowest stage alone, which the programme
-minimises.
+few; else from the evenest cuts and from that of PipeDream's dynamic programme (`cost/pipedream.py`) on, moving cuts as
+long as that gains. With a flush the makespan counts and not the slowest stage alone, which the programme minimises.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Pace:
     """How fast ranks and their links are.
 
     Attributes:
-        step_s: of each rank, seconds of a step of the whole network on a worker's own batch.
+        step_s: of each rank, seconds of a step of the whole network on a worker's own batch; of the slowest copy.
         latency_s: of the link from each rank to the next one, cyclically.
         bytes_per_s: likewise; infinite where nobody knows it.
     """
@@ -66,6 +65,7 @@ class Work:
         images: of a step, of all microbatches.
         number_bytes: of a number that goes over a cut.
         recomputes: whether activations are computed again.
+        copies: of every rank's stage, where microbatches are dealt out among them; empty: one each.
     """
 
     schedule: Schedule
@@ -73,15 +73,17 @@ class Work:
     images: int
     number_bytes: int = 4
     recomputes: bool = False
+    copies: tuple[int, ...] = ()
 
 
 def stage_times(work: Work, pieces: Sequence[PieceSize], bounds: Bounds, pace: Pace) -> list[StageTimes]:
     """Return the seconds of a microbatch in every stage."""
     parts, ranks = shares(pieces), len(pace.step_s)
+    workers = sum(work.copies) or ranks
     found = []
     for stage, (start, stop) in enumerate(pairwise(bounds)):
         rank = stage % ranks
-        seconds = ranks * sum(parts[start:stop]) * pace.step_s[rank] / work.microbatches
+        seconds = workers * sum(parts[start:stop]) * pace.step_s[rank] / work.microbatches
         backward = seconds * (1 - FORWARD_SHARE)
         split = work.schedule.splits_backward
         again = seconds * FORWARD_SHARE if work.recomputes else 0.0
@@ -106,7 +108,7 @@ def step_of(work: Work, times: Sequence[StageTimes], ranks: int) -> tuple[float,
     schedule, count = work.schedule, work.microbatches
 
     def table(microbatches: int) -> Timetable:
-        return timetable(schedule, ranks, microbatches, times)
+        return timetable(schedule, ranks, microbatches, times, work.copies)
 
     if schedule.flushes:
         whole = table(count)
@@ -161,7 +163,7 @@ def fastest(
 
 def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: Pace) -> list[Bounds]:
     """Return what the rules choose that look at stages alone."""
-    found = [balanced(pieces, stages)]
+    found = [balanced(pieces, stages), tuple(len(pieces) * stage // stages for stage in range(stages + 1))]
     slowest_link, step = min(pace.bytes_per_s), max(pace.step_s)
     if slowest_link < float("inf") and len(pieces) * stages <= 400:
         of_microbatch = work.images / work.microbatches * work.number_bytes
@@ -177,19 +179,21 @@ def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: P
 
 
 def _descend(bounds: Bounds, cost: Callable[[Bounds], tuple[float, int]]) -> None:
-    """Move one cut at a time while that gains."""
+    """Move cuts, neighbours together, as long as that gains."""
     best = cost(bounds)
+    moves = [
+        (first, last, by)
+        for first in range(1, len(bounds) - 1)
+        for last in range(first, len(bounds) - 1)
+        for by in (-8, -3, -2, -1, 1, 2, 3, 8)
+    ]
     moved = True
     while moved:
         moved = False
-        for cut in range(1, len(bounds) - 1):
-            for by in (-8, -3, -1, 1, 3, 8):
-                place = bounds[cut] + by
-                if not bounds[cut - 1] < place < bounds[cut + 1]:
-                    continue
-                tried = (*bounds[:cut], place, *bounds[cut + 1 :])
-                if cost(tried) < best:
-                    bounds, best, moved = tried, cost(tried), True
+        for first, last, by in moves:  # neighbouring cuts together
+            tried = tuple(cut + by * (first <= number <= last) for number, cut in enumerate(bounds))
+            if list(tried) == sorted(set(tried)) and tried[0] == 0 and cost(tried) < best:
+                bounds, best, moved = tried, cost(tried), True
 
 
 def measured_pieces(chain: Chain, rows: int, now: Callable[[], float]) -> list[float]:

@@ -12,9 +12,11 @@ What a stage computes is a `StageWork`: of a network (`stage.py`), or in a dry r
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -118,6 +120,8 @@ class PipelinePass:
         microbatches: of a batch.
         group: the ranks of the pipeline, in the order of their stages.
         stages: this rank's, in the order of their chunks.
+        copies: of every stage, where microbatches are dealt out among them: `group` has the first stage's copies, then
+            the next one's, and so on. Empty: one of each.
 
     Attributes:
         batches: in the pipeline, by number; the first one is 0 whenever it was empty.
@@ -129,11 +133,18 @@ class PipelinePass:
     microbatches: int
     group: Communicator
     stages: Sequence[StageWork]
+    copies: tuple[int, ...] = ()
     batches: dict[int, Pipelined] = field(default_factory=dict)
     live: int = 0
     most_live: int = 0
     _sent: deque[Handle] = field(default_factory=deque)
     _early: dict[tuple[int, int, tuple[int, int]], Message] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        copies = self.copies or (1,) * self.group.size
+        self._firsts = [0, *accumulate(copies)]
+        self._ranks = len(copies)
+        self._rank = bisect_right(self._firsts, self.group.rank) - 1
 
     def run(self, unit: Unit) -> None:
         """Compute a unit; its microbatch counts from the first one of batch 0."""
@@ -154,7 +165,7 @@ class PipelinePass:
         rows, known_as = batch.rows[number % self.microbatches], batch.first + number % self.microbatches
         values = []
         for position in range(stage.inputs):
-            message = self._receive(place - 1, 2 * (place - 1), (known_as, position))
+            message = self._receive(self._member(place - 1, number), 2 * (place - 1), (known_as, position))
             batch.stop = batch.stop or message.stop
             values.append(stage.take(number, message, position))
         batch.lap("other", WAIT)
@@ -166,7 +177,7 @@ class PipelinePass:
         if place + 1 < self._places:
             for position, value in enumerate(outputs):
                 self._send(
-                    place + 1,
+                    self._member(place + 1, number),
                     Message(Kind.VECTOR, value, position, known_as, stop=batch.stop, tag=2 * place),
                 )
         else:
@@ -179,7 +190,7 @@ class PipelinePass:
         gradients = []
         loss = stage.loss(number) if place + 1 == self._places else 0.0
         for position in range(stage.outputs):
-            message = self._receive(place + 1, 2 * place + 1, (known_as, position))
+            message = self._receive(self._member(place + 1, number), 2 * place + 1, (known_as, position))
             if position == 0:
                 loss = message.weight
                 if unit.chunk + 1 == len(self.stages):
@@ -195,7 +206,7 @@ class PipelinePass:
         self.live -= 1
         for position, value in enumerate(found if place else []):
             self._send(
-                place - 1,
+                self._member(place - 1, number),
                 Message(
                     Kind.VECTOR, value, position, known_as, loss, stop=batch.stop, tag=2 * (place - 1) + 1
                 ),
@@ -221,19 +232,24 @@ class PipelinePass:
 
     @property
     def _places(self) -> int:
-        return self.group.size * len(self.stages)
+        return self._ranks * len(self.stages)
 
     def _place(self, unit: Unit) -> int:
-        return unit.chunk * self.group.size + self.group.rank
+        return unit.chunk * self._ranks + self._rank
 
-    def _send(self, place: int, message: Message) -> None:
+    def _member(self, place: int, number: int) -> int:
+        """Return who of the group computes a microbatch at a place: of several copies, the next one each time."""
+        rank = place % self._ranks
+        first, stop = self._firsts[rank : rank + 2]
+        return first + number % (stop - first)
+
+    def _send(self, to: int, message: Message) -> None:
         while self._sent and self._sent[0].done():
             self._sent.popleft().wait()
-        self._sent.append(self.group.start_send(place % self.group.size, message))
+        self._sent.append(self.group.start_send(to, message))
 
-    def _receive(self, place: int, tag: int, wanted: tuple[int, int]) -> Message:
+    def _receive(self, source: int, tag: int, wanted: tuple[int, int]) -> Message:
         """Wait for a value, by its microbatch and its position among the values; others may overtake it."""
-        source = place % self.group.size
         while (source, tag, wanted) not in self._early:
             _, message = self.group.receive(source, tag)
             found = message.step, message.version

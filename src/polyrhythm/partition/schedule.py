@@ -15,7 +15,7 @@ updates are missing in.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 from polyrhythm.errors import RequestError
@@ -45,10 +45,12 @@ class Schedule(Config):
     Attributes:
         flushes: whether a batch is over before parameters are updated; else see `updates_every` and `version`.
         splits_backward: whether there are units W.
+        deals_out: whether stages may have different numbers of copies, among which microbatches are dealt out.
     """
 
     flushes: ClassVar[bool] = True
     splits_backward: ClassVar[bool] = False
+    deals_out: ClassVar[bool] = False
 
     @property
     def chunks(self) -> int:
@@ -71,6 +73,24 @@ class Schedule(Config):
             ranks: K.
             microbatches: M; without a flush, of all batches together.
         """
+
+    def units_of_copy(self, copies: Sequence[int], rank: int, copy: int, microbatches: int) -> Iterator[Unit]:
+        """Yield the units of one of a stage's copies, of which each takes every r-th microbatch (`deals_out`).
+
+        Narayanan and others, "PipeDream", 2019, section 3.2 (1F1B-RR).
+
+        Args:
+            copies: r of every rank's stage.
+            rank: k.
+            copy: its number.
+            microbatches: M.
+        """
+        own = range(copy, microbatches, copies[rank])
+        # A stage of one copy is in the place of as many ranks as there are copies behind it.
+        behind = sum(copies) - 1 - sum(copies[:rank])
+        first = behind // copies[rank]
+        for unit in self.units(0, first + 1, len(own)):
+            yield unit._replace(microbatch=own[unit.microbatch])
 
     def updates_every(self, microbatches: int) -> int:
         """Return after how many microbatches parameters are updated, where there is no flush."""

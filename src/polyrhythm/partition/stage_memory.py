@@ -43,6 +43,7 @@ class AllocatedBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.now
         result = func(*args, **(kwargs or {}))
         for given in tree_leaves((args, kwargs)):
             if isinstance(given, Tensor):
@@ -50,6 +51,7 @@ class AllocatedBytes(TorchDispatchMode):
         for made in tree_leaves(result):
             if isinstance(made, Tensor):
                 self._note(made.untyped_storage())
+        self.most = max(self.most, before + _copied(func, args, result))
         return result
 
     def _note(self, storage: torch.UntypedStorage) -> None:
@@ -63,6 +65,22 @@ class AllocatedBytes(TorchDispatchMode):
     def _freed(self, name: int, nbytes: int) -> None:
         self._known.discard(name)
         self.now -= nbytes
+
+
+def _copied(func: Any, args: Any, result: Any) -> int:
+    """Return the bytes that the largest kernels take for themselves, beside what they give.
+
+    On the CPU, convolutions copy outputs, and in the backward pass their gradients (twice) and weights, in the order
+    that oneDNN likes best; batch normalisation has one more gradient.
+    """
+    if func is torch.ops.aten.convolution.default:
+        return int(2 * result.nbytes)
+    if func is torch.ops.aten.convolution_backward.default:
+        gradient, _, weight = args[:3]
+        return int(2 * gradient.nbytes + 2 * weight.nbytes)
+    if func is torch.ops.aten.native_batch_norm_backward.default:
+        return int(2 * args[0].nbytes)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -272,6 +290,7 @@ def rank_bytes(
     optimizer: OptimizerBytes,
     *,
     recomputes: bool = False,
+    copies: tuple[int, ...] = (),
 ) -> RankBytes:
     """Return what a rank needs in training.
 
@@ -285,6 +304,7 @@ def rank_bytes(
         images: that a step sends through the pipeline.
         optimizer: what it takes.
         recomputes: whether activations are computed again.
+        copies: of every rank's stage, where microbatches are dealt out among them.
     """
     own = stages[rank::ranks]
     rows, size = -(-images // microbatches), chain.dtype.itemsize
@@ -306,6 +326,8 @@ def rank_bytes(
     )
     count = microbatches if schedule.flushes else 1 << 62
     units = islice(schedule.units(rank, ranks, count), 12 * ranks * microbatches * len(own))
+    if copies:
+        units = islice(schedule.units_of_copy(copies, rank, 0, count), None)
     passing = most_at_once(units, uses, splits=splits) + beside
     if schedule.flushes:
         activations = max(passing, round(optimizer.step * parameters))

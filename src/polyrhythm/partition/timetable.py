@@ -99,6 +99,7 @@ def timetable(
     ranks: int,
     microbatches: int,
     times: Callable[[int], StageTimes] | Sequence[StageTimes],
+    copies: Sequence[int] = (),
 ) -> Timetable:
     """Return when every unit runs.
 
@@ -107,22 +108,33 @@ def timetable(
         ranks: K.
         microbatches: M.
         times: of the stages, by their numbers; chunk c of rank k is stage c K + k.
+        copies: of every rank's stage, among which microbatches are dealt out; a row of the timetable each, in order.
+            Empty: one each.
     """
     of_stage = times.__getitem__ if isinstance(times, Sequence) else times
     stages = ranks * schedule.chunks
-    orders = [list(schedule.units(rank, ranks, microbatches)) for rank in range(ranks)]
+    if copies:
+        rank_of = [rank for rank in range(ranks) for _ in range(copies[rank])]
+        orders = [
+            list(schedule.units_of_copy(copies, rank, copy, microbatches))
+            for rank in range(ranks)
+            for copy in range(copies[rank])
+        ]
+    else:
+        rank_of = list(range(ranks))
+        orders = [list(schedule.units(rank, ranks, microbatches)) for rank in range(ranks)]
     ended: dict[tuple[str, int, int], float] = {}
     arrived: dict[tuple[str, int, int], float] = {}
-    left_at = [0.0] * ranks
-    found: list[list[Span]] = [[] for _ in range(ranks)]
+    left_at = [0.0] * len(orders)
+    found: list[list[Span]] = [[] for _ in orders]
     left = sum(map(len, orders))
     while left:
         before = left
-        for rank, order in enumerate(orders):
-            spans = found[rank]
+        for row, order in enumerate(orders):
+            spans = found[row]
             while len(spans) < len(order):
                 unit = order[len(spans)]
-                stage = unit.chunk * ranks + rank
+                stage = unit.chunk * ranks + rank_of[row]
                 ready = _ready_s(unit, stage, stages, ended, arrived)
                 if ready is None:
                     break
@@ -132,8 +144,8 @@ def timetable(
                 between = stage if unit.kind == "F" else stage - 1  # number of the cut that it sends over
                 if unit.kind != "W" and 0 <= between < stages - 1:
                     over = of_stage(between)
-                    left_at[rank] = max(end, left_at[rank]) + over.send
-                    arrived[unit.kind, stage, unit.microbatch] = left_at[rank] + over.latency
+                    left_at[row] = max(end, left_at[row]) + over.send
+                    arrived[unit.kind, stage, unit.microbatch] = left_at[row] + over.latency
                 spans.append(Span(unit, start, end))
                 left -= 1
         assert left < before, f"the order of {schedule} is a deadlock"

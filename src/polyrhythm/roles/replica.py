@@ -220,18 +220,17 @@ class Replica(FlatReplica):
     @property
     def untrained(self) -> dict[str, Tensor]:
         """What is not in the flat vector, by name: buffers, and parameters that are frozen for good."""
-        flat = {id(view.parameter) for view in self.flat.views}
+        flat = {view.name for view in self.flat.views}
         frozen = {
-            name: parameter.data
-            for name, parameter in self.model.named_parameters()
-            if id(parameter) not in flat
+            name: parameter.data for name, parameter in self.model.named_parameters() if name not in flat
         }
         return self.buffers | frozen
 
     def share_untrained(self) -> None:
         """Make what is not trained equal to worker 0's; before a checkpoint gives every worker its own buffers."""
         for value in self.untrained.values():
-            self.workers.broadcast(value)
+            # Of a layer that another worker computes, this one has a shape alone.
+            self.workers.broadcast(torch.empty_like(value, device="cpu") if value.is_meta else value)
 
     def begin(self, step: Step) -> None:
         self._missing = self._parameters.copy()

@@ -309,6 +309,10 @@ class HasStages:
         """
         raise NotImplementedError
 
+    def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
+        """Return the workers that hold the copies of each rank's stages, by their indices among so many."""
+        raise NotImplementedError
+
     def settled(
         self,
         model: nn.Module,

@@ -117,3 +117,29 @@ def test_wrong_numbers_are_refused_with_what_would_do() -> None:
         schedule("interleaved").check(2, 5)
     with pytest.raises(RequestError, match=r"ask for at least 4 .given 3."):
         schedule("double_buffered").check(4, 3)
+
+
+@pytest.mark.parametrize("copies", [(2, 1), (1, 2), (3, 1, 2), (1, 1, 4)])
+@pytest.mark.parametrize("name", ["gpipe", "one_forward_one_backward"])
+def test_microbatches_are_dealt_out_among_copies_and_no_order_waits_for_itself(
+    name: str, copies: tuple[int, ...]
+) -> None:
+    for microbatches in (max(copies), 4, 7):
+        found = timetable(schedule(name), len(copies), microbatches, lambda stage: StageTimes(), copies)
+        assert len(found.ranks) == sum(copies)
+        row = 0
+        for count in copies:
+            for copy in range(count):
+                units = [span.unit for span in found.ranks[row]]
+                own = list(range(copy, microbatches, count))
+                assert [unit.microbatch for unit in units if unit.kind == "F"] == own
+                assert [unit.microbatch for unit in units if unit.kind == "B"] == own
+                row += 1
+
+
+def test_copies_of_a_stage_that_takes_longer_keep_the_others_busy() -> None:
+    """A stage of two copies that takes twice as long is as fast as the other one."""
+    times = [StageTimes(2, 4), StageTimes(1, 2)]
+    found = timetable(schedule("one_forward_one_backward"), 2, 40, times, (2, 1))
+    assert found.makespan_s == pytest.approx(40 * 3, rel=0.1)
+    assert timetable(schedule("one_forward_one_backward"), 2, 40, times).makespan_s > 40 * 6

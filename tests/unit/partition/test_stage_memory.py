@@ -94,7 +94,6 @@ def test_it_is_what_torch_allocates(start: int, stop: int) -> None:
 
     passes()  # what is allocated once and for all
     pictures = ROWS * 3 * 16 * 16 * 4 if stage.before is None else 0
-    # Kernels may need a little room of their own.
     assert said.backward + pictures == pytest.approx(allocated(passes), rel=0.1)
 
 
@@ -139,7 +138,7 @@ def test_the_state_of_an_optimiser_is_measured(
 
 @pytest.mark.parametrize(
     ("spec", "versions"),
-    [("one_forward_one_backward", (0, 0, 0)), ("weight_stashing", (3, 2, 0)), ("double_buffered", (2, 2, 1))],
+    [("one_forward_one_backward", (0, 0, 0)), ("weight_stashing", (3, 2, 0)), ("double_buffered", (2, 2, 2))],
 )
 def test_versions_of_weights_follow_the_schedule(spec: str, versions: tuple[int, ...]) -> None:
     assert tuple(versions_at_once(schedule(spec), rank, 3, 4) for rank in range(3)) == versions

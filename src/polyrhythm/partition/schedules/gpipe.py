@@ -16,12 +16,15 @@ by the other schedules.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from polyrhythm.partition.schedule import Schedule, Unit
 
 
 class GPipe(Schedule):
     """All forward passes, then all backward passes."""
+
+    deals_out: ClassVar[bool] = True
 
     def units(self, rank: int, ranks: int, microbatches: int) -> Iterator[Unit]:
         yield from (Unit("F", number) for number in range(microbatches))

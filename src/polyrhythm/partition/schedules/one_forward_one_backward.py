@@ -14,12 +14,15 @@ Rank k keeps the activations of min(M, K-k) microbatches, and is idle for (K-1)(
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from polyrhythm.partition.schedule import Schedule, Unit, alternating, warm_up
 
 
 class OneForwardOneBackward(Schedule):
     """Backward passes as early as they can be."""
+
+    deals_out: ClassVar[bool] = True
 
     def units(self, rank: int, ranks: int, microbatches: int) -> Iterator[Unit]:
         yield from alternating(warm_up(rank, ranks), microbatches)

@@ -7,10 +7,12 @@ Parallelism for DNN Training", SOSP 2019, arXiv 1806.03377.
     w' = w - lr sum_m n_m g_m / sum_m n_m      g_m the mean gradient of microbatch m of n_m pictures
     w(t+1) = w(t) - lr g(w(t-d))               without a flush (`weight_stashing`, `double_buffered`): see the schedule
 
-K stages, R copies of each (`replicas`): worker s R + r holds copy r of stage s. The workers of a pipeline see the same
-pictures: those of all their batches. The first stage takes the pictures, the last one the labels; between them
-activations and their gradients travel, a message for each microbatch and value. Copies of a stage go on with each other
-by the strategy `inside`.
+K stages, R copies of each (`replicas=R`): worker s R + r holds copy r of stage s, and there are R pipelines with
+pictures of their own. Or as many copies of each stage as are given (`replicas=[3, 1]`): there is one pipeline, whose
+microbatch m is computed by copy m mod r of a stage of r, forward and backward (PipeDream's 1F1B-RR). The workers of a
+pipeline see the same pictures: those of all their batches. The first stage takes the pictures, the last one the labels;
+between them activations and their gradients travel, a message for each microbatch and value. Copies of a stage go on
+with each other by the strategy `inside`.
 
 What each worker keeps: parameters, gradients, state of the optimiser, activations and further versions of the
 parameters, of its own stages only. The network is whole on worker 0 alone, from `settle`, which comes at the end of
@@ -23,6 +25,7 @@ Batch normalisation normalises by microbatch, and changes its running statistics
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -93,7 +96,7 @@ class Pipeline(Strategy, HasStages):
         balance: where the network is cut otherwise. `operations`: where stages have equally many. `auto`: where a step
             takes least, by measured times of all layers, or in simulation by their operations and the cluster's links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        replicas: copies of each stage.
+        replicas: copies of each stage; of several numbers, of every stage its own.
         inside: how copies of a stage go on together; a strategy whose workers go in step.
     """
 
@@ -116,12 +119,23 @@ class Pipeline(Strategy, HasStages):
     cut: tuple[str, ...] = ()
     balance: Literal["operations", "auto"] = "operations"
     recompute: bool = False
-    replicas: Count = 1
+    replicas: Count | tuple[Count, ...] = 1
     inside: Annotated[Strategy, chosen("inside strategy", *INSIDE)] = Synchronous()
 
     def ranks(self, workers: int) -> int:
         """Return how many workers are in a row: K."""
+        if isinstance(self.replicas, tuple):
+            return len(self.replicas)
         return self.stages or max(1, workers // self.replicas)
+
+    def copies(self, workers: int) -> tuple[int, ...]:
+        """Return the copies of every rank's stages."""
+        return self.replicas if isinstance(self.replicas, tuple) else (self.replicas,) * self.ranks(workers)
+
+    @property
+    def most_copies(self) -> int:
+        """Copies of the stage with the most."""
+        return max(self.replicas) if isinstance(self.replicas, tuple) else self.replicas
 
     def traits(self, workers: int) -> Traits:
         ranks = self.ranks(workers)
@@ -134,29 +148,63 @@ class Pipeline(Strategy, HasStages):
             gradients=updates,
             plain_alone=False,
             cuts_network=True,
-            pipelines=max(1, workers // ranks),
+            pipelines=1 if isinstance(self.replicas, tuple) else max(1, workers // ranks),
         )
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
-        ranks = self.ranks(workers)
-        if ranks * self.replicas != workers:
+        ranks, needed = self.ranks(workers), sum(self.copies(workers))
+        if isinstance(self.replicas, tuple):
+            self._check_dealing(workers, needed)
+        elif needed != workers:
             raise RequestError(
                 f"{self} needs {ranks} times {self.replicas} workers (given {workers}): ask for "
-                f"--workers {ranks * self.replicas}, or for other stages and replicas"
+                f"--workers {needed}, or for other stages and replicas"
             )
         self.schedule.check(ranks, self.microbatches)
-        self.inside.check(self.replicas)
-        inside = self.inside.traits(self.replicas)
+        self.inside.check(self.most_copies)
+        inside = self.inside.traits(self.most_copies)
         if inside.output is GroupOutput.NOTHING or not inside.lockstep or inside.waits_between_layers:
             raise RequestError(
                 f"{self.name}(inside={self.inside}): copies of a stage must go in step, and wait between batches only: "
                 "use synchronous, or a strategy whose workers meet in rounds, such as local_sgd"
             )
-        if self.inside.traits(self.replicas).output is GroupOutput.MODELS and not self.schedule.flushes:
+        if inside.output is GroupOutput.MODELS and not self.schedule.flushes:
             raise RequestError(
                 f"{self.name}(inside={self.inside}): {self.schedule} updates with gradients that are late, which only "
                 "copies that average gradients do alike: use inside=synchronous, or a schedule with a flush"
+            )
+
+    def _check_dealing(self, workers: int, needed: int) -> None:
+        """Refuse different numbers of copies that cannot be.
+
+        Raises:
+            RequestError: so it is.
+        """
+        assert isinstance(self.replicas, tuple)
+        if not self.replicas or (self.stages is not None and self.stages != len(self.replicas)):
+            raise RequestError(
+                f"{self}: replicas has the copies of {len(self.replicas)} stages: give one number for each stage"
+            )
+        if needed != workers:
+            raise RequestError(
+                f"{self} needs {needed} workers, a copy each (given {workers}): ask for --workers {needed}, or for "
+                "other replicas"
+            )
+        if not self.schedule.deals_out:
+            raise RequestError(
+                f"{self}: {self.schedule} does not deal microbatches out among different numbers of copies: use gpipe "
+                "or one_forward_one_backward, or one number of replicas"
+            )
+        if self.microbatches < self.most_copies:
+            raise RequestError(
+                f"{self}: {self.microbatches} microbatches leave some of {self.most_copies} copies of a stage nothing "
+                f"to do: ask for microbatches={self.most_copies} at least"
+            )
+        if self.inside.traits(self.most_copies).output is GroupOutput.MODELS:
+            raise RequestError(
+                f"{self}: copies that have different microbatches of a step must average gradients: use "
+                "inside=synchronous"
             )
 
     def bounds(self, pieces: Sequence[PieceSize], workers: int) -> Bounds:
@@ -210,18 +258,23 @@ class Pipeline(Strategy, HasStages):
                 images,
                 needs,
                 recomputes=self.recompute,
+                copies=work.copies,
             )
             for rank in range(ranks)
         ]
-        if pace is not None and self.replicas > 1:
-            largest = max(each.gradients for each in memory)
-            seconds += 2 * (self.replicas - 1) / self.replicas * largest / min(pace.bytes_per_s)
+        if pace is not None and self.schedule.flushes:
+            exchanged = [
+                2 * (copies - 1) / copies * each.gradients / pace.bytes_per_s[rank]
+                for rank, (copies, each) in enumerate(zip(self.copies(workers), memory, strict=True))
+            ]
+            seconds += max(exchanged)
         layers = tuple((pieces[start].name, pieces[stop - 1].name) for start, stop in pairwise(bounds))
         return Outlook(layers, None if pace is None else seconds, bubble, tuple(memory))
 
     def work(self, images: int, dtype: torch.dtype) -> Work:
         """Return what a step of so many images sends through one pipeline."""
-        return Work(self.schedule, self.microbatches, images, dtype.itemsize, self.recompute)
+        dealt = self.replicas if isinstance(self.replicas, tuple) else ()
+        return Work(self.schedule, self.microbatches, images, dtype.itemsize, self.recompute, dealt)
 
     def settled(
         self,
@@ -272,6 +325,14 @@ class Pipeline(Strategy, HasStages):
             return self, outlook
         return self.model_copy(update={"cut": tuple(pieces[stop - 1].name for stop in bounds[1:-1])}), outlook
 
+    def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
+        firsts = [0, *accumulate(self.copies(workers))]
+        return tuple(range(*pair) for pair in pairwise(firsts))
+
+    def first_worker(self, rank: int) -> int:
+        """Return the worker with the first copy of a rank's stages."""
+        return sum(self.replicas[:rank]) if isinstance(self.replicas, tuple) else rank * self.replicas
+
     def check_room(self, outlook: Outlook, room: Sequence[float]) -> None:
         """Refuse ranks that have less memory than their stages need.
 
@@ -289,8 +350,8 @@ class Pipeline(Strategy, HasStages):
         if needs.most > needs.training:
             mends = "a larger host for worker 0, which tests and saves the whole network"
         raise RequestError(
-            f"worker {rank * self.replicas} needs {told_bytes(needs.most)} for its stage ({first} to {last}) and has "
-            f"{told_bytes(int(room[rank]))}: ask for {mends}"
+            f"worker {self.first_worker(rank)} needs {told_bytes(needs.most)} for its stage ({first} to {last}) and "
+            f"has {told_bytes(int(room[rank]))}: ask for {mends}"
         )
 
     def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
@@ -331,12 +392,14 @@ class _Entered:
     Attributes:
         number: of its step.
         weight: its pictures, over those of a full batch.
+        rows: pictures of each microbatch.
         slices: the microbatches' pictures.
         batch: None in a dry run.
     """
 
     number: int
     weight: float
+    rows: tuple[int, ...]
     slices: tuple[slice, ...]
     batch: SharedBatch | None
 
@@ -349,22 +412,25 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._setting = setting
         self._strategy = strategy
         self._schedule, self._count = strategy.schedule, strategy.microbatches
-        workers, copies = setting.workers, strategy.replicas
-        self._ranks = strategy.ranks(workers.size)
-        self._rank, copy = divmod(workers.rank, copies)
+        workers = setting.workers
+        self._copies = strategy.copies(workers.size)
+        self._dealt = self._copies if isinstance(strategy.replicas, tuple) else ()
+        self._ranks = len(self._copies)
+        self._firsts = [0, *accumulate(self._copies)]
+        self._rank = bisect_right(self._firsts, workers.rank) - 1
+        self._copy = workers.rank - self._firsts[self._rank]
         self._row = self._beside = workers
         if workers.size > 1:
-            self._row = workers.subgroup("pipeline", [rank * copies + copy for rank in range(self._ranks)])
-            self._beside = workers.subgroup(
-                "copies", [self._rank * copies + other for other in range(copies)]
-            )
+            row = [first + self._copy for first in self._firsts[:-1]]
+            self._row = workers.subgroup("pipeline", range(workers.size) if self._dealt else row)
+            self._beside = workers.subgroup("copies", range(*self._firsts[self._rank : self._rank + 2]))
         self._pass: PipelinePass | None = None
         self._entered: dict[int, _Entered] = {}
         self._batches = self._through = 0
         self._stream: Iterator[Unit] | None = None
         self._ahead: Unit | None = None
         self._computed_with: dict[int, int] = {}
-        self._whole, self._stop = True, False
+        self._whole, self._stop, self._own_share = True, False, 1.0
         self._statistics: list[DeferredStatistics] = []
         self._buffers: list[list[Tensor]] = []
         self._all = workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
@@ -406,7 +472,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             work.recomputes, work.splits = strategy.recompute, self._schedule.splits_backward
             work.statistics, work.using = self._statistics[-1], self._with_version
             works.append(work)
-        self._pass = PipelinePass(self._schedule, self._count, self._row, works)
+        self._pass = PipelinePass(self._schedule, self._count, self._row, works, self._dealt)
 
     def _pieces(self, chain: Chain, around: Surroundings) -> tuple[Sequence[PieceSize], Bounds]:
         """Return the pieces and the bounds of stages; of `balance=auto`, as worker 0 has measured them."""
@@ -425,7 +491,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
                 replace(piece, operations=time) for piece, time in zip(pieces, seconds.tolist(), strict=True)
             ]
         work = strategy.work(max(1, around.images), chain.dtype)
-        pace = Pace.even(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._ranks)
+        pace = Pace.even(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._row.size)
         bounds = fastest(pieces, self._ranks * self._schedule.chunks, work, pace)
         assert bounds is not None, "all fit"
         return pieces, bounds
@@ -442,7 +508,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         pace = None
         if pieces is not chain.pieces:
             whole_s = sum(piece.operations for piece in pieces) * self._count
-            pace = Pace.even(self._ranks, whole_s / self._ranks)
+            pace = Pace.even(self._ranks, whole_s / self._row.size)
         outlook = strategy.outlook(
             chain, pieces, setting.workers.size, around.images, setting.plan, pace, bounds
         )
@@ -473,7 +539,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             StageParameters.of_sizes(setting.flat, numbers, self._rank), OptimizerPlan("SGD", (), 0.0)
         )
         self._buffers = [[] for _ in range(self._ranks)]
-        self._pass = PipelinePass(self._schedule, self._count, self._row, works)
+        self._pass = PipelinePass(self._schedule, self._count, self._row, works, self._dealt)
 
     @property
     def reads_images(self) -> bool:
@@ -481,20 +547,24 @@ class PipelineWorker(WorkerPart, ComputesStages):
 
     def start(self, step: int) -> int:
         """Take the parameters of the own stages from worker 0, which has the whole network."""
-        self._own.take()
         if self._setting.workers.rank > 0:
             self._receive_numbers(0, self._own.own())
         else:
-            copies = self._strategy.replicas
-            others = range(1, self._all.size)
-            self._send_numbers([(to, piece) for to in others for piece in self._own.of_rank(to // copies)])
+            self._own.take()
+            self._send_numbers(
+                [
+                    (to, piece)
+                    for to in range(1, self._all.size)
+                    for piece in self._own.of_rank(bisect_right(self._firsts, to) - 1)
+                ]
+            )
         return self._inner.start(step)
 
     def compute_stages(self, step: Step, batch: SharedBatch) -> float:
         rows = rows_of(len(batch.images), self._count)
         ends = [0, *accumulate(rows)]
         slices = tuple(slice(*place) for place in pairwise(ends))
-        entered = _Entered(step.number, len(batch.images) / batch.full, slices, batch)
+        entered = _Entered(step.number, len(batch.images) / batch.full, rows, slices, batch)
         first = step.number * self._count
         rate = batch.learning_rate
         return self._run(entered, Pipelined(rows, first, rate, batch.pass_time, batch.lap, step.stop))
@@ -507,14 +577,16 @@ class PipelineWorker(WorkerPart, ComputesStages):
         pass_time: Callable[[float, str], None],
         lap: Callable[[Lap, str], None],
     ) -> None:
-        entered = _Entered(step.number, images / full, (), None)
         rows, first = rows_of(images, self._count), step.number * self._count
+        entered = _Entered(step.number, images / full, rows, (), None)
         self._run(entered, Pipelined(rows, first, 0.0, pass_time, lap, step.stop))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._schedule.flushes:
             entered = self._entered.pop(0)
-            stop = self._update(entered, entered.weight, learning_rate, self._stop)
+            if 0 < self._own_share < 1:  # the mean over its own pictures, by whose number it counts
+                self._own.flat.gradients.div_(self._own_share)
+            stop = self._update(entered, entered.weight * self._own_share, learning_rate, self._stop)
             self.staleness[0] += entered.weight > 0
             return stop
         return self._stop
@@ -530,7 +602,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def end(self) -> None:
         self.settle()
         self._inner.end()
-        if self._strategy.inside.traits(self._strategy.replicas).output is GroupOutput.MODELS:
+        if self._strategy.inside.traits(self._strategy.most_copies).output is GroupOutput.MODELS:
             self._gather()
 
     def state(self) -> State:
@@ -596,12 +668,14 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._entered[self._batches] = entered
         self._pass.batches[self._batches] = batch
         if self._schedule.flushes:
-            for unit in self._schedule.units(self._rank, self._ranks, self._count):
+            for unit in self._units():
                 self._pass.run(unit)
             self._pass.finish_sends()
             self._commit()
             self._stop = batch.stop
-            return batch.loss
+            self._own_share = sum(self._own_rows(batch.rows)) / max(1, batch.images)
+            # Of the first stage's copies each hears of its own microbatches.
+            return batch.loss / self._own_share if self._own_share else 0.0
         self._batches += 1
         if self._stream is None:
             self._stream = self._schedule.units(self._rank, self._ranks, _WITHOUT_END)
@@ -615,6 +689,16 @@ class PipelineWorker(WorkerPart, ComputesStages):
         known = self._pass.batches.get(self._batches - self._ranks)
         self._stop = known is not None and known.stop
         return 0.0 if known is None else known.loss
+
+    def _units(self) -> Iterator[Unit]:
+        """Yield this worker's units of a batch."""
+        if self._dealt:
+            return self._schedule.units_of_copy(self._dealt, self._rank, self._copy, self._count)
+        return self._schedule.units(self._rank, self._ranks, self._count)
+
+    def _own_rows(self, rows: Sequence[int]) -> Sequence[int]:
+        """Return those of this worker's microbatches, where they are dealt out among copies; else all."""
+        return rows[self._copy :: self._dealt[self._rank]] if self._dealt else rows
 
     def _advance(self, unit: Unit) -> None:
         """Compute a unit where there is no flush, and update if an update is due."""
@@ -679,14 +763,14 @@ class PipelineWorker(WorkerPart, ComputesStages):
 
     def _gather(self) -> None:
         """Complete the network on worker 0, from the first copy of each stage; buffers on all."""
-        workers, copies = self._setting.workers, self._strategy.replicas
+        workers, copies = self._setting.workers, self._copies[self._rank]
         if workers.size == 1:
             return
         if workers.rank == 0:
             self._own.allocate()
             for rank in range(1, self._ranks):
-                self._receive_numbers(rank * copies, self._own.of_rank(rank))
-        elif self._rank > 0 and workers.rank % copies == 0:
+                self._receive_numbers(self._firsts[rank], self._own.of_rank(rank))
+        elif self._rank > 0 and self._copy == 0:
             self._send_numbers([(0, piece) for piece in self._own.own()])
         self._told += 1
         if copies > 1 and self._buffers:
@@ -696,7 +780,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
                     buffer.div_(copies)
         for rank, buffers in enumerate(self._buffers):
             for buffer in buffers:
-                workers.broadcast(buffer, rank * copies)
+                workers.broadcast(buffer, self._firsts[rank])
 
     def _send_numbers(self, pieces: Sequence[tuple[int, Tensor]]) -> None:
         handles = [
