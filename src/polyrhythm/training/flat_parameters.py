@@ -128,6 +128,8 @@ class FlatParameters:
         self._tail = self.gradients_and_tail[self.size :]
         self._tail_first = self._tail[0]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
+        self._freed: list[tuple[View, torch.Size]] = []
+        self._device: torch.device | None = None
         self.views = list(self._move(named))
         self.apart = [view for view in self.views if view.parameter.dtype is not dtype]
         number_bytes = self.vector.element_size()
@@ -222,13 +224,31 @@ class FlatParameters:
         self.views = [replace(view, gradient=self.gradients) for view in self.views]
 
     def release(self) -> None:
-        """Free the memory of the vector, which nobody may read or write until `allocate`."""
-        self.vector_and_tail.untyped_storage().resize_(0)
+        """Free the memory of the vector, and of the parameters that are views of it, until `allocate`."""
+        first, number_bytes, device = self.vector.data_ptr(), self.vector.element_size(), self.vector.device
+        if device.type == "meta":
+            return
+        empty = self.vector.new_empty(0)
+        self._freed = []
+        for view in self.views:
+            if view.parameter.data_ptr() == first + view.start * number_bytes and view.start < view.stop:
+                self._freed.append((view, view.parameter.shape))
+                view.parameter.data = empty
+        self._device = device
+        self._place(torch.empty_like(self.vector_and_tail, device="meta"))
 
     def allocate(self) -> None:
         """Get memory for the vector again, of any content; parameters are views of it as before."""
-        if self.vector_and_tail.device.type != "meta":
-            self.vector_and_tail.untyped_storage().resize_((self.size + TAIL) * self.vector.element_size())
+        if self._device is None:
+            return
+        self._place(torch.empty_like(self.vector_and_tail, device=self._device))
+        for view, shape in self._freed:
+            view.parameter.data = self.vector[view.start : view.stop].view(shape)
+        self._freed, self._device = [], None
+
+    def _place(self, memory: Tensor) -> None:
+        self.vector_and_tail = memory
+        self.vector = memory[: self.size]
 
     def gather_gradients(self) -> None:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
