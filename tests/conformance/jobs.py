@@ -46,6 +46,7 @@ VARIATIONS = [
     "synchronous(compress=one_bit(dense_below=0))",
     "parameter_server(compress=one_bit(dense_below=0))",
     "local_sgd(steps=2, compress=top_k(density=0.2, dense_below=0))",
+    "d_psgd(compress=top_k(density=0.2, dense_below=0))",
     "parameter_server(servers=2, consistency=synchronous, compress=top_k(density=0.2, dense_below=0))",
     "easgd(mode=synchronous, tau=1, servers=2)",
     "sgp(overlap=True)",

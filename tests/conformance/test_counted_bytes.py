@@ -139,7 +139,11 @@ def pipeline(strategy, workers, size, buckets, steps):
 
 def d_psgd(strategy, workers, size, buckets):
     degrees = (len(strategy.topology.targets(worker, workers)) for worker in range(workers))
-    return sum(degrees) * (PARAMETERS * size + HEADER)
+    payload = PARAMETERS * size
+    if strategy.compress is not None:
+        dtype = torch.float32 if size == 4 else torch.float64
+        payload = Layout.of([(5, 16), (5,), (3, 5), (3,)], strategy.compress).nbytes(strategy.compress, dtype)
+    return sum(degrees) * (payload + HEADER)
 
 
 def ad_psgd(strategy, workers, size, buckets):

@@ -15,6 +15,7 @@ from torch import nn
 from conformance.jobs import OPTIMIZERS, make_job, out_of_step, perceptron, strategies, strategy, uneven
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
+from polyrhythm.compression.compressor import COMPRESSORS
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
@@ -23,12 +24,12 @@ from polyrhythm.roles.worker import work
 from polyrhythm.roles.world import World
 from polyrhythm.simulation.run import program_of
 from polyrhythm.simulation.simulated_run import ConstantCluster, RankProgram, constant_run
-from polyrhythm.specs import build
+from polyrhythm.specs import build, choices
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import HasStages, Strategy
 from polyrhythm.strategies.worker_part import Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.model_sizes import ModelSizes, time_shares
+from polyrhythm.training.model_sizes import ModelSizes, sizes_of, time_shares
 from polyrhythm.training.optimizer import OptimizerConfig
 
 IMAGES, SHAPE = 53, (1, 4, 4)
@@ -113,7 +114,8 @@ def _both(
         made = model()
         flat = flats(made)
         numbers = tuple(min(bucket.stop, flat.size) - bucket.start for bucket in flat.buckets)
-        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE))
+        shapes = tuple(tuple(view.parameter.shape) for view in flat.views)
+        sizes = ModelSizes(numbers, time_shares(made, flat, SHAPE), shapes=shapes)
         if isinstance(plain, HasStages):
             sizes = plain.sizes_of_parts(sizes, made, SHAPE, 3)
         elif job.traits.cuts_network:
@@ -197,6 +199,51 @@ def test_every_number_of_a_stand_in_weighs_as_many_as_it_stands_for(spec: str) -
     assert [entry[1:] for entry in without_plans[1]] == [entry[1:] for entry in without_plans[0]]
     # a plan's text is a few bytes shorter, at 1 MB/s
     assert [entry[0] for entry in dry] == pytest.approx([entry[0] for entry in real], abs=1e-5)
+
+
+COMPRESSED = [
+    *(
+        f"synchronous(compress={name})"
+        for name in choices(COMPRESSORS)
+        if name not in ("threshold", "adacomp")
+    ),
+    *(f"parameter_server(servers=2, compress={name})" for name in ("top_k", "int8", "one_bit")),
+    "parameter_server(compress=power_sgd(rank=2))",
+    "synchronous(compress=power_sgd(rank=2, warm_up=3))",
+    "synchronous(compress=random_k(density=0.3))",
+    "local_sgd(steps=2, compress=top_k(density=0.1))",
+    "diloco(steps=2, compress=int8)",
+]
+
+
+@pytest.mark.parametrize("spec", COMPRESSED)
+def test_compressed_vectors_have_in_a_dry_run_the_bytes_that_their_shapes_give(spec: str) -> None:
+    """A layer of 3 x 81,920 among small ones; the stand-in has 1,536 or 1,024 numbers."""
+
+    def model() -> nn.Module:
+        class Padded(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = perceptron()
+                self.padding = nn.Parameter(torch.zeros(96, 2560))
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                return self.inner(images) + 0 * self.padding[0, 0]
+
+        return Padded()
+
+    made = model()
+    sizes = sizes_of(made, SHAPE, bucket_bytes=1 << 20)
+    stood_for = DryRun(strategy=strategy(spec), workers=3, sizes=sizes, steps=1).stand_in
+    assert stood_for.scale > 100
+    real, dry = _both(spec, model, bucket_bytes=1 << 20, sizes=sizes)
+    apart = "CONFIGURE"  # whose text says of a stand-in what it stands for
+    travels, counted = ([entry[1:] for entry in sent if entry[1] != apart] for sent in (real, dry))
+    assert [entry[:3] for entry in counted] == [entry[:3] for entry in travels]
+    for found, expected in zip(counted, travels, strict=True):
+        whole = expected[3] > sizes.parameters  # uncompressed, as at the start: as many as numbers stand for
+        assert found[3] == (pytest.approx(expected[3], rel=0.02) if whole else expected[3])
+    assert min(entry[3] for entry in travels if entry[3] > 500) < 4 * sizes.parameters / 2
 
 
 def test_slices_of_an_all_reduce_weigh_as_many_as_they_stand_for() -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
+
 from polyrhythm.api.observed_run import (
     ObservedRun,
     Run,
@@ -53,6 +55,7 @@ from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
+from polyrhythm.strategies.compressing import compresses, payoff_of
 from polyrhythm.strategies.strategy import HasStages
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -336,6 +339,11 @@ def _play(
         def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
+        if compresses(job.strategy):
+            with torch.random.fork_rng(devices=[]):
+                made = [value for value in job.make_model().parameters() if value.requires_grad]
+            shapes = [tuple(value.shape) for value in made]
+            _say_whether_compression_pays(layout, job, shapes, made[0].dtype, observed)
         _played(layout, folder, observed, play, {"gradients": "real"}, before, foreseen)
     return observed.run()
 
@@ -366,8 +374,22 @@ def _dry_run(
         known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
     with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
+        _say_whether_compression_pays(layout, dry_run, dry_run.sizes.shapes, dry_run.sizes.dtype, observed)
         _played(layout, folder, observed, play, known, foreseen=foreseen)
     return observed.run()
+
+
+def _say_whether_compression_pays(
+    layout: Layout,
+    what: Job | DryRun,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    observed: ObservedRun,
+) -> None:
+    found = payoff_of(what.strategy, shapes, dtype, what.workers, layout.slowest_link_bytes_per_s)
+    if found is not None:
+        text = f"{found.text}; compressing is measured on this machine, and takes no simulated time"
+        observed.on_event(Notice(time_s=0, text=text))
 
 
 def _in_equal_parts(dry_run: DryRun) -> DryRun:

@@ -12,18 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
-from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace
+from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace, laid_out
+from polyrhythm.compression.payoff import Payoff
 from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
+from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.comparison import read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
-from polyrhythm.simulation.cluster import open_cluster
+from polyrhythm.simulation.cluster import Cluster, open_cluster
 from polyrhythm.specs import Spec, parse
+from polyrhythm.strategies.compressing import compresses, payoff_of
 
 _OTHERS = ("synchronous", "parameter_server(servers=1)", "local_sgd(steps=8)")
+_PLAIN = "no compression"
 _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
 
@@ -55,6 +60,7 @@ class Why:
         rehearsed_images_per_s: of its rehearsal as it was: how far to trust the rest.
         changes: the largest gain first.
         refused: changes that cannot be made, with the reason.
+        compression: whether it pays, in words; empty where nothing is compressed.
     """
 
     run: str
@@ -63,6 +69,7 @@ class Why:
     rehearsed_images_per_s: float
     changes: tuple[Change, ...]
     refused: Mapping[str, str]
+    compression: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
@@ -107,6 +114,9 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         "fewer updates an epoch: more images to the same accuracy",
         batch_size=2 * batch,
     )
+    plain = _uncompressed(config)
+    if plain is not None:
+        offer(_PLAIN, "", plain, compress=None)
     for other in _OTHERS:
         if parse(other).name != parse(strategy).name:
             offer(other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other)
@@ -116,8 +126,17 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     if strategy not in rates:
         raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
     base = rates[strategy]
+    pays = None if plain is None else _payoff(where, config)
+    # Rehearsals know nothing of the time to compress, so the run as it was is slower than its own by that.
+    images = workers * batch * max(1, strategy_from(strategy).traits(workers).exchange_every)
+    slower = 1.0 if pays is None else 1 + pays.compress_s * base / images
     changes = [
-        Change(what=what, images_per_s=rates[what], gain=rates[what] / base - 1, caution=caution)
+        Change(
+            what=what,
+            images_per_s=rates[what],
+            gain=rates[what] / base * (slower if what == _PLAIN else 1.0) - 1,
+            caution=caution,
+        )
         for what, (_, caution) in tried.items()
         if what in rates
     ]
@@ -129,7 +148,22 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         rehearsed_images_per_s=base,
         changes=tuple(sorted(changes, key=lambda change: -change.gain)),
         refused=refused,
+        compression="" if pays is None else pays.text,
     )
+
+
+def _uncompressed(config: RunConfig) -> str | None:
+    """Return the spec of a run's strategy without compression; None where nothing is compressed."""
+    if not compresses(strategy_from(config.strategy, config.compress)):
+        return None
+    given = parse(str(config.strategy))
+    return str(Spec(given.name, {key: value for key, value in given.arguments.items() if key != "compress"}))
+
+
+def _payoff(where: Cluster, config: RunConfig) -> Payoff | None:
+    dry_run, _ = assemble_dry_run(config, 1)
+    link = laid_out(where, dry_run).slowest_link_bytes_per_s
+    return payoff_of(dry_run.strategy, dry_run.sizes.shapes, dry_run.sizes.dtype, config.workers, link)
 
 
 def _servers(strategy: str, workers: int) -> list[tuple[str, int, str]]:

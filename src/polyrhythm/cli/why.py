@@ -36,6 +36,8 @@ def why(
         f"speed       {whole(found.images_per_s)} images/s; its rehearsal {whole(found.rehearsed_images_per_s)}, with "
         "which the others are compared"
     )
+    if found.compression:
+        print(f"compression {found.compression}")
     print()
     helping = [each for each in found.changes if each.gain > _WORTH_SAYING]
     rows = [[each.what, f"{100 * each.gain:+.0f} %", each.caution] for each in helping]

@@ -142,6 +142,11 @@ class Compressor(Config):
         """Whether the expected squared error may exceed the squared norm of what is encoded."""
         return False
 
+    @property
+    def by_value(self) -> bool:
+        """Whether the bytes of an encoded vector depend on its values, and not on its shape alone."""
+        return self.nbytes(Place(64, 64)) is None
+
     def is_dense_at(self, step: int) -> bool:
         """Return whether everything travels as it is at a step."""
         return step < self.warm_up
@@ -179,6 +184,10 @@ class Compressor(Config):
     def factor_of(self, payload: Tensor, place: Place) -> Tensor | None:
         """Return what the next vector's encoding starts from, out of this payload; None: nothing."""
         return None
+
+    def left_numbers(self, place: Place) -> int:
+        """Return how many numbers the left factor has, of all in a payload."""
+        raise NotImplementedError
 
     def left(self, matrix: Tensor, place: Place) -> Tensor:
         """Return this rank's part, `(rows, r)`, of the left factor, where they are found together."""

@@ -20,8 +20,15 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.message import MalformedMessage
-from polyrhythm.compression.compressor import Compressor, Memory, Place, bytes_of, values_of
+from polyrhythm.communication.message import MalformedMessage, bare_payload
+from polyrhythm.compression.compressor import (
+    SCALAR_BYTES,
+    Compressor,
+    Memory,
+    Place,
+    bytes_of,
+    values_of,
+)
 from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -64,15 +71,12 @@ class Layout:
     sections: tuple[Section, ...]
 
     @classmethod
-    def of(
-        cls, shapes: Sequence[tuple[int, ...]], compressor: Compressor, *, stands_for: float = 1.0
-    ) -> Layout:
+    def of(cls, shapes: Sequence[tuple[int, ...]], compressor: Compressor) -> Layout:
         """Return the layout of tensors that lie one after the other.
 
         Args:
             shapes: of the tensors.
             compressor: says what travels as it is, and whether layers are compressed by themselves.
-            stands_for: how many numbers each of these stands for, in a dry run, where shapes are unknown.
 
         Raises:
             RequestError: nothing would be compressed.
@@ -83,7 +87,7 @@ class Layout:
         for shape in shapes:
             stop = start + _product(shape)
             rows = shape[0] if len(shape) > 1 else 1
-            small = stands_for == 1 and (len(shape) < 2 or stop - start < compressor.dense_below)
+            small = len(shape) < 2 or stop - start < compressor.dense_below
             if small or not compressor.fits(rows, (stop - start) // max(1, rows)):
                 dense.append((start, stop))
             else:
@@ -102,9 +106,49 @@ class Layout:
 
     @classmethod
     def of_model(cls, flat: FlatParameters, compressor: Compressor) -> Layout:
-        """Return the layout of a model's vector; raise `RequestError` if nothing in it would be compressed."""
-        shapes = [tuple(view.parameter.shape) for view in flat.views]
-        return cls.of(shapes, compressor, stands_for=flat.stands_for)
+        """Return the layout of a model's vector, or of what stands for it in a dry run.
+
+        Raises:
+            RequestError: nothing in it would be compressed; or how much travels depends on values, of which a dry run
+                has none.
+        """
+        if flat.shapes is None:
+            return cls.of([tuple(view.parameter.shape) for view in flat.views], compressor)
+        if compressor.by_value:
+            raise RequestError(
+                f"what {compressor} sends depends on the gradients' values, of which a dry run has none: leave "
+                "--gradients none out, or take a compressor whose bytes are known, such as top_k"
+            )
+        true = cls.of(flat.shapes, compressor)
+        if flat.stands_for == 1:
+            return true
+        return CountedLayout(flat.size, (Section(((0, flat.size),)),), true)
+
+    def scalers(self, compressor: Compressor, vector: Tensor) -> list[float]:
+        """Return a sender's proposals for the numbers that all agree on, one a section; 0 of those that are dense."""
+        return [
+            0.0 if section.dense else compressor.scaler(_gathered(vector, section))
+            for section in self.sections
+        ]
+
+    def sums(self, compressor: Compressor, dtype: torch.dtype, step: int) -> tuple[int, ...]:
+        """Return how many numbers each all-reduce of a step adds up, where not all numbers do.
+
+        Args:
+            compressor: `linear` or `factored`.
+            dtype: of the vector.
+            step: of the sender.
+        """
+        if compressor.factored:
+            inside = [section for section in self.sections if not section.dense]
+            places = [_place(section, 0, dtype, step, 0) for section in inside]
+            lefts = sum(compressor.left_numbers(place) for place in places)
+            rights = sum(compressor.nbytes(place) or 0 for place in places) // SCALAR_BYTES - lefts
+            dense = self.size - sum(section.numbers for section in inside)
+            return lefts + dense, rights
+        whole = self.nbytes(compressor, dtype, step)
+        assert whole is not None, "numbers are as many as their bytes say"
+        return ((whole - _HEADER.size - _LENGTH_BYTES * len(self.sections)) // dtype.itemsize,)
 
     def part(self, compressor: Compressor, start: int, stop: int) -> Layout:
         """Return the layout of a slice of the vector; a matrix that it cuts is none any more."""
@@ -123,6 +167,11 @@ class Layout:
                 sections.append(Section(inside, rows, dense))
         return Layout(stop - start, tuple(sections))
 
+    @property
+    def compresses(self) -> bool:
+        """Whether anything in it is compressed."""
+        return any(not section.dense for section in self.sections)
+
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` rebuilds it from."""
         return {
@@ -139,8 +188,9 @@ class Layout:
                 Section(tuple((int(start), int(stop)) for start, stop in ranges), int(rows), bool(dense))
                 for ranges, rows, dense in record["sections"]
             )
+            true = record.get("true")
             spans = sorted(span for section in sections for span in section.ranges)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise MalformedMessage("a layout of sections is none") from None
         end = 0
         for start, stop in spans:
@@ -149,7 +199,7 @@ class Layout:
             end = stop
         if end != size or any(section.rows < 1 or section.numbers % section.rows for section in sections):
             raise MalformedMessage("a layout of sections does not fit its vector")
-        return cls(size, sections)
+        return Layout(size, sections) if true is None else CountedLayout(size, sections, cls.from_json(true))
 
     @cached_property
     def dense(self) -> Tensor | None:
@@ -290,6 +340,50 @@ class Layout:
             parts.append(payload[start : start + length])
             start += _aligned(length)
         return step, parts
+
+
+@dataclass(frozen=True)
+class CountedLayout(Layout):
+    """The layout of a vector of which a few numbers stand for many, as in a dry run.
+
+    A payload has the bytes of the true one, and nobody reads them: nothing arrives.
+
+    Attributes:
+        true: the layout of all numbers.
+    """
+
+    true: Layout
+
+    def part(self, compressor: Compressor, start: int, stop: int) -> CountedLayout:
+        # As the whole vector would be cut: the stand-in divides evenly.
+        first, last = (end * self.true.size // self.size for end in (start, stop))
+        true = self.true.part(compressor, first, last)
+        return CountedLayout(stop - start, (Section(((0, stop - start),)),), true)
+
+    @property
+    def compresses(self) -> bool:
+        return self.true.compresses
+
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"true": self.true.to_json()}
+
+    def nbytes(self, compressor: Compressor, dtype: torch.dtype, step: int = 0) -> int | None:
+        return self.true.nbytes(compressor, dtype, step)
+
+    def scalers(self, compressor: Compressor, vector: Tensor) -> list[float]:
+        return [0.0] * len(self.true.sections)
+
+    def sums(self, compressor: Compressor, dtype: torch.dtype, step: int) -> tuple[int, ...]:
+        return self.true.sums(compressor, dtype, step)
+
+    def encode(self, compressor: Compressor, vector: Tensor, *, step: int = 0, **more: Any) -> Tensor:
+        """Return a payload without contents; see `Layout.encode`."""
+        whole = self.nbytes(compressor, vector.dtype, step)
+        assert whole is not None, "a dry run takes no compressor whose bytes depend on values"
+        return bare_payload(whole)
+
+    def add_to(self, compressor: Compressor, total: Tensor, payload: Tensor, rank: int = 0) -> None:
+        """Add nothing."""
 
 
 def factor_name(section: int) -> str:

@@ -20,7 +20,6 @@ from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import steps_of
-from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
@@ -103,11 +102,6 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     """
     strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
-    if isinstance(strategy, Compressible) and strategy.compress is not None:
-        raise RequestError(
-            f"--gradients none has no layers, of which {strategy.compress.name} would make its bytes: leave compress "
-            "out, or leave --gradients none out"
-        )
     dataset = open_data(
         config.data,
         image_size=config.image_size,
@@ -149,6 +143,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         data=dataset.name,
         model=name_of(config.model),
     )
+    strategy.check_model(dry_run.stand_in.flat())
     if dry_run.sizes.head:
         warn_of_cut(strategy, config.workers, config.batch_size, dry_run.sizes.head)
     return dry_run, images

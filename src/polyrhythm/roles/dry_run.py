@@ -19,7 +19,7 @@ from math import ceil, lcm
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message, is_bare
 from polyrhythm.data.balance import Balance
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.dealer import Dealer, Deck
@@ -48,16 +48,18 @@ class StandIn:
         buckets: how many numbers each bucket has, in the order in which the backward pass fills them.
         scale: how many numbers of the model each of them stands for.
         dtype: of the model's numbers, and of these.
+        shapes: of the model's parameters; empty: a matrix of one row for each bucket.
     """
 
     buckets: tuple[int, ...]
     scale: float = 1.0
     dtype: torch.dtype = torch.float32
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def whole(cls, sizes: ModelSizes) -> StandIn:
         """Return a stand-in in which every number stands for itself, as real networks need it."""
-        return cls(sizes.buckets, dtype=sizes.dtype)
+        return cls(sizes.buckets, dtype=sizes.dtype, shapes=sizes.shapes)
 
     @classmethod
     def small(cls, sizes: ModelSizes, workers: int, servers: int, slices: int) -> StandIn:
@@ -79,7 +81,8 @@ class StandIn:
         if numbers >= sizes.parameters:
             return cls.whole(sizes)
         parts = _shared_out(numbers // slices, sizes.buckets)
-        return cls(tuple(part * slices for part in parts), sizes.parameters / numbers, sizes.dtype)
+        cut = tuple(part * slices for part in parts)
+        return cls(cut, sizes.parameters / numbers, sizes.dtype, sizes.shapes)
 
     @property
     def numbers(self) -> int:
@@ -106,7 +109,8 @@ class StandIn:
         last_first = nn.ParameterList(
             torch.zeros(count, dtype=self.dtype) for count in reversed(self.buckets)
         )
-        return kind(last_first, bucket_bytes=0, stands_for=self.scale)
+        shapes = self.shapes or tuple((1, round(count * self.scale)) for count in reversed(self.buckets))
+        return kind(last_first, bucket_bytes=0, stands_for=self.scale, shapes=shapes)
 
     def nbytes(self, message: Message) -> int:
         """Return the bytes that a message of the model would have; text in it counts as it is."""
@@ -120,10 +124,10 @@ def as_it_was_sent(message: Message) -> Message:
     """Return what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
 
     A copy of those would be the same, and of a small message is most of its cost; so it is of events, whose text is
-    only read. All else is copied: vectors of collectives hold numbers that count workers, and are added up where they
-    are.
+    only read, and of compressed vectors, of which only the bytes are there. All else is copied: vectors of collectives
+    hold numbers that count workers, and are added up where they are.
     """
-    return message if message.kind in _HANDED_ON else message.received()
+    return message if message.kind in _HANDED_ON or is_bare(message.tensor) else message.received()
 
 
 def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:

@@ -7,7 +7,10 @@ from functools import partial
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyrhythm.communication.collectives.auto import measure_links
 from polyrhythm.communication.forwarding import Blocked
+from polyrhythm.errors import PeerLost
+from polyrhythm.events import Notice
 from polyrhythm.roles.balance import balancer_for
 from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.deal import Hand, deal_communicator
@@ -15,9 +18,11 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.leading.training_duties import training_leader
 from polyrhythm.roles.member import Member
 from polyrhythm.roles.model_workload import ModelWorkload
+from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.step_metrics import finish_work
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import World
+from polyrhythm.strategies.compressing import compresses, payoff_of
 
 
 def work(job: Job, world: World) -> None:
@@ -73,6 +78,8 @@ def work(job: Job, world: World) -> None:
         blocked=blocked if job.traits.waits_inside else None,
         staged=job.traits.pipelines > 0,
     )
+    if not (world.rejoins or job.fault_tolerance.vacant):
+        _say_whether_compression_pays(job, world, replica)
     run.run(trainer.open(start), entry.elapsed_s)
 
 
@@ -94,3 +101,21 @@ def _compute_time(job: Job, world: World, blocked: Blocked | None) -> Callable[[
         return clock.now() - blocked.seconds
 
     return compute_time
+
+
+def _say_whether_compression_pays(job: Job, world: World, replica: Replica) -> None:
+    """Measure the link between the first worker and the last, in a real run that compresses, and emit what it tells."""
+    strategy, workers, flat = job.strategy, replica.workers, replica.flat
+    if world.pace is not None or not compresses(strategy) or workers.size < 2:
+        return
+    if workers.rank not in (0, workers.size - 1):
+        return
+    try:
+        link = measure_links(workers.subgroup("does it pay", (0, workers.size - 1)))
+    except PeerLost:  # whoever needs the lost one will find out
+        return
+    if world.leads:
+        shapes = [tuple(view.parameter.shape) for view in flat.views]
+        found = payoff_of(strategy, shapes, flat.vector.dtype, workers.size, 1 / link.seconds_per_byte)
+        if found is not None:
+            world.emit(Notice(time_s=0, text=found.text))

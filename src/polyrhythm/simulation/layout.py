@@ -43,6 +43,17 @@ class Layout:
         known = [price for price in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
 
+    @property
+    def slowest_link_bytes_per_s(self) -> float:
+        """Of the links between hosts that have ranks; where there is one host, of the link inside it."""
+        cluster, used = self.cluster, self.hosts_used
+        machines = [cluster.machines[host] for host in used]
+        links = [
+            (each.nic or cluster.nic) if len(used) > 1 else (each.inside or cluster.inside)
+            for each in machines
+        ]
+        return min(link.bandwidth_bytes_per_s for link in links)
+
     def step_factor(self, worker: int) -> float:
         """Return by how much a step is longer than the cluster's, on a host of speed 1 that is the workers' alone."""
         host = self.host_of[worker]

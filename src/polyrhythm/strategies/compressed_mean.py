@@ -21,6 +21,8 @@ on any member makes all leave the step out, and keep what they had kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from math import ceil
 from typing import ClassVar
 
 import torch
@@ -29,9 +31,10 @@ from torch import Tensor
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory
-from polyrhythm.compression.layout import Layout, factor_name
+from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, bytes_of, values_of
+from polyrhythm.compression.layout import CountedLayout, Layout, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import Held, Resharding, State, below
 from polyrhythm.strategies.worker_part import Step
@@ -39,6 +42,8 @@ from polyrhythm.training.flat_parameters import FlatParameters, shards
 
 _UP, _DOWN, _SCALER = 1, 2, 3
 _OWN, _SUM = "own.", "sum."
+_MOST_COUNTED = 1 << 28
+"""Numbers of all members in a dry run: 1 GiB."""
 
 
 class CompressedMean(GradientMean):
@@ -105,7 +110,9 @@ class CompressedMean(GradientMean):
         vector = gradients.detach().cpu()
         if step.weight != 1.0:
             vector = vector * step.weight
-        if self._compressor.factored:
+        if (self._compressor.factored or self._compressor.linear) and isinstance(self._layout, CountedLayout):
+            total, weight = self._counted(vector, step)
+        elif self._compressor.factored:
             total, weight = self._factored(vector, step)
         elif self._compressor.linear:
             total, weight = self._added(vector, step)
@@ -227,6 +234,27 @@ class CompressedMean(GradientMean):
         memory.close(whole, sent, kept, step.number, self.learning_rate)
         return total, weight
 
+    def _counted(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """As `_exchanged`, in a dry run, of numbers that are added up; whole numbers count as they are.
+
+        Raises:
+            RequestError: they would not fit into memory.
+        """
+        if self._compressor.is_dense_at(step.number):
+            return self._total([vector], vector, step)
+        step = Step(step.number, ceil(step.weight), step.stop)
+        first, *more = self._layout.sums(self._compressor, vector.dtype, step.number)
+        if first * self._group.size > _MOST_COUNTED:
+            raise RequestError(
+                f"{self._compressor} adds up {first:,} numbers of each of {self._group.size} workers, more than a dry "
+                "run holds: take fewer workers, or a compressor that gathers, such as top_k"
+            )
+        whole = torch.int32 if vector.element_size() == torch.int32.itemsize else torch.int64
+        total, weight = self._total([torch.zeros(first, dtype=whole)], vector, step)
+        for numbers in more if self._group.size > 1 else ():
+            self._sum.run(torch.zeros(numbers, dtype=whole))
+        return (None if total is None else vector), weight
+
     def _total(self, parts: Sequence[Tensor], like: Tensor, step: Step) -> tuple[Tensor | None, float]:
         """Add up numbers over all members, with their weights and words.
 
@@ -261,15 +289,16 @@ class CompressedMean(GradientMean):
     def _scalers(self, vector: Tensor, nothing: bool) -> list[Sequence[float]]:
         """Return, for each part, the largest proposals of all members for its sections."""
         proposals = [
-            0.0 if nothing or section.dense else self._compressor.scaler(_taken(vector[part], section.ranges))
+            memory.layout.scalers(
+                self._compressor, torch.zeros_like(vector[part]) if nothing else vector[part]
+            )
             for memory, part in zip(self._own, self._slices, strict=True)
-            for section in memory.layout.sections
         ]
-        own = torch.tensor(proposals)
+        own = bytes_of(torch.tensor(list(chain.from_iterable(proposals))))
         heard = self._to_all(Message(Kind.VECTOR, own, tag=_SCALER), [own] * self._group.size)
-        largest = torch.stack([message.tensor for message in heard if message.tensor is not None]).amax(0)
-        counts = [len(memory.layout.sections) for memory in self._own]
-        return [part.tolist() for part in largest.split(counts)]
+        told = [values_of(message.tensor, torch.float32) for message in heard if message.tensor is not None]
+        largest = torch.stack(told).amax(0)
+        return [part.tolist() for part in largest.split([len(part) for part in proposals])]
 
     def _gathered(self, told: Message, payloads: Sequence[Tensor | None]) -> list[Message]:
         """Return all members' messages to this one, in the order of their ranks."""

@@ -6,11 +6,14 @@ compressor's momentum on top of the optimiser's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 from pydantic import BeforeValidator
 
 from polyrhythm.compression.compressor import COMPRESSORS, Compressor
+from polyrhythm.compression.payoff import Exchange, Payoff, measured_payoff
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.strategies.strategy import Strategy
@@ -48,6 +51,25 @@ class Compressible(Strategy):
 
             Layout.of_model(flat, self.compress)
 
+    def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
+        """Return what one exchange moves and computes, compressed and not; of sums unless a family says otherwise.
+
+        Args:
+            workers: how many take part.
+            whole_bytes: of the vector.
+            payload_bytes: of what it is compressed to.
+        """
+        assert self.compress is not None, "asked where something is compressed"
+        sums = 2 * (workers - 1) / workers
+        added = self.compress.linear or self.compress.factored
+        gathered = not added and (self.compress.sparse or workers == 2)
+        return Exchange(
+            whole_bytes=sums * whole_bytes,
+            sent_bytes=(workers - 1 if gathered else sums) * payload_bytes,
+            encodings=1.0 if added or gathered else 1 + 1 / workers,
+            decodings=1.0 if added else workers if gathered else 2.0,
+        )
+
 
 def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None) -> None:
     """Refuse an optimiser that cannot follow compressed gradients.
@@ -75,3 +97,40 @@ def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None)
 
 def _momentum(options: dict[str, Any]) -> bool:
     return bool(options.get("momentum") or options.get("betas"))
+
+
+def compresses(strategy: Strategy) -> bool:
+    """Return whether a strategy compresses what it sends."""
+    return isinstance(strategy, Compressible) and strategy.compress is not None
+
+
+def payoff_of(
+    strategy: Strategy,
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    workers: int,
+    bandwidth_bytes_per_s: float,
+) -> Payoff | None:
+    """Measure what a strategy's compression costs on this machine, and return what it saves in an exchange.
+
+    Args:
+        strategy: any.
+        shapes: of the model's parameters.
+        dtype: of their vector.
+        workers: how many there are.
+        bandwidth_bytes_per_s: of the link.
+
+    Returns:
+        None where nothing is compressed or travels, or where bytes depend on the gradients' values.
+    """
+    if not isinstance(strategy, Compressible) or strategy.compress is None or strategy.compress.by_value:
+        return None
+    if workers < 2 and not strategy.traits(workers).servers:
+        return None
+    from polyrhythm.compression.layout import Layout  # no other run pays for it
+
+    made, layout = strategy.compress, Layout.of(shapes, strategy.compress)
+    payload = layout.nbytes(made, dtype, made.warm_up)
+    assert payload is not None, "its bytes do not depend on values"
+    exchange = strategy.exchange(workers, layout.size * dtype.itemsize, payload)
+    return measured_payoff(made, layout, exchange, dtype, bandwidth_bytes_per_s)

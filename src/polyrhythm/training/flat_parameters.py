@@ -68,6 +68,7 @@ class FlatParameters:
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
         stands_for: how many numbers each of these stands for; more than 1 in dry runs only.
+        shapes: of the parameters that these stand for, in the order of the vector; in dry runs only.
         also: frozen parameters of the model that may be trained later, and so have a place in the vector.
         mixed: whether parameters may be of several floating-point dtypes.
 
@@ -80,6 +81,7 @@ class FlatParameters:
         views: the parameters in the model's order.
         buckets: in the order in which the backward pass fills them.
         stands_for: as given.
+        shapes: as given; None where each parameter stands for itself.
         without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
             zero. Kept by loops that users write.
         change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
@@ -100,6 +102,7 @@ class FlatParameters:
         also: Collection[Tensor] = (),
         *,
         mixed: bool = False,
+        shapes: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
         later = set(map(id, also))
         named = [
@@ -118,6 +121,7 @@ class FlatParameters:
         first = named[0][1]
         dtype = reduce(torch.promote_types, dtypes)
         self.stands_for = stands_for
+        self.shapes = shapes
         self.size = sum(parameter.numel() for _, parameter in named)
         # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
         self.vector_and_tail, self.gradients_and_tail = (

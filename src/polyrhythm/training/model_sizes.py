@@ -53,6 +53,7 @@ class ModelSizes:
         head: features that go into the fully connected layers at its end, and the neurons of each; empty where nobody
             cuts them.
         pieces: between which it can be cut; empty where nobody does.
+        shapes: of its parameters, in the order of the vector; empty where only their number is known.
     """
 
     buckets: tuple[int, ...]
@@ -60,6 +61,7 @@ class ModelSizes:
     dtype: torch.dtype = torch.float32
     head: tuple[int, ...] = ()
     pieces: tuple[PieceSize, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.buckets) == len(self.shares) > 0, "every bucket has a share"
@@ -113,7 +115,9 @@ def sizes_of(
         RequestError: it has nothing to train.
     """
     flat = FlatParameters(model) if bucket_bytes is None else FlatParameters(model, bucket_bytes)
-    return ModelSizes(tuple(_numbers(flat)), time_shares(model, flat, image_shape), flat.vector.dtype)
+    shares = time_shares(model, flat, image_shape)
+    shapes = tuple(tuple(view.parameter.shape) for view in flat.views)
+    return ModelSizes(tuple(_numbers(flat)), shares, flat.vector.dtype, shapes=shapes)
 
 
 def time_shares(

@@ -63,6 +63,9 @@ class PowerSGD(Compressor):
         first = Place(place.rows, place.columns, section=place.section)
         return torch.randn(place.columns, self.rank, generator=first.draws(self.seed, shared=True))
 
+    def left_numbers(self, place: Place) -> int:
+        return self.rank * place.rows
+
     def left(self, matrix: Tensor, place: Place) -> Tensor:
         return matrix @ self.start(place)
 

@@ -74,6 +74,10 @@ class Hybrid(Strategy):
         staleness="0",
         use_it="convolutions followed by large fully connected layers (alexnet, deep_image), while 4bAN < M_fc",
     )
+    why_not_compressed: ClassVar[str] = (
+        "its workers exchange activations, of which nothing can be made up for with the next batch: use "
+        "synchronous"
+    )
 
     scheme: Scheme = "a"
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()

@@ -106,6 +106,9 @@ class LazySynchronous(Strategy, SizesBuckets):
         use_it="as synchronous, where the network takes longer than the backward pass; one more copy of the gradients",
         when_a_worker_dies="the others regroup at each layer's last whole update and go on; a successor joins them",
     )
+    why_not_compressed: ClassVar[str] = (
+        "its pieces travel by their urgency, and what is compressed is a whole gradient: use synchronous"
+    )
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
     bucket_bytes: BucketBytes = DEFAULT_BUCKET_BYTES

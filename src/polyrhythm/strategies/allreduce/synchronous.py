@@ -103,7 +103,7 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         if compress is None:
             return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
         alone = not (compress.own_momentum or compress.votes)
-        return Traits(exact_sums=False, sends_by_value=True, plain_alone=alone)
+        return Traits(exact_sums=False, slices=workers, sends_by_value=compress.by_value, plain_alone=alone)
 
     def faults(self, workers: int) -> FaultPolicy:
         """Return regrouping, unless a successor would have to measure what the others have measured before."""

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.state import State
@@ -31,7 +31,7 @@ from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 
-class BMUF(Averaging):
+class BMUF(CompressedAveraging):
     """Workers train alone for a block; the step to the mean of their models then gets momentum.
 
     Attributes:
@@ -41,6 +41,7 @@ class BMUF(Averaging):
         nesterov: begin blocks at a point further along the momentum.
         optimizer_state: what becomes of the local momentum and the like after a block: keep, average or reset.
         collective: how models are added up.
+        compress: what shrinks a round's movement before it travels; None: nothing.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -76,6 +77,7 @@ class BMUF(Averaging):
             collective=self.collective,
             optimizer_state=self.optimizer_state,
             outer=BlockMomentum(momentum, self.block_lr, nesterov=self.nesterov),
+            mean=self.mean,
         )
         return RoundsWorker(setting, rounds)
 

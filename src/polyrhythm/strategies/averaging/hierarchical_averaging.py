@@ -50,6 +50,9 @@ class HierarchicalAveraging(Averaging):
         use_it="hosts with several workers each and a much slower network between hosts; K steps between means of all",
         when_a_worker_dies=MEET_AGAIN,
     )
+    why_not_compressed: ClassVar[str] = (
+        "means of groups and of all would each keep back what the other needs: use local_sgd"
+    )
     output: ClassVar[GroupOutput] = GroupOutput.MODELS
 
     group: int = Field(default=2, ge=2)

@@ -26,7 +26,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import NaturalGradients, Rounds, RoundsWorker
 from polyrhythm.strategies.strategy import Facts, Paper
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -34,7 +34,7 @@ from polyrhythm.training.natural_gradient import Fisher
 from polyrhythm.training.quantities import Count, InnerFraction, NonNegative
 
 
-class NGSGD(Averaging):
+class NGSGD(CompressedAveraging):
     """Workers train alone along natural gradients and average their models every few steps.
 
     Attributes:
@@ -44,6 +44,7 @@ class NGSGD(Averaging):
         eta: share of an estimate that each renewal replaces.
         update_every: steps from one renewal to the next, after the first ten.
         collective: how models are added up.
+        compress: what shrinks a round's movement before it travels; None: nothing.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -78,5 +79,6 @@ class NGSGD(Averaging):
             steps=self.steps,
             collective=self.collective,
             preconditioner=NaturalGradients(setting.flat, fisher),
+            mean=self.mean,
         )
         return RoundsWorker(setting, rounds)

@@ -41,6 +41,9 @@ class ParallelSGD(Averaging):
         use_it="next to no network, and a model that is nearly convex; a baseline for everything else",
         when_a_worker_dies=MEET_AGAIN,
     )
+    why_not_compressed: ClassVar[str] = (
+        "models meet once, in the end, and what is left out then would never arrive: use local_sgd"
+    )
     sums_gradients: ClassVar[bool] = True
 
     @property

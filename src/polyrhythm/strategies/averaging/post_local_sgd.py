@@ -57,6 +57,10 @@ class PostLocalSGD(Averaging):
         use_it="as local SGD, where the model must be as good as that of small batches",
         when_a_worker_dies=MEET_AGAIN,
     )
+    why_not_compressed: ClassVar[str] = (
+        "gradients travel at first and models later, and what is left out of one is none of the other: use "
+        "local_sgd"
+    )
     sums_gradients: ClassVar[bool] = True
 
     after: NonNegative = 100.0

@@ -34,7 +34,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging, over_base
+from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging, over_base
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
@@ -55,7 +55,7 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, Decay, Positive
 
 
-class SlowMo(Averaging, Remarks):
+class SlowMo(CompressedAveraging, Remarks):
     """Workers train alone for a round; what the round changed then gets a momentum of its own.
 
     Attributes:
@@ -66,6 +66,7 @@ class SlowMo(Averaging, Remarks):
         optimizer_state: what becomes of the local momentum and the like after a round: keep, average or reset; None:
             the momentum of SGD is reset, the state of others is kept.
         collective: how models are added up.
+        compress: what shrinks a round's movement before it travels; None: nothing.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -95,6 +96,11 @@ class SlowMo(Averaging, Remarks):
         if self.base is None:
             return
         self.base.check(workers)
+        if self.compress is not None:
+            raise RequestError(
+                f"slowmo: over base={self.base} it sends nothing of its own: leave compress out, or give it to a base "
+                "that can be compressed, such as d_psgd(compress=top_k)"
+            )
         if not self.base.traits(workers).common_start:
             raise RequestError(
                 f"slowmo: base={self.base} cannot begin rounds anew at a common point: use base=sgp or base=d_psgd, "
@@ -130,6 +136,7 @@ class SlowMo(Averaging, Remarks):
             collective=self.collective,
             optimizer_state=self.optimizer_state or ("reset" if setting.plan.kind == "SGD" else "keep"),
             outer=SlowMomentum(self.slow_momentum, self.slow_lr),
+            mean=self.mean,
         )
         return RoundsWorker(setting, rounds)
 

@@ -71,6 +71,9 @@ class ADPSGD(Strategy, Remarks):
         use_it="uneven or slow machines that may be lost, on a slow network, and no server",
         when_a_worker_dies="the others go on; a successor begins with the mean of its neighbours' parameters",
     )
+    why_not_compressed: ClassVar[str] = (
+        "pairs meet by chance, and each would have to know what all others take it to hold: use d_psgd"
+    )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
 

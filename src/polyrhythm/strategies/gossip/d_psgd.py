@@ -9,39 +9,55 @@ W = the matrix of the topology (`topology`), x_i = worker i's parameters, g_i = 
 So parameters travel while the gradient is computed. W need not be symmetric, if its rows and columns add up to 1. Where
 a worker is lost, the others begin anew at the mean of their parameters, with a matrix for their number.
 
+With `compress`, workers send how far they have moved, and mix copies of each other (CHOCO; see `mixing.choco`):
+
+    x_i' = x_i + gamma * sum_j W_ij (k_j - k_i) - lr * g_i(x_i)
+
 Departures from the paper:
 
 - Any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
   from. Its state is each worker's own.
 - Every batch counts the same, and those of an epoch differ by at most one image.
+- CHOCO-SGD's workers send what they hold after the update; here it is what they hold before, so that it travels while
+  the gradient is computed, and with everything sent it is D-PSGD.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Annotated, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
+from polyrhythm.compression.payoff import Exchange
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
+from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.state import Resharding, State
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.state import Resharding, State, below
+from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
 from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
+if TYPE_CHECKING:
+    from polyrhythm.strategies.gossip.mixing.choco import Copies
 
-class DPSGD(InTurns):
+
+class DPSGD(InTurns, Compressible):
     """Every worker averages with its neighbours at every step, while it computes.
 
     Attributes:
         topology: who averages with whom; rows and columns of its matrix must add up to 1.
+        compress: what shrinks models on their way; None: nothing.
+        consensus: gamma of compressed mixing, how far a worker moves towards its neighbours; None: by the compressor.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -59,6 +75,7 @@ class DPSGD(InTurns):
     )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = Ring()
+    consensus: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         """Refuse graphs that so many workers cannot have, and weights that do not keep the mean."""
@@ -72,6 +89,27 @@ class DPSGD(InTurns):
                         f"d_psgd: what worker {worker} takes by topology {self.topology} adds up to {taken:g}, not 1, "
                         f"so the mean would move: mend its weights, or use sgp(topology={self.topology})"
                     )
+        if self.compress is None:
+            if self.consensus is not None:
+                raise RequestError("consensus is how far compressed models are followed: give compress, too")
+            return
+        if self.topology.period(workers) > 1:
+            raise RequestError(
+                f"topology {self.topology} has other neighbours every turn, who would have to hear all that one sends "
+                "to know where it is: use topology=ring, or leave compress out"
+            )
+        from polyrhythm.strategies.gossip.mixing.choco import check_choco  # no other run pays for it
+
+        check_choco(self.compress)
+
+    def traits(self, workers: int) -> Traits:
+        by_value = self.compress is not None and self.compress.by_value
+        return replace(super().traits(workers), sends_by_value=by_value)
+
+    def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
+        """Return what the worker with most neighbours sends, and decodes."""
+        most = max(len(self.topology.targets(worker, workers)) for worker in range(workers))
+        return Exchange(most * whole_bytes, most * payload_bytes, encodings=1.0, decodings=1.0 + most)
 
     def resharding(self, before: int, after: int) -> Resharding:
         return of_replicas(after, "parameters", together=True)
@@ -88,12 +126,15 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
     def __init__(self, setting: WorkerSetting, strategy: DPSGD) -> None:
         super().__init__(setting, strategy.topology, strategy.check)
         self._optimizer = setting.plan.whole(setting.flat.vector)
+        self._copies = _copies(setting.flat, strategy)
         self._resumed = False
         self._sends: list[Handle] = []
 
     def start(self, step: int) -> int:
         if not self._resumed:
             self._workers.broadcast(self._flat.vector)
+            if self._copies is not None:
+                self._copies.begin_at(self._flat.vector)
         self._done = step
         return step
 
@@ -101,7 +142,10 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         """Start to send; the vector does not change before it has left."""
         self._pass_stop_on(step)
         if self._mixes(step.number):
-            message = self._ending.tell(Message(Kind.VECTOR, self._flat.vector, step=step.number))
+            sent = self._flat.vector
+            if self._copies is not None:
+                sent = self._copies.encode(sent, step.number, self._workers.rank)
+            message = self._ending.tell(Message(Kind.VECTOR, sent, step=step.number))
             self._sends = [
                 self._workers.start_send(to, message) for to in self._turns.shares(step.number).gives
             ]
@@ -128,16 +172,23 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
 
     def begin_at(self, vector: Tensor) -> None:
         self._flat.vector.copy_(vector)
+        if self._copies is not None:
+            self._copies.begin_at(vector)
 
     def end(self) -> None:
         self._flat.vector.copy_(mean_of_all(self._workers, self._flat.vector))
 
     def state(self) -> State:
-        return packed({"parameters": self._flat.vector}, {}, self._optimizer)
+        kept = {} if self._copies is None else self._copies.state()
+        copies = {_COPIES + name: value for name, value in kept.items()}
+        return packed({"parameters": self._flat.vector} | copies, {}, self._optimizer)
 
     def load_state(self, state: State) -> None:
         tensors, _ = unpacked(state, self._optimizer)
         self._flat.vector.copy_(tensors["parameters"])
+        if self._copies is not None:
+            self._copies.begin_at(self._flat.vector)
+            self._copies.load_state(below(_COPIES, tensors))
         self._resumed = True
 
     def model_in(self, state: State) -> Tensor | None:
@@ -146,13 +197,16 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
     def _mix(self, step: int) -> None:
         """Mix in the neighbours' parameters; nothing changes before all have arrived."""
         shares = self._turns.shares(step)
-        heard = [(self._receive(source), weight) for source, weight in shares.takes.items()]
+        heard = [(source, self._receive(source), weight) for source, weight in shares.takes.items()]
         for send in self._sends:
             send.wait()
         self._sends = []
         vector = self._flat.vector
+        if self._copies is not None:
+            self._copies.mix(vector, heard)
+            return
         vector.mul_(shares.own)
-        for other, weight in heard:
+        for _, other, weight in heard:
             vector.add_(other, alpha=weight)
 
     def _receive(self, source: int) -> Tensor:
@@ -160,4 +214,16 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         message = self._workers.receive(source)[1]
         self._ending.hear(message)
         assert message.tensor is not None, "gossip carries parameters"
-        return message.tensor.to(self._flat.vector.device)
+        return message.tensor if self._copies is not None else message.tensor.to(self._flat.vector.device)
+
+
+_COPIES = "copies."
+
+
+def _copies(flat: FlatParameters, strategy: DPSGD) -> Copies | None:
+    if strategy.compress is None:
+        return None
+    from polyrhythm.strategies.gossip.mixing.choco import Copies, consensus_step  # no other run pays for it
+
+    gamma = consensus_step(strategy.compress) if strategy.consensus is None else strategy.consensus
+    return Copies(flat, strategy.compress, gamma)

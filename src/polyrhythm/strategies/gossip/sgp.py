@@ -66,6 +66,10 @@ class SGP(InTurns):
         use_it="slow networks: one message of a worker a step, and still everybody's mean within a few",
         when_a_worker_dies=REUNITE,
     )
+    why_not_compressed: ClassVar[str] = (
+        "the mass of what is pushed travels with it, and a part left out would be missing at one end: use "
+        "d_psgd"
+    )
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)] = OnePeerExponential()
     overlap: bool = False

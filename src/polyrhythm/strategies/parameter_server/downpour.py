@@ -93,6 +93,10 @@ class Downpour(WithServers):
         use_it="slow networks, whose transfers hide behind computing; gradients are late, which must be acceptable",
         when_a_worker_dies=("the others go on, and a successor takes over the steps that are left"),
     )
+    why_not_compressed: ClassVar[str] = (
+        "a worker goes on with parameters of its own, so servers could not tell what it holds: use "
+        "parameter_server"
+    )
 
     n_fetch: Count = 1
     n_push: Count = 1

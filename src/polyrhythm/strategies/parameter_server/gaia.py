@@ -88,6 +88,9 @@ class Gaia(WithServers):
         use_it="several sites with a slow network between them",
         when_a_worker_dies="its site and the others go on, and a successor takes over the steps that are left",
     )
+    why_not_compressed: ClassVar[str] = (
+        "sites send no more than what has changed much, which is a compression of its own: leave compress out"
+    )
 
     sites: Count = 2
     threshold: NonNegative = 0.01

@@ -88,6 +88,9 @@ class Hierarchical(WithServers):
         use_it="many workers, whose gradients one server could not take in",
         when_a_worker_dies="its leaf goes on without it, and a successor begins where its group is",
     )
+    why_not_compressed: ClassVar[str] = (
+        "servers of groups would leave out parts of what they pass on: use parameter_server"
+    )
 
     groups: Count = 2
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()

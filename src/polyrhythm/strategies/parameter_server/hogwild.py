@@ -47,6 +47,7 @@ class Hogwild(Strategy):
         use_it="several workers on one host, with small or sparse models",
         when_a_worker_dies="the others go on; a successor finds the vector as they have left it",
     )
+    why_not_compressed: ClassVar[str] = "its workers share memory, and nothing travels: leave compress out"
 
     def traits(self, workers: int) -> Traits:
         return Traits(

@@ -111,6 +111,10 @@ class Mixed(WithServers, SizesBuckets):
             "its group regroups and pushes on, and a successor joins it; other groups take no notice"
         ),
     )
+    why_not_compressed: ClassVar[str] = (
+        "what is left out of a group's mean belongs to none of its workers: use parameter_server, or "
+        "synchronous"
+    )
 
     replicas: int = Field(default=2, ge=1)
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Asynchronous()

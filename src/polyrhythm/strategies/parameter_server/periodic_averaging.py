@@ -59,6 +59,9 @@ class PeriodicAveraging(WithServers):
             "the others go on, and a successor begins at the mean with the steps that are left"
         ),
     )
+    why_not_compressed: ClassVar[str] = (
+        "servers average whole models, and do not know where a worker's began: use local_sgd or diloco"
+    )
 
     steps: Count = 4
     share: InnerFraction | None = None

@@ -89,6 +89,9 @@ class Sandblaster(WithServers):
         use_it="large batches and a network that is much slower than computing",
         when_a_worker_dies="the others go on, and a successor takes over the portions that are left",
     )
+    why_not_compressed: ClassVar[str] = (
+        "its line search compares exact losses along exact gradients: use parameter_server"
+    )
 
     portions: Count = 2
     memory: int = Field(default=10, ge=0)

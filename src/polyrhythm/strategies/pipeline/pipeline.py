@@ -112,6 +112,10 @@ class Pipeline(Strategy, HasStages):
         staleness="0; K-1-k at stage k (weight_stashing), 1 (double_buffered)",
         use_it="networks or pictures that do not fit one device, and links too slow for whole gradients",
     )
+    why_not_compressed: ClassVar[str] = (
+        "its stages pass on activations, of which nothing can be made up for with the next batch: use "
+        "synchronous"
+    )
 
     stages: Count | None = None
     microbatches: Count = 4

@@ -100,7 +100,8 @@ class CompressedAveraging(Averaging, Compressible):
         plain = super().traits(workers)
         if self.compress is None:
             return plain
-        return replace(plain, output=GroupOutput.NOTHING, exact_sums=False, sends_by_value=True)
+        by_value = self.compress.by_value
+        return replace(plain, output=GroupOutput.NOTHING, exact_sums=False, sends_by_value=by_value)
 
     @property
     def mean(self) -> Callable[[Communicator, FlatParameters], ModelMean] | None:

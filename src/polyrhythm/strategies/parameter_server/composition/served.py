@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrhythm.compression.compressor import Compressor
+from polyrhythm.compression.payoff import Exchange
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
@@ -35,6 +36,7 @@ from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Resharding, State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy, Traits
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count
 
@@ -79,6 +81,31 @@ class Served(WithServers, Compressible, RecutsServers):
         if self.compress is not None:
             check_compressed(self.compress, *self.rules(), self.replicas)
 
+    def check_model(self, flat: FlatParameters) -> None:
+        """Refuse a compressor that has nothing left to do where servers cut the layers."""
+        super().check_model(flat)
+        if self.compress is None:
+            return
+        from polyrhythm.compression.layout import Layout  # no other run pays for it
+
+        whole = Layout.of_model(flat, self.compress)
+        cut = [whole.part(self.compress, each.start, each.stop) for each in shards(flat.size, self.servers)]
+        if not any(part.compresses for part in cut):
+            raise RequestError(
+                f"{self.servers} servers cut the layers that {self.compress} would compress, so all would travel as it "
+                "is: use servers=1, or another compressor, such as top_k"
+            )
+
+    def exchange(self, workers: int, whole_bytes: float, payload_bytes: float) -> Exchange:
+        """Return what travels through the busiest port: a server's, where there are more workers than servers."""
+        share = max(1.0, workers / self.servers)
+        return Exchange(
+            whole_bytes=2 * share * whole_bytes,
+            sent_bytes=2 * share * payload_bytes,
+            encodings=1 + 1 / self.servers,
+            decodings=1 + share,
+        )
+
     def goes_on_from(self, before: Strategy) -> bool:
         """Return whether only servers differ: their number, their replicas, and where they run."""
         others = {"servers": self.servers, "replicas": self.replicas, "placement": self.placement}
@@ -113,7 +140,7 @@ class Served(WithServers, Compressible, RecutsServers):
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=_scales_parts(consistency),
             exact_sums=self.compress is None,
-            sends_by_value=self.compress is not None,
+            sends_by_value=self.compress is not None and self.compress.by_value,
             plain_alone=self.compress is None,
         )
 

@@ -134,6 +134,10 @@ class ElasticAveraging(WithServers, Remarks):
         servers: how many hold the centre, each an equal shard.
     """
 
+    why_not_compressed: ClassVar[str] = (
+        "worker and centre move towards each other by one step, of which each would know another part: use local_sgd"
+    )
+
     paper: ClassVar[Paper] = PAPER
     plain_steps: ClassVar[bool]
 

@@ -1,0 +1,138 @@
+"""CHOCO: neighbours that send each other how far they have moved from what the others take them to be.
+
+Koloskova, Stich, Jaggi, "Decentralized stochastic optimization and gossip algorithms with compressed communication",
+ICML 2019, arXiv 1902.00340.
+
+    q_i = C(x_i - k_i),   k_j <- k_j + q_j  of all that send and of i itself        k: copies, alike wherever held
+    x_i <- x_i + gamma * sum_j W_ij (k_j - k_i)
+
+What did not fit into q_i is in the next one, so there is no residual beside the copies. Sums over all workers stay,
+since W keeps them. With everything sent and gamma = 1 this is mixing of whole models.
+
+gamma, the consensus step, must be the smaller the less travels. Unless it is given it is d^1.3, where d is the share of
+the squared norm of Gaussian numbers that C keeps: 0.04 for the largest 1 %, as the authors found best by trying, and 1
+for everything. What keeps nothing (d <= 0), or nothing of small vectors, makes copies that never arrive.
+
+Departure from the paper: copies begin as the point from which all begin, and not as zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from polyrhythm.compression.compressor import Compressor, Memory, Place
+from polyrhythm.compression.layout import Layout
+from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_parameters import FlatParameters
+
+_SIDE, _SCALES, _POWER = 64, (1.0, 1e-4), 1.3
+_OWN, _COMMON = "own", "common"
+_NOT_FINITE = 1
+"""Bytes of a payload of a model that is not finite: no other is as short."""
+
+
+def check_choco(compressor: Compressor) -> None:
+    """Raise `RequestError` where copies of what is sent so would not arrive at what they are copies of."""
+    if compressor.votes or compressor.own_momentum:
+        raise RequestError(
+            f"{compressor.name} is made for gradients, and neighbours send what their models have moved: use top_k, "
+            "power_sgd or int8"
+        )
+    if compressor.loud or share_kept(compressor) <= 0:
+        raise RequestError(
+            f"{compressor}: what it leaves out of a model may be more than it sends, so copies of neighbours would "
+            "never come near them: use top_k, int8 or one_bit"
+        )
+
+
+@lru_cache(maxsize=64)
+def share_kept(compressor: Compressor) -> float:
+    """Return d = 1 - |v - C(v)|^2 / |v|^2 of a matrix of Gaussian numbers, the least at several scales."""
+    place, found = Place(_SIDE, _SIDE, step=compressor.warm_up), []
+    for scale in _SCALES:
+        vector = scale * torch.randn(place.numbers, generator=torch.Generator().manual_seed(0))
+        decoded = compressor.decode(compressor.encode(vector, place), place)
+        found.append(1 - float((vector - decoded).square().sum() / vector.square().sum()))
+    return min(found)
+
+
+def consensus_step(compressor: Compressor) -> float:
+    """Return gamma for a compressor, in (0, 1]."""
+    return float(min(1.0, share_kept(compressor)) ** _POWER)
+
+
+class Copies:
+    """What one worker and its neighbours take each other to hold.
+
+    Args:
+        flat: whose vectors.
+        compressor: of what they have moved.
+        gamma: the consensus step.
+    """
+
+    def __init__(self, flat: FlatParameters, compressor: Compressor, gamma: float) -> None:
+        self._compressor = compressor
+        self._layout = Layout.of_model(flat, compressor)
+        self._gamma = gamma
+        self._factors: Memory = {}
+        self.begin_at(flat.vector)
+
+    def begin_at(self, vector: Tensor) -> None:
+        """All workers are at a point, `(size,)`, the same bits everywhere."""
+        self._common = self._own = vector.detach().cpu().clone()
+        self._of: dict[int, Tensor] = {}
+        self._moved: Tensor | None = None
+        self._factors = {}
+
+    def encode(self, vector: Tensor, step: int, rank: int) -> Tensor:
+        """Return a payload of how far this worker's vector, `(size,)`, is from its copy."""
+        moved = vector.detach().cpu() - self._own
+        if not bool(moved.isfinite().all()):
+            self._moved = torch.full_like(moved, float("nan"))
+            return torch.zeros(_NOT_FINITE, dtype=torch.uint8)
+        factors = dict(self._factors)
+        payload = self._layout.encode(self._compressor, moved, step=step, rank=rank, factors=factors)
+        self._moved = self._layout.decode(self._compressor, payload, moved.dtype, rank)
+        self._pending = factors
+        return payload
+
+    def mix(self, vector: Tensor, heard: Iterable[tuple[int, Tensor, float]]) -> None:
+        """Move the copies as all have said, and the vector towards those of the neighbours, in place.
+
+        Args:
+            vector: `(size,)`, this worker's.
+            heard: from whom, the payload, and its share W_ij.
+        """
+        assert self._moved is not None, "its own payload was sent before others are mixed in"
+        self._own = self._own + self._moved
+        self._factors = self._pending if bool(self._moved.isfinite().all()) else self._factors
+        self._moved = None
+        way = torch.zeros_like(self._own)
+        for source, payload, share in heard:
+            before = self._of.get(source, self._common)
+            if payload.numel() == _NOT_FINITE:
+                self._of[source] = torch.full_like(before, float("nan"))
+            else:
+                moved = self._layout.decode(self._compressor, payload, before.dtype, source)
+                self._of[source] = before + moved
+            way.add_(self._of[source] - self._own, alpha=share)
+        vector.add_(way.to(vector.device), alpha=self._gamma)
+
+    def state(self) -> Memory:
+        """Return the copies, by whose they are, and what encoding starts from."""
+        of = {str(source): copy for source, copy in self._of.items()} or {_COMMON: self._common}
+        return {_OWN: self._own} | of | self._factors
+
+    def load_state(self, tensors: Memory) -> None:
+        """Restore what `state` returned; nothing: all are where this worker is."""
+        if not tensors:
+            return
+        self._own = tensors[_OWN].cpu().clone()
+        if _COMMON in tensors:
+            self._common = tensors[_COMMON].cpu().clone()
+        self._of = {int(name): copy.cpu().clone() for name, copy in tensors.items() if name.isdigit()}
+        self._factors = {name: value for name, value in tensors.items() if name.startswith("factor.")}

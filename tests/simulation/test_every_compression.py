@@ -1,0 +1,77 @@
+"""Every strategy with every compressor: it trains, or is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from conformance.jobs import blobs, make_job, simulated, strategy, uneven, vector_of
+from polyrhythm.compression.compressor import COMPRESSORS, Compressor
+from polyrhythm.config.assemble import compressed
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.run import ConstantCluster
+from polyrhythm.specs import build, choices
+from polyrhythm.strategies import FAMILIES
+from polyrhythm.strategies.compressing import Compressible
+from polyrhythm.strategies.strategy import Strategy
+
+UNEVEN = ConstantCluster(step_s=uneven)
+STRATEGIES = [name for family in FAMILIES for name in choices(family)]
+COMPRESSIBLE = [name for name in STRATEGIES if isinstance(strategy(name), Compressible)]
+
+
+@pytest.mark.parametrize("name", sorted({*STRATEGIES} - {*COMPRESSIBLE}))
+def test_what_cannot_be_compressed_says_why_and_what_can(name: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        compressed(strategy(name), "top_k")
+    text = str(refused.value)
+    assert text.startswith(f"compress: {name} cannot be compressed: ")
+    assert "\n" not in text
+    assert ": use " in text or ": leave compress out" in text
+    for other in COMPRESSIBLE:
+        if f"use {other}" in text:
+            assert compressed(strategy(other), "top_k")
+
+
+def test_no_two_families_give_the_same_reason_without_thinking() -> None:
+    reasons = {type(strategy(name)).why_not_compressed for name in STRATEGIES if name not in COMPRESSIBLE}
+    assert len(reasons) >= len(STRATEGIES) - len(COMPRESSIBLE) - 2
+
+
+def refusal(built: Strategy) -> str:
+    try:
+        built.check(3)
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
+@cache
+def plain(name: str, optimizer: str) -> Tensor:
+    job = make_job(name, 3, dataset=blobs(train=48), optimizer=optimizer, epochs=1)
+    return vector_of(simulated(job, UNEVEN).models[0])
+
+
+@pytest.mark.parametrize(("name", "kind"), list(product(COMPRESSIBLE, choices(COMPRESSORS))))
+def test_it_trains_or_is_refused(name: str, kind: str) -> None:
+    """Three uneven workers, 4 steps; small layers are compressed, too. Optimisers are those that it asks for."""
+    made = build("compressor", f"{kind}(dense_below=0)", COMPRESSORS)
+    assert isinstance(made, Compressor)
+    optimizer = "sgd(lr=0.01)" if made.own_momentum or made.votes else "sgd(lr=0.05, momentum=0.5)"
+    built = compressed(strategy(name), made)
+    text = refusal(built)
+    if text:
+        assert "\n" not in text
+        assert kind in text or "compress" in text
+        assert "use " in text or "leave " in text
+        return
+    job = make_job(str(built), 3, dataset=blobs(train=48), optimizer=optimizer, epochs=1)
+    played = simulated(job, UNEVEN)
+    for model in played.models:
+        assert bool(vector_of(model).isfinite().all())
+    if kind != "power_sgd":  # whose rank is that of so small layers
+        assert not torch.equal(vector_of(played.models[0]), plain(name, optimizer))
