@@ -25,11 +25,12 @@ BARE = "sgd(lr=0.05, momentum=0)"
 VOTES = "sgd(lr=0.0003, momentum=0)"
 CASES = {
     "nothing": (None, PLAIN),
-    "dgc(density=0.001)": ("dgc(density=0.001, warm_up=200, clip=2.0)", BARE),
+    "dgc(density=0.001)": ("dgc(density=0.001, warm_up=120, clip=2.0)", BARE),
     "top_k(density=0.01)": ("top_k(density=0.01)", PLAIN),
     "power_sgd(rank=2)": ("power_sgd(rank=2)", PLAIN),
     "qsgd, 4 bits": ("qsgd(levels=7)", PLAIN),
     "one_bit": ("one_bit", PLAIN),
+    "sign_sgd": ("sign_sgd", VOTES),
     "signum": ("signum(momentum=0.9)", VOTES),
 }
 
@@ -41,6 +42,7 @@ def run(case: str, seed: int, epochs: int) -> dict[str, Any]:
         "data": "fashion-mnist",
         "model": "lenet5",
         "workers": 4,
+        "batch_size": 32,
         "epochs": epochs,
         "seed": seed,
         "strategy": "synchronous",

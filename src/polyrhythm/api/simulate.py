@@ -55,7 +55,7 @@ from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.simulation.trials import Failure, Trial, Tried, try_seeds
 from polyrhythm.simulation.trials import play as play_trial
 from polyrhythm.specs import build
-from polyrhythm.strategies.compressing import compresses, payoff_of
+from polyrhythm.strategies.compressing import compressor_of, payoff_of
 from polyrhythm.strategies.strategy import HasStages
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -339,7 +339,7 @@ def _play(
         def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
             simulate_on(layout, claimed, emit, stop=stop, timeline=timeline)
 
-        if compresses(job.strategy):
+        if compressor_of(job.strategy) is not None:
             with torch.random.fork_rng(devices=[]):
                 made = [value for value in job.make_model().parameters() if value.requires_grad]
             shapes = [tuple(value.shape) for value in made]

@@ -25,7 +25,7 @@ from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.simulation.cluster import Cluster, open_cluster
 from polyrhythm.specs import Spec, parse
-from polyrhythm.strategies.compressing import compresses, payoff_of
+from polyrhythm.strategies.compressing import compressor_of, payoff_of
 
 _OTHERS = ("synchronous", "parameter_server(servers=1)", "local_sgd(steps=8)")
 _PLAIN = "no compression"
@@ -154,7 +154,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
 
 def _uncompressed(config: RunConfig) -> str | None:
     """Return the spec of a run's strategy without compression; None where nothing is compressed."""
-    if not compresses(strategy_from(config.strategy, config.compress)):
+    if compressor_of(strategy_from(config.strategy, config.compress)) is None:
         return None
     given = parse(str(config.strategy))
     return str(Spec(given.name, {key: value for key, value in given.arguments.items() if key != "compress"}))

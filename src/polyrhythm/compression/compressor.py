@@ -24,6 +24,7 @@ from torch import Tensor
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
+from polyrhythm.training.linear_factors import Pair
 
 COMPRESSORS = "polyrhythm.compression.compressors"
 SCALAR_BYTES = 4
@@ -48,6 +49,7 @@ class Place:
         rank: of the sender; 0 where the receivers cannot know it.
         scaler: a number that all ranks have agreed on, where the compressor `shares_scaler`.
         factor: what `factor_of` gave of the sender's last payload; None: it has sent none, or is not known.
+        pair: the sufficient factors that its numbers are made of, where the compressor takes them `from_passes`.
     """
 
     rows: int
@@ -58,6 +60,7 @@ class Place:
     rank: int = 0
     scaler: float | None = None
     factor: Tensor | None = None
+    pair: Pair | None = None
 
     @property
     def numbers(self) -> int:
@@ -98,6 +101,8 @@ class Compressor(Config):
         linear: whether payloads are numbers, of which all ranks choose the same ones, so that sums of payloads are
             payloads of sums.
         sparse: whether few of the numbers travel, so that sums of several are unions.
+        from_passes: whether it takes what gradients are made of from forward and backward passes; see
+            `training.linear_factors`.
         feedback: whether what is left out of a vector is added to the next one.
         per: whether each layer is compressed by itself, or all together.
         dense_below: tensors with fewer numbers travel as they are, as do all vectors (biases, batch norm).
@@ -112,6 +117,7 @@ class Compressor(Config):
     factored: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
+    from_passes: ClassVar[bool] = False
 
     feedback: bool = True
     per: str = Field(default="layer", pattern="^(layer|whole)$")
@@ -144,7 +150,7 @@ class Compressor(Config):
 
     @property
     def by_value(self) -> bool:
-        """Whether the bytes of an encoded vector depend on its values, and not on its shape alone."""
+        """Whether the bytes of an encoded vector depend on its values or on the batch, and not on its shape alone."""
         return self.nbytes(Place(64, 64)) is None
 
     def is_dense_at(self, step: int) -> bool:
@@ -199,6 +205,15 @@ class Compressor(Config):
         Args:
             matrix: `(rows, columns)`.
             left: `(rows, r)`, what all ranks' parts add up to; becomes the left factor, in place.
+        """
+        raise NotImplementedError
+
+    def from_rows(self, rows: float, place: Place) -> bool:
+        """Return whether a layer's factors are to be broadcast, where the compressor takes them `from_passes`.
+
+        Args:
+            rows: of all workers' factors together.
+            place: of the layer.
         """
         raise NotImplementedError
 

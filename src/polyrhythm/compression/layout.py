@@ -11,8 +11,8 @@ belong to which section is known to both sides beforehand (`Layout`), so it does
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from zlib import crc32
@@ -31,6 +31,7 @@ from polyrhythm.compression.compressor import (
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.linear_factors import Pair
 
 _HEADER = struct.Struct("<IBBHQ")
 _VERSION = 1
@@ -116,7 +117,7 @@ class Layout:
             return cls.of([tuple(view.parameter.shape) for view in flat.views], compressor)
         if compressor.by_value:
             raise RequestError(
-                f"what {compressor} sends depends on the gradients' values, of which a dry run has none: leave "
+                f"what {compressor} sends depends on gradients or batches, of which a dry run has none: leave "
                 "--gradients none out, or take a compressor whose bytes are known, such as top_k"
             )
         true = cls.of(flat.shapes, compressor)
@@ -234,6 +235,7 @@ class Layout:
         newest: Tensor | None = None,
         scalers: Sequence[float] = (),
         factors: Memory | None = None,
+        pairs: Mapping[int, Pair] | None = None,
     ) -> Tensor:
         """Return a vector as one payload, `(b,)` uint8.
 
@@ -245,6 +247,7 @@ class Layout:
             newest: `(size,)`, the part of the vector that is new; None: all.
             scalers: of the sections, that all ranks have agreed on.
             factors: what the sections' encodings start from, by `factor_name`; replaced by what the next start from.
+            pairs: sufficient factors of sections, by where these begin.
         """
         vector = vector.detach().cpu()
         all_dense, parts = compressor.is_dense_at(step), []
@@ -256,6 +259,8 @@ class Layout:
             scaler = scalers[number] if scalers else None
             factor = None if factors is None else factors.get(factor_name(number))
             place = _place(section, number, vector.dtype, step, rank, scaler, factor)
+            if pairs is not None:
+                place = replace(place, pair=pairs.get(section.ranges[0][0]))
             part = None if newest is None else _gathered(newest.detach().cpu(), section)
             parts.append(compressor.encode(own, place, part))
             if factors is not None and (left := compressor.factor_of(parts[-1], place)) is not None:

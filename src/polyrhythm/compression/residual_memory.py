@@ -11,7 +11,7 @@ feedback", NeurIPS 2019, arXiv 1905.10936). At a rate of 0 nothing is sent that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory
 from polyrhythm.compression.layout import Layout
 from polyrhythm.errors import RunError
+from polyrhythm.training.linear_factors import Pair
 
 
 class ResidualMemory:
@@ -43,7 +44,12 @@ class ResidualMemory:
         self._pending: tuple[Memory, float] | None = None
 
     def encode(
-        self, vector: Tensor, step: int = 0, rate: float = 0.0, scalers: Sequence[float] = ()
+        self,
+        vector: Tensor,
+        step: int = 0,
+        rate: float = 0.0,
+        scalers: Sequence[float] = (),
+        pairs: Mapping[int, Pair] | None = None,
     ) -> Tensor:
         """Return a vector, with what was kept back of earlier ones, as a payload; `commit` when it has arrived.
 
@@ -52,6 +58,7 @@ class ResidualMemory:
             step: of the sender.
             rate: the learning rate that it counts with; 0: whatever it was.
             scalers: of the sections, that all ranks have agreed on.
+            pairs: sufficient factors of sections, by where these begin.
         """
         compressor = self.compressor
         whole, memory = self.open(vector, rate)
@@ -63,6 +70,7 @@ class ResidualMemory:
             newest=compressor.newest(vector),
             scalers=scalers,
             factors=memory,
+            pairs=pairs,
         )
         self.close(
             whole, self.layout.decode(compressor, payload, whole.dtype, self._rank), memory, step, rate

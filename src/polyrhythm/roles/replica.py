@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
+from polyrhythm.strategies.compressing import compressor_of
 from polyrhythm.strategies.strategy import SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -184,6 +185,9 @@ class Replica(FlatReplica):
             options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
             options["mixed"] = True
         flat = FlatParameters(model, **options)
+        made = compressor_of(strategy)
+        if made is not None and made.from_passes:
+            flat.collect_factors(model)
         setting = WorkerSetting(
             world.network,
             workers,

@@ -22,7 +22,7 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.step_metrics import finish_work
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.compressing import compresses, payoff_of
+from polyrhythm.strategies.compressing import compressor_of, payoff_of
 
 
 def work(job: Job, world: World) -> None:
@@ -106,7 +106,7 @@ def _compute_time(job: Job, world: World, blocked: Blocked | None) -> Callable[[
 def _say_whether_compression_pays(job: Job, world: World, replica: Replica) -> None:
     """Measure the link between the first worker and the last, in a real run that compresses, and emit what it tells."""
     strategy, workers, flat = job.strategy, replica.workers, replica.flat
-    if world.pace is not None or not compresses(strategy) or workers.size < 2:
+    if world.pace is not None or compressor_of(strategy) is None or workers.size < 2:
         return
     if workers.rank not in (0, workers.size - 1):
         return

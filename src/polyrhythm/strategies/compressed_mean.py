@@ -3,12 +3,13 @@
     p_i = b_i g_i + e_i,   c_i = C(p_i),   e_i = p_i - decode(c_i)
     g   = sum_i decode(c_i) / sum_i b_i                    b_i samples of member i's gradient g_i
 
-Four ways, by what is sent, all with the same bits on all members:
+Five ways, by what is sent, all with the same bits on all members:
 
     gathered    each sends c_i to all, and all add up in rank order          sparse ones, and any of two members
     two-sided   member j adds up slice j of all, with a residual of its own, compresses the sum, and sends it to all:
                 P = sum_i decode(c_i) + E,  E = P - decode(C(P))             those that are as long as the vector
     added       the numbers themselves are all-reduced                       those that all members draw alike
+    broadcast   sufficient factors of fully connected layers to all, and the rest is all-reduced: exact
     factored    P = orthonormal(sum_i p_i Q), Q = sum_i p_i^T P, two all-reduces; e_i = p_i - P Q^T / N
 
 The two-sided way is that of 1-bit SGD (Seide et al., Interspeech 2014) with each member as the server of its slice.
@@ -20,8 +21,8 @@ on any member makes all leave the step out, and keep what they had kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from math import ceil
 from typing import ClassVar
 
@@ -31,17 +32,19 @@ from torch import Tensor
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, bytes_of, values_of
-from polyrhythm.compression.layout import CountedLayout, Layout, factor_name
+from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, Place, bytes_of, values_of
+from polyrhythm.compression.layout import CountedLayout, Layout, Section, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import Held, Resharding, State, below
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters, shards
+from polyrhythm.training.linear_factors import Pair
 
 _UP, _DOWN, _SCALER = 1, 2, 3
 _OWN, _SUM = "own.", "sum."
+_ROWS = "rows"
 _MOST_COUNTED = 1 << 28
 """Numbers of all members in a dry run: 1 GiB."""
 
@@ -70,7 +73,8 @@ class CompressedMean(GradientMean):
         self._layout = Layout.of_model(flat, compressor)
         self._space = group.subgroup("compressed gradients", range(group.size)) if group.size > 1 else group
         self._travels = group.size > 1 or compressor.own_momentum or compressor.votes
-        one_sided = compressor.sparse or compressor.factored
+        one_sided = compressor.sparse or compressor.factored or compressor.from_passes
+        self._rows: list[float] = []
         two_sided = not one_sided and (group.size > 2 or compressor.votes)
         self._slices = shards(flat.size, group.size) if two_sided else [slice(0, flat.size)]
         layouts = [self._layout.part(compressor, part.start, part.stop) for part in self._slices]
@@ -87,7 +91,8 @@ class CompressedMean(GradientMean):
         return made
 
     def prepare(self) -> None:
-        if self._group.size > 1 and (self._compressor.linear or self._compressor.factored):
+        adds_up = self._compressor.linear or self._compressor.factored or self._compressor.from_passes
+        if self._group.size > 1 and adds_up:
             self._sum.prepare()
 
     def start(self, bucket: int) -> None:
@@ -104,6 +109,8 @@ class CompressedMean(GradientMean):
     def finish(self, step: Step) -> tuple[float, bool]:
         """Exchange the gradients; see `GradientMean.finish`."""
         self._step = step
+        factors = self._flat.factors
+        pairs = {} if factors is None else factors.take()
         if not self._travels:
             return step.weight, step.stop
         gradients = self._flat.gradients
@@ -112,6 +119,8 @@ class CompressedMean(GradientMean):
             vector = vector * step.weight
         if (self._compressor.factored or self._compressor.linear) and isinstance(self._layout, CountedLayout):
             total, weight = self._counted(vector, step)
+        elif self._compressor.from_passes:
+            total, weight = self._broadcast(vector, step, pairs)
         elif self._compressor.factored:
             total, weight = self._factored(vector, step)
         elif self._compressor.linear:
@@ -137,11 +146,14 @@ class CompressedMean(GradientMean):
             tensors[_OWN + name] = torch.cat(parts) if parts[0].dim() else parts[0]
         if self._of_sums is not None:
             tensors |= {_SUM + name: value for name, value in self._of_sums.state().items()}
+        if self._rows:
+            tensors[_ROWS] = torch.tensor(self._rows, dtype=torch.float64)
         return tensors, {"member": self._group.rank, "members": self._group.size}
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned, of as many members."""
         own = below(_OWN, state[0])
+        self._rows = state[0][_ROWS].tolist() if _ROWS in state[0] else []
         for memory, part in zip(self._own, self._slices, strict=True):
             whole = len(self._slices) == 1
             memory.load_state(
@@ -232,6 +244,59 @@ class CompressedMean(GradientMean):
         if layout.dense is not None:  # what travels as it is leaves nothing behind
             sent = torch.where(layout.dense, whole, sent)
         memory.close(whole, sent, kept, step.number, self.learning_rate)
+        return total, weight
+
+    def _broadcast(
+        self, vector: Tensor, step: Step, pairs: Mapping[int, Pair]
+    ) -> tuple[Tensor | None, float]:
+        """As `_exchanged`, of what layers' gradients are made of, where the rows of the last step say that it is less.
+
+        Args:
+            vector: `(size,)`.
+            step: of this member.
+            pairs: sufficient factors, by where the layer begins in the vector.
+        """
+        compressor, layout = self._compressor, self._layout
+        layers = [section for section in layout.sections if not section.dense]
+        starts = [section.ranges[0][0] for section in layers]
+        known = self._rows or [0.0] * len(layers)
+        places = [Place(section.rows, section.numbers // section.rows) for section in layers]
+        chosen = [number for number, place in enumerate(places) if compressor.from_rows(known[number], place)]
+        taken = [layers[number].ranges[0] for number in chosen]
+        left = _others(taken, vector.numel())
+        own = [float(len(pairs[start][0])) if start in pairs else 0.0 for start in starts]
+        wrong = float(not bool(vector.isfinite().all()))
+        tail = vector.new_tensor([step.weight, self._own_word, wrong, *own])
+        rest = torch.cat([*(vector[start:stop].nan_to_num() for start, stop in left), tail])
+        self._sum.run(rest)
+        weight, self.words, wrong, *self._rows = rest[-tail.numel() :].tolist()
+        if wrong:
+            return None, weight
+        total = torch.empty_like(vector)
+        for (start, stop), part in zip(
+            left, rest.split([*(b - a for a, b in left), len(tail)]), strict=False
+        ):
+            total[start:stop] = part
+        if chosen:
+            ends = [0, *accumulate(stop - start for start, stop in taken)]
+            sections = tuple(
+                Section((span,), layers[number].rows)
+                for number, span in zip(chosen, pairwise(ends), strict=True)
+            )
+            inside = Layout(ends[-1], sections)
+            scaled = {
+                begin: (pairs[start][0] * step.weight, pairs[start][1])
+                for begin, (start, _) in zip(ends, taken, strict=False)
+                if start in pairs
+            }
+            payload = inside.encode(compressor, _taken(vector, taken), step=step.number, pairs=scaled)
+            heard = self._to_all(Message(Kind.VECTOR, tag=_UP), [payload] * self._group.size)
+            sums = torch.zeros(inside.size, dtype=vector.dtype)
+            for message in heard:
+                assert message.tensor is not None, "all members have chosen the same layers"
+                inside.add_to(compressor, sums, message.tensor)
+            for (start, stop), (first, last) in zip(taken, pairwise(ends), strict=True):
+                total[start:stop] = sums[first:last]
         return total, weight
 
     def _counted(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
@@ -340,6 +405,12 @@ def _taken(vector: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([vector[start:stop] for start, stop in ranges])
 
 
+def _others(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Return the ranges between those that are taken, of a vector of so many numbers."""
+    ends = [0, *chain.from_iterable(taken), size]
+    return [(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True) if start < stop]
+
+
 def _among(state: State, before: int, after: int) -> State:
     """Return the state of a member of another number of members.
 
@@ -354,7 +425,8 @@ def _among(state: State, before: int, after: int) -> State:
         own[part] += of_sum
     if own is not None:
         tensors[_OWN + RESIDUAL] = own * (after / before)
-    kept = {name: value for name, value in tensors.items() if not name.startswith(_SUM)}
+    # Of others' steps nobody knows the rows, so the first of a new group is added up.
+    kept = {name: value for name, value in tensors.items() if not name.startswith(_SUM) and name != _ROWS}
     return kept, facts
 
 

@@ -81,7 +81,7 @@ def check_compression(compressor: Compressor | None, plan: OptimizerPlan | None)
     Raises:
         RequestError: with the reason and what would work.
     """
-    if compressor is None or plan is None:
+    if compressor is None or plan is None or compressor.from_passes:
         return
     if plan.kind in LAYERWISE:
         raise RequestError(
@@ -99,9 +99,9 @@ def _momentum(options: dict[str, Any]) -> bool:
     return bool(options.get("momentum") or options.get("betas"))
 
 
-def compresses(strategy: Strategy) -> bool:
-    """Return whether a strategy compresses what it sends."""
-    return isinstance(strategy, Compressible) and strategy.compress is not None
+def compressor_of(strategy: Strategy) -> Compressor | None:
+    """Return what compresses what a strategy sends; None: nothing."""
+    return strategy.compress if isinstance(strategy, Compressible) else None
 
 
 def payoff_of(

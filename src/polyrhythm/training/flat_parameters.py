@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
+from polyrhythm.training.linear_factors import LinearFactors
 
 TAIL = 2
 DEFAULT_BUCKET_BYTES = 4 << 20
@@ -87,6 +88,7 @@ class FlatParameters:
         change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
         still: whether all are zeros for good, so that nobody need write them.
         apart: views of parameters that have memory of their own, of a narrower dtype.
+        factors: collects what gradients of fully connected layers are made of, where somebody takes it.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
@@ -112,6 +114,7 @@ class FlatParameters:
         ]
         self.without_gradient: tuple[int, ...] = ()
         self.change: Tensor | None = None
+        self.factors: LinearFactors | None = None
         if not any(parameter.requires_grad for _, parameter in named):
             raise RequestError("the model has no parameter to train: let at least one require a gradient")
         dtypes = {parameter.dtype for _, parameter in named}
@@ -140,6 +143,10 @@ class FlatParameters:
         self.buckets = _buckets(
             self.views, bucket_bytes // number_bytes, FIRST_BUCKET_BYTES // number_bytes, self.size + TAIL
         )
+
+    def collect_factors(self, model: nn.Module) -> None:
+        """Have a model, whose parameters these are, tell what gradients of its fully connected layers are made of."""
+        self.factors = LinearFactors(model, {id(view.parameter): view.start for view in self.views})
 
     def another(self) -> FlatParameters:
         """Return one for other parameters of the same shapes, all zero: a third of the cost of making a model."""

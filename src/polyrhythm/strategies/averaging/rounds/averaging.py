@@ -90,7 +90,7 @@ class CompressedAveraging(Averaging, Compressible):
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
         made = self.compress
-        if made is not None and (made.votes or made.own_momentum):
+        if made is not None and (made.votes or made.own_momentum or made.from_passes):
             raise RequestError(
                 f"{made.name} is made for gradients, and {self.name} sends what models have moved: use top_k, "
                 "power_sgd or int8"

@@ -37,7 +37,7 @@ _NOT_FINITE = 1
 
 def check_choco(compressor: Compressor) -> None:
     """Raise `RequestError` where copies of what is sent so would not arrive at what they are copies of."""
-    if compressor.votes or compressor.own_momentum:
+    if compressor.votes or compressor.own_momentum or compressor.from_passes:
         raise RequestError(
             f"{compressor.name} is made for gradients, and neighbours send what their models have moved: use top_k, "
             "power_sgd or int8"

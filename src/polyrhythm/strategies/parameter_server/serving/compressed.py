@@ -5,7 +5,8 @@
             worker i:   k_i <- k_i + decode(c)
 
 The gap w - k_i is the residual of the way down: what did not fit is in the next difference. Momenta of a compressor
-count on the way up alone. What would make the gap grow (see `Compressor.loud`) travels down as it is.
+count on the way up alone. What would make the gap grow (see `Compressor.loud`) travels down as it is, and so do
+parameters to workers that push sufficient factors, of which they have none.
 
 Whole parameters come in answer to a pull: at a start, after an epoch where workers do not go in lockstep, and in the
 end. In lockstep a worker that pulls gets k_i, which a checkpoint holds, so that a resumed run has the bits of one that
@@ -30,7 +31,8 @@ from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull, S
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import Held, State, below
-from polyrhythm.strategies.worker_part import WorkerSetting
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.training.linear_factors import Pair
 
 _LAYOUT, _KNOWN = "layout", "known."
 _EMPTY, _NOT_FINITE = 0, 1
@@ -51,6 +53,12 @@ class CompressedPushPull(PushPull):
         layout = Layout.of_model(setting.flat, compressor)
         self._layouts = [layout.part(compressor, shard.start, shard.stop) for shard in self._shards]
         self._memories = [ResidualMemory(compressor, part, setting.workers.rank) for part in self._layouts]
+        self._pairs: dict[int, Pair] = {}
+
+    def push(self, step: Step, weight: float, learning_rate: float) -> None:
+        factors = self._flat.factors
+        self._pairs = {} if factors is None else factors.take()
+        super().push(step, weight, learning_rate)
 
     def take(self) -> bool:
         stops = super().take()
@@ -92,7 +100,9 @@ class CompressedPushPull(PushPull):
             return torch.zeros(_EMPTY, dtype=torch.uint8)
         if not bool(gradient.isfinite().all()):
             return torch.zeros(_NOT_FINITE, dtype=torch.uint8)
-        return self._memories[position].encode(gradient, message.step, message.learning_rate)
+        start = self._shards[position].start
+        pairs = {begin - start: pair for begin, pair in self._pairs.items()}
+        return self._memories[position].encode(gradient, message.step, message.learning_rate, pairs=pairs)
 
     def _answer(self, position: int) -> Message:
         answer = super()._answer(position)
@@ -261,7 +271,8 @@ class CompressedSession(ServerSession):
         if reply.kind is not Kind.PARAMETERS or values is None or to not in self._registry.numbers:
             return reply
         held = self._held_by.get(to)
-        if to in self._asking or held is None or self._compressor.loud or self._layout is None:
+        whole = self._compressor.loud or self._compressor.from_passes
+        if to in self._asking or held is None or whole or self._layout is None:
             if self._rounds is not None and held is not None and to in self._asking and to != self.final:
                 return reply._replace(tensor=held)
             self._held_by[to] = values
