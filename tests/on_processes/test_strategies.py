@@ -23,7 +23,7 @@ from conformance.jobs import (
 )
 from conformance.jobs import with_dropout as with_relu
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import CheckpointSaved, Evaluated
+from polyrhythm.events import CheckpointSaved, Evaluated, Notice
 from polyrhythm.launch.children import run_local
 
 BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pushers', in our collectives in their own
@@ -34,6 +34,8 @@ BIT_EQUAL = [  # inside a host sums go in rank order, at servers in their pusher
     ("synchronous(transfer=bfloat16)", 3),
     ("synchronous(compress=one_bit(dense_below=0))", 3),
     ("synchronous(compress=power_sgd(rank=1, dense_below=0))", 3),
+    ("d_psgd(compress=int8(dense_below=0))", 3),
+    ("synchronous(compress=top_k(density=0.3, route=split, dense_below=0))", 3),
     ("synchronous(collective=two_level(group=2, between=recursive_doubling))", 4),
     ("parameter_server(servers=2, consistency=synchronous)", 3),
     ("parameter_server(servers=2, consistency=synchronous, compress=top_k(density=0.2, dense_below=0))", 3),
@@ -90,10 +92,9 @@ def of_epochs(job, epochs):
 def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
     decay = 0.0 if strategy(spec).traits(1).cuts_network else 0.9
     job = make_job(spec, workers, model=with_relu, weight_average=decay)
-    virtual, real = (
-        simulated(job).result,
-        result_of(run(job)),
-    )  # first here: what it imports, children need not
+    virtual = simulated(job).result  # first here: what it imports, children need not
+    events = run(job)
+    real = result_of(events)
     for figure in (
         "parameters_sha256",
         "test_loss",
@@ -106,6 +107,8 @@ def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
     ):
         assert real[figure] == virtual[figure], figure
     assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-12)
+    pays = [event.text for event in events if isinstance(event, Notice) and "it pays" in event.text]
+    assert len(pays) == ("compress" in spec)
 
 
 def test_all_reduce_of_three_saves_what_the_simulation_has_and_counts_by_the_formula(tmp_path):

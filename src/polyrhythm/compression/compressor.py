@@ -15,7 +15,7 @@ Randomness is a function of the seed, the step, the rank and the section, never 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -27,6 +27,8 @@ from polyrhythm.specs import Config
 from polyrhythm.training.linear_factors import Pair
 
 COMPRESSORS = "polyrhythm.compression.compressors"
+Route = Literal["auto", "gathered", "doubling", "split"]
+"""How sparse vectors are added up among workers; see `streams`."""
 SCALAR_BYTES = 4
 """Of a scale, a count or an index."""
 
@@ -149,6 +151,11 @@ class Compressor(Config):
         return False
 
     @property
+    def stream_route(self) -> Route | None:
+        """How numbers with their indices are added up on their way; None: nothing of the kind travels."""
+        return None
+
+    @property
     def by_value(self) -> bool:
         """Whether the bytes of an encoded vector depend on its values or on the batch, and not on its shape alone."""
         return self.nbytes(Place(64, 64)) is None
@@ -205,6 +212,14 @@ class Compressor(Config):
         Args:
             matrix: `(rows, columns)`.
             left: `(rows, r)`, what all ranks' parts add up to; becomes the left factor, in place.
+        """
+        raise NotImplementedError
+
+    def entries(self, payload: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        """Return the indices, `(k,)` ascending, and the values, `(k,)`, of a payload, where it has a `stream_route`.
+
+        Raises:
+            MalformedMessage: no `encode` has made it.
         """
         raise NotImplementedError
 

@@ -29,6 +29,7 @@ from polyrhythm.compression.compressor import (
     bytes_of,
     values_of,
 )
+from polyrhythm.compression.streams import CountedStream, Stream
 from polyrhythm.errors import RequestError
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.linear_factors import Pair
@@ -205,7 +206,7 @@ class Layout:
     @cached_property
     def dense(self) -> Tensor | None:
         """`(size,)` bool, the numbers that travel as they are; None: none do."""
-        places = [span for section in self.sections if section.dense for span in section.ranges]
+        places = self.dense_ranges
         if not places:
             return None
         mask = torch.zeros(self.size, dtype=torch.bool)
@@ -306,6 +307,33 @@ class Layout:
             for (start, stop), piece in zip(section.ranges, _split(values, section), strict=True):
                 total[start:stop].add_(piece)
 
+    def stream(self, compressor: Compressor, payload: Tensor, dtype: torch.dtype) -> Stream:
+        """Return the numbers of a payload that do not travel as they are, with their indices in the vector.
+
+        Args:
+            compressor: that has a `stream_route`.
+            payload: what `encode` returned.
+            dtype: of the vector.
+        """
+        step, parts = self._taken_apart(compressor, payload, dtype)
+        indices, values = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=dtype)]
+        for number, (section, part) in enumerate(zip(self.sections, parts, strict=True)):
+            if section.dense:
+                continue
+            inside, found = compressor.entries(part, _place(section, number, dtype, step, 0))
+            starts = torch.tensor([start for start, _ in section.ranges])
+            lengths = torch.tensor([stop - start for start, stop in section.ranges])
+            before = lengths.cumsum(0) - lengths
+            which = torch.searchsorted(before, inside, right=True) - 1
+            indices.append(inside + (starts - before)[which])
+            values.append(found)
+        return Stream(self.size, torch.cat(values), torch.cat(indices))
+
+    @property
+    def dense_ranges(self) -> tuple[tuple[int, int], ...]:
+        """Of the numbers that travel as they are, `(start, stop)` each."""
+        return tuple(span for section in self.sections if section.dense for span in section.ranges)
+
     def decode(self, compressor: Compressor, payload: Tensor, dtype: torch.dtype, rank: int = 0) -> Tensor:
         """Return the vector, `(size,)`, that a payload stands for; raise as `add_to`."""
         total = torch.zeros(self.size, dtype=dtype)
@@ -389,6 +417,12 @@ class CountedLayout(Layout):
 
     def add_to(self, compressor: Compressor, total: Tensor, payload: Tensor, rank: int = 0) -> None:
         """Add nothing."""
+
+    def stream(self, compressor: Compressor, payload: Tensor, dtype: torch.dtype) -> Stream:
+        """Return a stream that counts its entries."""
+        dense = sum(stop - start for start, stop in self.true.dense_ranges)
+        entries = (payload.numel() - dense * dtype.itemsize) // (SCALAR_BYTES + dtype.itemsize)
+        return CountedStream(self.size, torch.zeros(self.size, dtype=dtype), None, self.true.size, entries)
 
 
 def factor_name(section: int) -> str:

@@ -3,12 +3,13 @@
     p_i = b_i g_i + e_i,   c_i = C(p_i),   e_i = p_i - decode(c_i)
     g   = sum_i decode(c_i) / sum_i b_i                    b_i samples of member i's gradient g_i
 
-Five ways, by what is sent, all with the same bits on all members:
+Six ways, by what is sent, all with the same bits on all members:
 
     gathered    each sends c_i to all, and all add up in rank order          sparse ones, and any of two members
     two-sided   member j adds up slice j of all, with a residual of its own, compresses the sum, and sends it to all:
                 P = sum_i decode(c_i) + E,  E = P - decode(C(P))             those that are as long as the vector
     added       the numbers themselves are all-reduced                       those that all members draw alike
+    streamed    sparse ones are merged on their way (`streams`), and what travels as it is is all-reduced
     broadcast   sufficient factors of fully connected layers to all, and the rest is all-reduced: exact
     factored    P = orthonormal(sum_i p_i Q), Q = sum_i p_i^T P, two all-reduces; e_i = p_i - P Q^T / N
 
@@ -32,9 +33,10 @@ from torch import Tensor
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, Place, bytes_of, values_of
+from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, Place, Route, bytes_of, values_of
 from polyrhythm.compression.layout import CountedLayout, Layout, Section, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
+from polyrhythm.compression.streams import Stream, route_of
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import Held, Resharding, State, below
@@ -91,8 +93,8 @@ class CompressedMean(GradientMean):
         return made
 
     def prepare(self) -> None:
-        adds_up = self._compressor.linear or self._compressor.factored or self._compressor.from_passes
-        if self._group.size > 1 and adds_up:
+        made = self._compressor
+        if self._group.size > 1 and (made.linear or made.factored or made.from_passes or made.stream_route):
             self._sum.prepare()
 
     def start(self, bucket: int) -> None:
@@ -119,6 +121,8 @@ class CompressedMean(GradientMean):
             vector = vector * step.weight
         if (self._compressor.factored or self._compressor.linear) and isinstance(self._layout, CountedLayout):
             total, weight = self._counted(vector, step)
+        elif self._route(step) != "gathered":
+            total, weight = self._streamed(vector, step)
         elif self._compressor.from_passes:
             total, weight = self._broadcast(vector, step, pairs)
         elif self._compressor.factored:
@@ -245,6 +249,79 @@ class CompressedMean(GradientMean):
             sent = torch.where(layout.dense, whole, sent)
         memory.close(whole, sent, kept, step.number, self.learning_rate)
         return total, weight
+
+    def _route(self, step: Step) -> Route:
+        """Return how streams are added up at a step, which all members find alike."""
+        route = self._compressor.stream_route
+        if route is None:
+            return "gathered"
+        payload = self._layout.nbytes(self._compressor, self._flat.vector.dtype, step.number)
+        if payload is None or self._group.size < 3 or self._flat.size < self._group.size:
+            return "gathered"
+        whole = self._flat.nbytes * self._flat.stands_for
+        return route_of(route, self._group.size, payload, whole)
+
+    def _streamed(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
+        """As `_exchanged`, of entries that are merged on their way."""
+        [memory] = self._own
+        layout, dense = memory.layout, memory.layout.dense_ranges
+        payload = memory.encode(vector.nan_to_num(), step.number, self.learning_rate)
+        if isinstance(layout, CountedLayout):
+            weighed = Step(step.number, ceil(step.weight), step.stop)
+            numbers = sum(stop - start for start, stop in layout.true.dense_ranges)
+            rest, weight = self._total([torch.zeros(numbers, dtype=torch.int32)], vector, weighed)
+        else:
+            parts = [memory.decoded[start:stop] for start, stop in dense]
+            rest, weight = self._total(parts or [vector[:0]], vector, step)
+        if rest is None:
+            return None, weight
+        own = layout.stream(self._compressor, payload, vector.dtype)
+        total = self._doubled(own) if self._route(step) == "doubling" else self._split(own)
+        for (start, stop), part in zip(
+            dense, rest.split([stop - start for start, stop in dense]) if dense else (), strict=True
+        ):
+            total[start:stop] = part
+        return total, weight
+
+    def _doubled(self, own: Stream) -> Tensor:
+        """Return the sum, `(size,)`, of all members' streams, by recursive doubling; beyond a power of two by proxy."""
+        rank, size, space = self._group.rank, self._group.size, self._space
+        inner = 1 << (size.bit_length() - 1)
+        if rank >= inner:
+            space.send(rank - inner, Message(Kind.VECTOR, own.encode(), tag=_UP))
+            return own.decoded(_bytes_in(space.receive(rank - inner, _DOWN)[1])).dense().clone()
+        proxied = rank + inner < size
+        if proxied:
+            own = own.merged(own.decoded(_bytes_in(space.receive(rank + inner, _UP)[1])))
+        apart = 1
+        while apart < inner:
+            peer = rank ^ apart
+            send = space.start_send(peer, Message(Kind.VECTOR, own.encode(), tag=_UP))
+            other = own.decoded(_bytes_in(space.receive(peer, _UP)[1]))
+            send.wait()
+            own, apart = own.merged(other), 2 * apart
+        if proxied:
+            space.send(rank + inner, Message(Kind.VECTOR, own.encode(), tag=_DOWN))
+        return own.dense().clone()
+
+    def _split(self, own: Stream) -> Tensor:
+        """Return the sum, `(size,)`, of all members' streams: each merges a slice, and sends it to all."""
+        slices = shards(own.size, self._group.size)
+        parts = [own.part(place.start, place.stop) for place in slices]
+        told = self._to_all(Message(Kind.VECTOR, tag=_UP), [part.encode() for part in parts])
+        mine = parts[self._group.rank]
+        merged, *others = (mine.decoded(_bytes_in(message)) for message in told)
+        for other in others:
+            merged = merged.merged(other)
+        down = self._to_all(Message(Kind.VECTOR, tag=_DOWN), [merged.encode()] * self._group.size)
+        whole = torch.zeros(own.size, dtype=own.values.dtype)
+        for place, part, message in zip(slices, parts, down, strict=True):
+            found = part.decoded(_bytes_in(message))
+            if found.indices is None:
+                whole[place] = found.values
+            else:
+                whole[place][found.indices] = found.values
+        return whole
 
     def _broadcast(
         self, vector: Tensor, step: Step, pairs: Mapping[int, Pair]
@@ -403,6 +480,11 @@ class CompressedMean(GradientMean):
 
 def _taken(vector: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     return torch.cat([vector[start:stop] for start, stop in ranges])
+
+
+def _bytes_in(message: Message) -> Tensor:
+    assert message.tensor is not None, "streams have bytes"
+    return message.tensor
 
 
 def _others(taken: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyrhythm.compression.compressor import Compressor, Place
+from polyrhythm.compression.compressor import Compressor, Place, Route
 from polyrhythm.compression.sparse import count_of, decode_sparse, encode_sparse, largest, sparse_bytes
 from polyrhythm.training.quantities import Positive
 
@@ -32,12 +32,18 @@ class TopK(Compressor):
 
     Attributes:
         density: share of the numbers that travel.
+        route: how workers add them up among themselves (`streams`): gathered, doubling, split, or by their size.
     """
 
     biased: ClassVar[bool] = True
     sparse: ClassVar[bool] = True
 
     density: Density = 0.01
+    route: Route = "auto"
+
+    @property
+    def stream_route(self) -> Route:
+        return self.route
 
     def is_dense_at(self, step: int) -> bool:
         return False
@@ -60,6 +66,9 @@ class TopK(Compressor):
         total = payload.new_zeros(place.numbers, dtype=place.dtype)
         self.add_to(total, payload, place)
         return total
+
+    def entries(self, payload: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        return decode_sparse(payload, place.numbers, place.dtype)
 
     def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
         indices, values = decode_sparse(payload, place.numbers, place.dtype)

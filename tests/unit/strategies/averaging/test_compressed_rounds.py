@@ -52,10 +52,15 @@ def test_another_number_of_workers_shares_what_was_kept_back():
         assert torch.equal(tensors["kept.own.residual"], torch.full((4,), 2.0))
 
 
-def test_a_dry_run_which_has_no_layers_is_refused():
-    config = configure({"strategy": "local_sgd", "compress": "top_k", "data": "digits", "model": "mlp"})
-    with pytest.raises(RequestError, match="gradients none has no layers"):
-        assemble_dry_run(config, steps=2)
+def test_a_dry_run_takes_what_has_its_bytes_by_shapes_and_refuses_what_has_them_by_values():
+    told = {"strategy": "local_sgd", "data": "digits", "model": "mlp"}
+    dry_run, _ = assemble_dry_run(configure(told | {"compress": "top_k"}), steps=2)
+    assert not dry_run.traits.sends_by_value
+    for compressor in ("threshold", "adacomp", "qsgd(code=elias)"):
+        with pytest.raises(
+            RequestError, match="depends on gradients or batches, of which a dry run has none"
+        ):
+            assemble_dry_run(configure(told | {"compress": compressor}), steps=2)
 
 
 @pytest.mark.parametrize("compressor", ["sign_sgd", "signum", "dgc"])

@@ -1,0 +1,174 @@
+"""Sparse vectors that are added up on their way, as streams.
+
+Renggli, Ashkboos, Aghagolzadeh, Alistarh, Hoefler, "SparCML: high-performance sparse communication for machine
+learning", SC 2019, arXiv 1802.08021.
+
+    sparse    u32 k │ k u32 indices, ascending │ k values       pays while  k < delta = n v / (4 + v),  v bytes a value
+    dense     u32 2^32 - 1 │ n values                           from there on
+
+    gathered  every rank sends its own to all others                                        (N-1) k (4+v) bytes
+    doubling  ranks 1, 2, 4, … apart swap what they have, and merge                         log2 N messages
+    split     every rank merges a slice of all, then all send their slice to all others     slices fill in to dense
+
+Which one is chosen follows from the size, as if no two ranks had an index in common: `split` where it moves less,
+`doubling` among many, else `gathered`. Each gives all ranks the same bits: sums of two are the same either way round,
+and slices are merged in the order of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import MalformedMessage, bare_payload
+from polyrhythm.compression.compressor import SCALAR_BYTES, Route, bytes_of, values_of
+from polyrhythm.compression.sparse import decode_sparse, encode_sparse, sparse_bytes
+
+_DENSE = -1
+_FEW = 8
+"""Workers that wait for each other's messages in one round sooner than in several."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A vector of which a few numbers are there, or all.
+
+    Attributes:
+        size: of the vector.
+        values: `(k,)` of the indices, or `(size,)`.
+        indices: `(k,)` int64, ascending; None: all.
+    """
+
+    size: int
+    values: Tensor
+    indices: Tensor | None
+
+    @property
+    def most_entries(self) -> int:
+        """Up to how many entries sparse is smaller: delta."""
+        value = self.values.element_size()
+        return self.size * value // (SCALAR_BYTES + value)
+
+    def merged(self, other: Stream) -> Stream:
+        """Return the sum; dense where the union is beyond delta. The same bits as the other merged with this."""
+        if self.indices is None or other.indices is None:
+            return Stream(self.size, self.dense() + other.dense(), None)
+        places = torch.searchsorted(self.indices, other.indices)
+        near = places.clamp_max(max(0, self.indices.numel() - 1))
+        both = (
+            self.indices[near] == other.indices
+            if self.indices.numel()
+            else torch.zeros_like(other.indices, dtype=torch.bool)
+        )
+        values = self.values.clone()
+        values[places[both]] += other.values[both]
+        new, new_values, before = other.indices[~both], other.values[~both], places[~both]
+        count = self.indices.numel() + new.numel()
+        indices, sums = self.indices.new_empty(count), values.new_empty(count)
+        of_new = before + torch.arange(new.numel())
+        of_own = torch.arange(self.indices.numel()) + torch.searchsorted(new, self.indices)
+        indices[of_new], sums[of_new] = new, new_values
+        indices[of_own], sums[of_own] = self.indices, values
+        found = Stream(self.size, sums, indices)
+        return found if count <= found.most_entries else Stream(self.size, found.dense(), None)
+
+    def part(self, start: int, stop: int) -> Stream:
+        """Return a slice of it."""
+        if self.indices is None:
+            return Stream(stop - start, self.values[start:stop], None)
+        first, last = torch.searchsorted(self.indices, torch.tensor([start, stop])).tolist()
+        return Stream(stop - start, self.values[first:last], self.indices[first:last] - start)
+
+    def dense(self) -> Tensor:
+        """Return the vector, `(size,)`."""
+        if self.indices is None:
+            return self.values
+        whole = self.values.new_zeros(self.size)
+        whole[self.indices] = self.values
+        return whole
+
+    def encode(self) -> Tensor:
+        """Return it as bytes, `(b,)` uint8, in the layout above."""
+        if self.indices is not None:
+            return encode_sparse(self.indices, self.values)
+        count = torch.tensor([_DENSE], dtype=torch.int32)
+        return torch.cat([bytes_of(count), bytes_of(self.values)])
+
+    def decoded(self, payload: Tensor) -> Stream:
+        """Return the stream of as many numbers as this one that bytes stand for.
+
+        Raises:
+            MalformedMessage: they stand for none.
+        """
+        dtype = self.values.dtype
+        if payload.numel() < SCALAR_BYTES:
+            raise MalformedMessage("a stream came without its count")
+        if int(values_of(payload[:SCALAR_BYTES], torch.int32)) != _DENSE:
+            indices, values = decode_sparse(payload, self.size, dtype)
+            return Stream(self.size, values, indices)
+        if payload.numel() != SCALAR_BYTES + self.size * dtype.itemsize:
+            raise MalformedMessage(f"{payload.numel()} bytes came for a dense stream of {self.size} numbers")
+        return Stream(self.size, values_of(payload[SCALAR_BYTES:], dtype), None)
+
+
+@dataclass(frozen=True)
+class CountedStream(Stream):
+    """A stream of a dry run: how many entries there would be, if no two had an index in common.
+
+    Attributes:
+        numbers: of the true vector, of which a few stand for many.
+        entries: of them.
+    """
+
+    numbers: int
+    entries: int
+
+    def merged(self, other: Stream) -> CountedStream:
+        assert isinstance(other, CountedStream), "streams of a dry run meet only such"
+        return CountedStream(self.size, self.values, None, self.numbers, self.entries + other.entries)
+
+    def part(self, start: int, stop: int) -> CountedStream:
+        first, last = (end * self.numbers // self.size for end in (start, stop))
+        entries = self.entries * stop // self.size - self.entries * start // self.size
+        return CountedStream(stop - start, self.values[start:stop], None, last - first, entries)
+
+    def encode(self) -> Tensor:
+        dtype = self.values.dtype
+        dense = SCALAR_BYTES + self.numbers * dtype.itemsize
+        return bare_payload(min(dense, sparse_bytes(self.entries, dtype)))
+
+    def decoded(self, payload: Tensor) -> CountedStream:
+        entry = SCALAR_BYTES + self.values.element_size()
+        entries = min(self.numbers, (payload.numel() - SCALAR_BYTES) // entry)
+        return CountedStream(self.size, self.values, None, self.numbers, entries)
+
+
+def port_bytes(route: str, ranks: int, payload_bytes: float, whole_bytes: float) -> float:
+    """Return the bytes that a rank sends, if no two have an index in common.
+
+    Args:
+        route: not `auto`.
+        ranks: how many there are.
+        payload_bytes: of one rank's entries.
+        whole_bytes: of a dense vector.
+    """
+    if route == "gathered":
+        return (ranks - 1) * payload_bytes
+    if route == "doubling":
+        rounds = range(max(0, ranks.bit_length() - 1))
+        folded = 0 if log2(ranks).is_integer() else min(ranks * payload_bytes, whole_bytes)
+        return folded + sum(min((1 << turn) * payload_bytes, whole_bytes) for turn in rounds)
+    return (ranks - 1) / ranks * (payload_bytes + min(ranks * payload_bytes, whole_bytes))
+
+
+def route_of(route: Route, ranks: int, payload_bytes: float, whole_bytes: float) -> Route:
+    """Return the route that `auto` stands for; see `port_bytes`."""
+    if route != "auto":
+        return route
+    gathered, split = (port_bytes(each, ranks, payload_bytes, whole_bytes) for each in ("gathered", "split"))
+    if split < gathered:
+        return "split"
+    return "doubling" if ranks > _FEW else "gathered"
