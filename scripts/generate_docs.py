@@ -55,6 +55,7 @@ tables:
 CHOICES = (
     ("Augmentations", "--augment", "polyrhythm.augmentation.transforms"),
     ("Optimisers", "--optimizer", "polyrhythm.training.optimizers"),
+    ("Optimisers that look at all workers' data", "--optimizer", "polyrhythm.training.joint_optimizers"),
     ("Learning rates over time", "--schedule", "polyrhythm.training.schedules"),
     ("Batch sizes over time", "--batch-schedule", "polyrhythm.training.batch_schedules"),
     ("Statistics of batch normalisation", "--batch-norm", "polyrhythm.training.batch_norms"),

@@ -25,6 +25,7 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.strategy import Strategy
 
 OPTIMIZERS = "polyrhythm.training.optimizers"
+JOINT_OPTIMIZERS = "polyrhythm.training.joint_optimizers"
 SCHEDULES = "polyrhythm.training.schedules"
 CLASSES = 3
 SIDE = 4
@@ -150,7 +151,7 @@ def make_job(
         "seed": 3,
     }
     chosen |= learning
-    chosen["optimizer"] = build("optimizer", chosen["optimizer"], OPTIMIZERS)
+    chosen["optimizer"] = build("optimizer", chosen["optimizer"], OPTIMIZERS, JOINT_OPTIMIZERS)
     chosen["schedule"] = build("schedule", chosen["schedule"], SCHEDULES)
     return Job(
         strategy=strategy(spec),

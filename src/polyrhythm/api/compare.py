@@ -363,7 +363,7 @@ def _search(made: Plan, strategy: str, workers: int, varied: Mapping[str, Any]) 
         raise RequestError(f"cannot read --tune {made.tune!r:.40}: write lr, or lr=0.001..1")
     if found[1] is None:
         usual = options.get("optimizer") or str(default_optimizer(of_ours(strategy), workers))
-        rate = build("optimizer", str(usual), OPTIMIZERS).lr  # type: ignore[attr-defined]
+        rate = build("optimizer", str(usual), *OPTIMIZERS).lr  # type: ignore[attr-defined]
         low, high = rate / 10, rate * 10
     else:
         try:

@@ -18,6 +18,7 @@ from typing import Any, Unpack
 
 import torch
 
+from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.observed_run import (
     ObservedRun,
     Run,
@@ -286,7 +287,7 @@ def _train(
     foreseen: Outlook | None = None,
 ) -> Run:
     stages = Stages.parse(str(config.strategy))
-    if stages is not None:
+    if stages is not None or by_noise(config) is not None:
         return _train_in_stages(stages, where, config, out, observers)
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
     folder = _folder(out, job.strategy.name, config, where)
@@ -295,9 +296,13 @@ def _train(
 
 
 def _train_in_stages(
-    stages: Stages, where: Cluster, config: RunConfig, out: str | Path | None, observers: Sequence[Observer]
+    stages: Stages | None,
+    where: Cluster,
+    config: RunConfig,
+    out: str | Path | None,
+    observers: Sequence[Observer],
 ) -> Run:
-    """Train with one strategy after the other; see `api/stages.py`.
+    """Train with one strategy after the other, or where there are none with batches that grow by noise.
 
     Raises:
         RequestError: the cluster says at what times something happens, which every stage counts from its own start.
@@ -307,7 +312,7 @@ def _train_in_stages(
             f"faults and passing slowness of cluster {where.name} name times of one strategy's run, and stages are "
             "several: leave them out"
         )
-    folder = _folder(out, "stages", config, where)
+    folder = _folder(out, "stages" if stages is not None else "growing", config, where)
     spent: list[tuple[float, float | None]] = []  # seconds so far, and their price
 
     def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
@@ -316,6 +321,10 @@ def _train_in_stages(
         spent.append((run.figures["seconds"], run.figures["price"]))
         return run
 
+    if stages is None:
+        schedule = by_noise(config)
+        assert schedule is not None, "there is one of both"
+        return with_growing_batches(schedule, config, folder, observers, play)
     return in_stages(stages, config, folder, observers, play)
 
 

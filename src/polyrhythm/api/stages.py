@@ -45,15 +45,7 @@ def in_stages(
     Raises:
         RequestError: a stage is impossible.
     """
-    for given, option in (
-        (config.updates is not None, "--updates"),
-        (config.until is not None, "--until"),
-        (config.freeze_epochs is not None, "--freeze-epochs"),
-        (config.listen is not None, "--listen"),
-        (config.keep_checkpoints == 0, "--keep-checkpoints 0"),
-    ):
-        if given:
-            raise RequestError(f"{option} and stages cannot be had together: leave one of them out")
+    refuse_together("stages", config)
     kept = CheckpointConfig(
         folder=folder, checkpoints=config.keep_checkpoints, best=config.keep_best, resume=False
     )
@@ -61,7 +53,7 @@ def in_stages(
         assemble(config.model_copy(update={"strategy": stage.strategy}), kept) for stage in stages.stages
     ]  # all of them, so that what is impossible is refused before anything is trained
     total = jobs[0].learning.epochs
-    ends, done = stages.ends(total), _epochs_done(folder)
+    ends, done = stages.ends(total), epochs_done(folder)
     told, run = [], None
     for number, (job, end) in enumerate(zip(jobs, ends, strict=True)):
         last = number == len(jobs) - 1
@@ -74,14 +66,35 @@ def in_stages(
             learning=replace(job.learning, epochs=end, all_epochs=total),
             checkpointing=replace(kept, resume=begun),
         )
-        run = play(part, observers if last else [_Lasting(each) for each in observers], last)
+        run = play(part, observers if last else [Lasting(each) for each in observers], last)
         if run.outcome != "done":
             break
     assert run is not None
     return replace(run, figures=run.figures | {"strategy": str(stages), "stages": told})
 
 
-def _epochs_done(folder: Path) -> int:
+def refuse_together(what: str, config: RunConfig) -> None:
+    """Refuse options of one run where it is made of several, one after the other.
+
+    Args:
+        what: makes it so, for an error's text.
+        config: of the run.
+
+    Raises:
+        RequestError: it has such an option.
+    """
+    for given, option in (
+        (config.updates is not None, "--updates"),
+        (config.until is not None, "--until"),
+        (config.freeze_epochs is not None, "--freeze-epochs"),
+        (config.listen is not None, "--listen"),
+        (config.keep_checkpoints == 0, "--keep-checkpoints 0"),
+    ):
+        if given:
+            raise RequestError(f"{option} and {what} cannot be had together: leave one of them out")
+
+
+def epochs_done(folder: Path) -> int:
     """Return the epochs of the newest checkpoint that can be read; 0 without one."""
     for path in checkpoints(folder / FOLDER):
         try:
@@ -91,7 +104,7 @@ def _epochs_done(folder: Path) -> int:
     return 0
 
 
-class _Lasting:
+class Lasting:
     """An observer for which the next stage is the same run."""
 
     def __init__(self, observer: Observer) -> None:

@@ -35,6 +35,7 @@ import torch
 
 from polyrhythm.api.auto import Auto
 from polyrhythm.api.fine_tuning import FineTuning, suited
+from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
 from polyrhythm.api.stages import in_stages
@@ -112,6 +113,8 @@ def train(
         stages = Stages.parse(str(config.strategy))
         if stages is not None:
             return _train_in_stages(stages, config, out, resume, again, observers, start_method)
+        if by_noise(config) is not None:
+            return _train_in_stages(None, config, out, resume, again, observers, start_method)
         config, remark = suited(config, alone=not started_by_torchrun())
         folder = _folder(config, out, resume)
         if config.fine_tuning != "none":
@@ -158,7 +161,7 @@ def _decided(config: RunConfig, resume: str | Path | None, start_method: str) ->
 
 
 def _train_in_stages(
-    stages: Stages,
+    stages: Stages | None,
     config: RunConfig,
     out: str | Path | None,
     resume: str | Path | None,
@@ -166,16 +169,20 @@ def _train_in_stages(
     observers: Sequence[Observer],
     start_method: str,
 ) -> Run:
-    """Train with one strategy after the other; see `api/stages.py`."""
+    """Train with one strategy after the other, or where there are none with batches that grow by noise."""
     if started_by_torchrun():
         raise RequestError(
             "stages start their ranks anew: under torchrun train with the first strategy, then with --resume RUN "
             "--strategy OTHER"
+            if stages is not None
+            else "--batch-schedule auto starts ranks anew when batches grow, which torchrun does not: take another"
         )
-    first = config.model_copy(update={"strategy": stages.stages[0].strategy})
+    first = config if stages is None else config.model_copy(update={"strategy": stages.stages[0].strategy})
     if suited(first, alone=True)[0].fine_tuning != "none":
-        raise RequestError("stages train a whole network: give --fine-tuning none, or a single strategy")
-    folder = Path(resume) if resume is not None else choose_folder(out, f"stages-{_short_name(config)}")
+        what = "stages" if stages is not None else "growing batches"
+        raise RequestError(f"{what} train a whole network: give --fine-tuning none, or a single strategy")
+    label = "stages" if stages is not None else "growing"
+    folder = Path(resume) if resume is not None else choose_folder(out, f"{label}-{_short_name(config)}")
     done = finished_run(folder) if resume is not None else None
     if done is not None and done.figures["epochs"] >= (config.epochs or 0):
         if not again:
@@ -187,6 +194,10 @@ def _train_in_stages(
         allow_descriptors(config.workers + job.traits.servers)
         return _train_here(job, config, watching, start_method, reports=last)
 
+    if stages is None:
+        schedule = by_noise(config)
+        assert schedule is not None, "there is one of both"
+        return with_growing_batches(schedule, config, folder, observers, play)
     return in_stages(stages, config, folder, observers, play)
 
 

@@ -43,7 +43,7 @@ from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.config.assemble import OPTIMIZERS, assemble
+from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
@@ -61,6 +61,8 @@ from polyrhythm.user_files import parse_yaml, read_text
 
 SEARCH_FILE, STUDY_FILE, RESULT_FILE = "search.yaml", "study.db", "search.json"
 BEST_FILE, REPORT_FILE = "best.yaml", "report.html"
+EDGES_FILE = "edges.json"
+"""What a search by gradients has come to."""
 GOALS = {
     "top1": "maximize",
     "top5": "maximize",
@@ -185,7 +187,7 @@ def tune(
 
     Args:
         space: a YAML file, or a mapping as in one; see `search/space.py`.
-        method: grid, random, tpe, hyperband, evolution or pbt.
+        method: grid, random, tpe, hyperband, evolution, pbt or darts.
         budget: `60 trials`, `2h` (on the clock; virtual where runs are simulated) or `20USD`.
         goal: what the best is: top1, top5 or loss of the last test; seconds or price until `until` is reached.
         prune: what ends trials early: none, median, halving or curve (extrapolated); hyperband has its own.
@@ -275,6 +277,12 @@ def plan(
     if method == "pbt":
         _check_pbt(found, told, interval)
         common.setdefault("schedule", "constant")
+    if method == "darts":
+        from polyrhythm.search.differentiable import Choice  # no other search pays for it
+
+        Choice.of(found)
+        if told.get("gradients") == "none":
+            raise RequestError("darts learns from gradients: leave --gradients none out")
     many = population if population is not None else (8 if method == "pbt" else 10)
     if many < 2:
         raise RequestError(f"a population has at least 2 members (given {many})")
@@ -297,7 +305,7 @@ def plan(
         configure(options)
         of_ours(str(options["strategy"]))
         if options.get("optimizer") is not None:
-            build("optimizer", str(options["optimizer"]), OPTIMIZERS)
+            build("optimizer", str(options["optimizer"]), *OPTIMIZERS)
     return made
 
 
@@ -548,6 +556,10 @@ class _Study:
                             rng,
                         )
                     )
+                elif self.what.method == "darts":
+                    if trials:
+                        return None
+                    self._study.enqueue_trial(self._chosen_by_gradients())
                 elif self.what.method == "pbt":
                     line = self._next_interval(trials)
                     if not isinstance(line, dict):
@@ -560,6 +572,26 @@ class _Study:
             trial.set_user_attr("begun", begun)
             self._mine[trial.number] = trial, begun
             return _Assigned(trial, parameters, name, line.get("begin_from", ""), line.get("epochs", 0))
+
+    def _chosen_by_gradients(self) -> dict[str, Any]:
+        """Search a network by gradients, and return the parameters of its trial; what was found is written down."""
+        from polyrhythm.search.differentiable import Choice, searched  # no other search pays for it
+
+        choice = Choice.of(self.space)
+        options = _options(self.what, self.space, choice.parameters(self.space, {}))
+        config = configure(options)
+        dataset = data_of(config)
+        learned = searched(
+            dataset,
+            choice.allowed,
+            choice.network,
+            epochs=config.epochs or dataset.default_epochs,
+            batch_size=config.batch_size,
+            seed=self.what.seed,
+            tell=self._tell,
+        )
+        _publish(self.folder / EDGES_FILE, json.dumps(vars(learned), indent=2) + "\n")
+        return choice.parameters(self.space, learned.edges)
 
     def made_by(self, process: RunProcess, assigned: _Assigned) -> dict[str, Any]:
         """Have the run of a trial made; it is begun again where its process dies."""

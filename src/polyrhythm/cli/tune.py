@@ -24,7 +24,9 @@ def tune(
         str | None, typer.Argument(metavar="SPACE", help="A YAML file: options and the values they may take.")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A YAML file of options that all runs have.")] = None,
-    method: Annotated[str, typer.Option(help="grid, random, tpe, hyperband, evolution or pbt.")] = "tpe",
+    method: Annotated[
+        str, typer.Option(help="grid, random, tpe, hyperband, evolution, pbt or darts.")
+    ] = "tpe",
     budget: Annotated[
         str, typer.Option(help="60 trials, 2h (virtual time where runs are simulated) or 20USD.")
     ] = "20 trials",

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
 
 
-OPTIMIZERS = "polyrhythm.training.optimizers"
+OPTIMIZERS = ("polyrhythm.training.optimizers", "polyrhythm.training.joint_optimizers")
 SCHEDULES = "polyrhythm.training.schedules"
 BATCH_SCHEDULES = "polyrhythm.training.batch_schedules"
 BATCH_NORMS = "polyrhythm.training.batch_norms"
@@ -417,7 +417,7 @@ def optimizer_from(config: RunConfig, strategy: Strategy) -> OptimizerConfig:
         RequestError: there is no such optimiser.
     """
     chosen = default_optimizer(strategy, config.workers) if config.optimizer is None else config.optimizer
-    made = _made("optimizer", chosen, OPTIMIZERS)
+    made = _made("optimizer", chosen, *OPTIMIZERS)
     assert isinstance(made, OptimizerConfig)
     return made
 
@@ -430,7 +430,7 @@ def default_optimizer(strategy: Strategy, workers: int) -> OptimizerConfig:
     """
     traits = strategy.traits(workers)
     if traits.optimizer:
-        own = build("optimizer", traits.optimizer, OPTIMIZERS)
+        own = build("optimizer", traits.optimizer, *OPTIMIZERS)
         assert isinstance(own, OptimizerConfig)
         return own
     usual = SGD()

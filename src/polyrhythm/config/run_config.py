@@ -116,12 +116,13 @@ class RunConfig(BaseModel):
     )
     batch_schedule: Any = _learning(
         default="constant",
-        description="How the batch size changes, for example step(at=[0.5, 0.75], growth=2).",
+        description="How the batch size changes, for example step(at=[0.5, 0.75], growth=2); auto: it grows with the "
+        "gradient noise scale.",
     )
     batch_norm: Any = _learning(
         default="plain",
         description="Of which pictures batch normalisation takes its statistics in training: plain (a worker's batch, "
-        "or a pass of it) or ghost(size=32), slices of so many.",
+        "or a pass of it), ghost(size=32), slices of so many, or synchronised, all workers' batches.",
     )
     loss: Any = _learning(
         default="cross_entropy",

@@ -54,6 +54,7 @@ from polyrhythm.training.batch_norms.plain import Plain as PlainNorm
 from polyrhythm.training.batch_schedules.constant import Constant
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import Execution
+from polyrhythm.training.joint_optimizer import Joint
 from polyrhythm.training.model_sizes import shares_of_numbers
 from polyrhythm.training.objective import Objective
 from polyrhythm.training.optimizer import OptimizerConfig
@@ -478,6 +479,7 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
             f"{strategy} waits between the layers of the network, and a compiled one has none: leave compile "
             "out, or use synchronous"
         )
+    _check_optimizer(strategy, traits, dtype, learning)
     if not traits.cuts_network:
         return
     if learning.accumulate > 1:
@@ -492,4 +494,48 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
     if learning.weight_average and workers > 1:
         raise RequestError(
             f"{strategy} has no whole model to average after each step: leave weight_average out, or use synchronous"
+        )
+
+
+def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, learning: Learning) -> None:
+    """Refuse an optimiser that needs what the strategy, or the way to run the network, does not have.
+
+    Raises:
+        RequestError: so it is.
+    """
+    optimizer = learning.optimizer
+    if optimizer.follows_staleness and not traits.tells_staleness:
+        raise RequestError(
+            f"momentum=auto follows the staleness of single gradients, which {strategy} does not tell: use "
+            "parameter_server, or give a momentum"
+        )
+    norm = learning.batch_norm
+    if norm.over_workers and not traits.mean_updates:
+        raise RequestError(
+            f"batch_norm {norm} needs workers that take every step together, and those of {strategy} do not: use "
+            "synchronous, or --batch-norm ghost"
+        )
+    if norm.over_workers and (learning.accumulate > 1 or learning.execution.compiled):
+        raise RequestError(
+            f"batch_norm {norm} exchanges inside the passes, of which all workers must make as many: leave accumulate "
+            "and compile out"
+        )
+    if not isinstance(optimizer, Joint):
+        return
+    if not traits.mean_updates:
+        raise RequestError(
+            f"optimizer {optimizer.name} looks at all workers' data between their mean gradient and its update, and "
+            f"{strategy} has no such place: use synchronous, or another optimizer"
+        )
+    if not optimizer.follows_network:
+        return
+    if norm.over_workers:
+        raise RequestError(
+            f"optimizer {optimizer.name} repeats passes inside which batch_norm {norm} exchanges: use ghost or plain"
+        )
+    able = {torch.float32, torch.bfloat16} if optimizer.any_precision else {torch.float32}
+    if learning.execution.compiled or dtype not in able:
+        raise RequestError(
+            f"optimizer {optimizer.name} follows the network layer by layer: leave compile out, and give --precision "
+            "float32"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.data.balance import split
 from polyrhythm.data.cached_split import CacheUse, placed, use_of
 from polyrhythm.data.dealing import StandIn, places_of
@@ -39,6 +40,7 @@ from polyrhythm.training.forward_pass import (
     channels_innermost,
     forward_pass,
 )
+from polyrhythm.training.joint_optimizer import JointOptimizer, Pass, random_state, same_random_numbers
 from polyrhythm.training.memory import PeakMemory, memory_of
 from polyrhythm.training.model_sizes import shapes_alone
 from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
@@ -87,8 +89,15 @@ class ModelWorkload:
         # float16 gradients must be scaled back before anyone sends them
         self._scales = self._precision.dtype == torch.float16
         steps = None if job.draws else job.calendar.total_steps
-        self.replica = Replica(model, optimizer, job.strategy, world, announce=not self._scales, steps=steps)
+        self.replica = Replica(
+            model, optimizer, job.strategy, world, announce=not self._scales, steps=steps, joined=self._meet
+        )
         self.worker = self.replica.workers.rank
+        self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None
+        if self._joint is not None:
+            self._joint.tie(model)
+            if world.pace is not None:
+                self._joint.pass_time = world.pace.part
         self._place, self._present = self.worker, job.workers
         self._stand_in: StandIn | None = None
         share = Share(self.worker, job.workers, learning.batch_size, learning.seed)
@@ -105,8 +114,15 @@ class ModelWorkload:
         self._pace, self._timer, self._now = world.pace, world.timer, world.clock.now
         self._cuts_network = job.traits.cuts_network
         self._objective = learning.objective.at(0, learning.planned_epochs)
-        self._work = 1.0
+        self._work = self._gain = 1.0
         check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
+        # Workers that exchange inside their passes have to take part in them, and in as many as the others.
+        self._meets = learning.batch_norm.over_workers and job.workers > 1
+        if self._meets and world.pace is not None:
+            raise RequestError(
+                f"batch_norm {learning.batch_norm} exchanges inside the passes, which simulated workers take one after "
+                "the other: use ghost or plain, or train for real"
+            )
         if self._cuts_network:
             self._cut(model, job)
         self._job = job
@@ -142,6 +158,7 @@ class ModelWorkload:
         job, learning = self._job, self._job.learning
         size = self.batch_size = job.calendar.batch_size(epoch)
         self._work = job.calendar.work(epoch)
+        self._gain = learning.batch_schedule.rate_factor(epoch, learning.planned_epochs)
         self._objective = learning.objective.at(epoch, learning.planned_epochs)
         image_size = min(job.dataset.image_shape[1:])
         side = learning.size_schedule.side(epoch, learning.planned_epochs, image_size)
@@ -216,6 +233,12 @@ class ModelWorkload:
         else:
             self._stand_in = StandIn(absent, place, present) if absent else None
 
+    def _meet(self, workers: Communicator) -> None:
+        """Let layers share their statistics with the workers that take their steps together."""
+        norm = self._job.learning.batch_norm
+        if norm.over_workers:
+            norm.meet(self.replica.model, workers.subgroup("batch norm", range(workers.size)))
+
     def gradient_noise(self) -> GradientNoise | None:
         """Return how this worker's gradients have differed from the mean of all, if it was measured since last time."""
         return None if self._noise is None else self._noise.taken()
@@ -279,9 +302,12 @@ class ModelWorkload:
         else:  # how far the run has come: this worker's own steps may be many or few
             place = batch.reached / self._images * self._length.nominal_steps
             factor = learning.schedule.factor_at(place, self._length)
-        rate = learning.optimizer.lr * factor * self._rescaled
+        rate = learning.optimizer.lr * factor * self._rescaled * self._gain
         size = len(batch.labels)
-        if not (size or self._cuts_network):
+        joint = self._joint
+        if joint is not None:
+            joint.begin(number, seed_for("joint", learning.seed, self.worker, number))
+        if not (size or self._cuts_network or self._meets):
             return 0.0, rate, True
         flat, device = self.replica.flat, self._job.device
         if self._pace is not None:
@@ -290,7 +316,8 @@ class ModelWorkload:
         self._seed(number)
         noise = self._noise if self._noise is not None and self._noise.due(number) else None
         # What is added up while the pass goes on is this worker's no more.
-        self.replica.holds_back = noise is not None and self._pace is None
+        compares = joint is not None and joint.compares
+        self.replica.holds_back = (noise is not None or compares) and self._pace is None
         images = batch.images
         if not images.is_meta:
             images = images.to(device, flat.vector.dtype, non_blocking=True)
@@ -305,11 +332,18 @@ class ModelWorkload:
                 value = self._passes(images, labels, pieces, step, rate)
                 break
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or size <= pieces or not self.replica.recount(1):
+                if (
+                    not is_out_of_memory(error)
+                    or size <= pieces
+                    or self._meets
+                    or not self.replica.recount(1)
+                ):
                     raise
             # Out here, where the error no longer holds what the passes had in memory.
             self.limit = -(-size // (2 * pieces))
             flat.zero_gradients()
+            if joint is not None:
+                joint.begin(number, seed_for("joint", learning.seed, self.worker, number))
         usable = True
         if self._scales:
             usable = self._precision.unscale(flat.gradients)
@@ -318,6 +352,8 @@ class ModelWorkload:
         flat.gather_gradients()
         if noise is not None and usable:
             noise.note_own(flat.gradients, size)
+        if joint is not None and joint.compares and usable:
+            joint.note_own(flat.gradients, size)
         if self._pace is not None:
             self._pace.backward(self._shares, self.replica.announce)
         if timer is not None:
@@ -346,8 +382,13 @@ class ModelWorkload:
     def _pass(self, images: Tensor, labels: Tensor, share: float, step: Step, rate: float) -> float:
         """Run a batch, or a share of it, forward and backward; return its part of the mean loss."""
         size = len(labels)
-        alone = size == 1 < self._full
-        if self._plain and not alone:
+        alone = size == 1 < self._full and not self._meets
+        if not size:  # others wait for this worker's part of what they exchange inside the passes
+            with self._precision.autocast():
+                loss = self._forward(images, False).sum() * 0.0
+        elif self._joint is not None and self._joint.observes:
+            loss = self._observed(self._joint, images, labels, alone=alone)
+        elif self._plain and not alone:
             loss = self._objective(self.replica.model(images), labels, images)
         else:
             full = not alone and abs(size - self._full) <= 1
@@ -366,6 +407,28 @@ class ModelWorkload:
         else:
             loss.backward()
         return value
+
+    def _observed(self, joint: JointOptimizer, images: Tensor, labels: Tensor, *, alone: bool) -> Tensor:
+        """Run a batch, or a piece of it, forward, and show it to the optimiser; return its loss."""
+        objective, model, device = self._objective, self.replica.model, self._job.device
+        drawn = random_state(device)
+
+        def scores() -> Tensor:
+            normalising = by_running_statistics(model) if alone else nullcontext()
+            with self._precision.autocast(), normalising:
+                return self._forward(images, False)
+
+        def scores_again() -> Tensor:
+            with same_random_numbers(drawn, device):
+                return scores()
+
+        def loss(found: Tensor) -> Tensor:
+            with self._precision.autocast():
+                return objective(found, labels, images)
+
+        found = scores()
+        joint.observe(found, Pass(len(labels), scores_again, loss))
+        return loss(found)
 
     def _compute_together(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
         """Let the workers compute their gradients together, once the time of computing has passed.

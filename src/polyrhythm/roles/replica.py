@@ -159,6 +159,7 @@ class Replica(FlatReplica):
         steps: that every worker takes in the whole run; None if unknown.
         own_loop: whether a user's own loop trains it: with the user's own optimiser object where a worker holds the
             whole vector, and with frozen parameters of the optimiser, which may be thawed, in the vector.
+        joined: see `WorkerSetting`.
 
     Attributes:
         model: as given.
@@ -175,6 +176,7 @@ class Replica(FlatReplica):
         announce: bool,
         steps: int | None = None,
         own_loop: bool = False,
+        joined: Callable[[Communicator], None] = lambda workers: None,
     ) -> None:
         self.model = model
         workers = world.workers()
@@ -198,6 +200,7 @@ class Replica(FlatReplica):
             succeeds=world.rejoins,
             generation=world.generation,
             leader_returns=world.leader_returns,
+            joined=joined,
         )
         super().__init__(strategy, world, setting, announce=announce)
         if own_loop and self.part.follows is not Follows.OBJECT:

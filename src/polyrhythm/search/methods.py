@@ -24,7 +24,7 @@ import numpy as np
 
 from polyrhythm.search.space import Space
 
-METHODS = ("grid", "random", "tpe", "hyperband", "evolution", "pbt")
+METHODS = ("grid", "random", "tpe", "hyperband", "evolution", "pbt", "darts")
 PRUNERS = ("none", "median", "halving", "curve")
 
 

@@ -116,6 +116,9 @@ class Traits:
         placement: where servers run.
         slices: into how many pieces its messages cut a bucket; 1 if every message holds whole buckets. The few numbers
             that stand for a model in a dry run are chosen so that they are cut as evenly as the model.
+        mean_updates: whether every worker updates its whole model with the mean of all gradients, at once, so that
+            optimisers may look at all workers' data in between.
+        tells_staleness: whether each gradient is an update of its own, of which servers know how old it is.
         exact_sums: whether sums of whole numbers are exact on the way, so that invariants can check them.
         plain_alone: whether one worker trains as without any strategy, bit for bit.
         replayable: whether the order in which each rank receives messages determines the run.
@@ -151,6 +154,8 @@ class Traits:
     shards: int = 0
     placement: Placement = _SHARED
     slices: int = 1
+    mean_updates: bool = False
+    tells_staleness: bool = False
     exact_sums: bool = True
     plain_alone: bool = True
     replayable: bool = True

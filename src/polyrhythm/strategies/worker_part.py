@@ -66,6 +66,8 @@ class WorkerSetting:
         succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
         generation: how many have had this worker's rank before it.
         leader_returns: whether worker 0 gets a successor when it is lost.
+        joined: called by parts of `Traits.mean_updates` with the workers that take their steps together, before the
+            first one and whenever they are others.
     """
 
     network: Communicator
@@ -77,6 +79,7 @@ class WorkerSetting:
     succeeds: bool = False
     generation: int = 0
     leader_returns: bool = False
+    joined: Callable[[Communicator], None] = lambda workers: None
 
 
 class Follows(Enum):

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import nn
 
 from polyrhythm.specs import Config
+from polyrhythm.training.joint_optimizer import Workers
 
 
 class BatchNorm(Config, ABC):
-    """Keys of a way to normalise batches; `prepare` makes a network follow it."""
+    """Keys of a way to normalise batches; `prepare` makes a network follow it.
+
+    Attributes:
+        over_workers: whether statistics are those of all workers' pictures, which they exchange inside their passes.
+    """
+
+    over_workers: ClassVar[bool] = False
 
     @abstractmethod
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -22,3 +30,6 @@ class BatchNorm(Config, ABC):
         Raises:
             RequestError: it has nothing to normalise.
         """
+
+    def meet(self, model: nn.Module, workers: Workers) -> None:
+        """Let a network that was prepared share its statistics with these workers from now on; if `over_workers`."""

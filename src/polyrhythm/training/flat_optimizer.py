@@ -47,6 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
+from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
 from polyrhythm.training.optimizers.lamb import LAMBOptimizer
 from polyrhythm.training.optimizers.lars import LARSOptimizer
@@ -74,6 +75,7 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
         torch.optim.ASGD,
         TF1RMSPropOptimizer,
         DownpourAdagradOptimizer,
+        ClosedLoopSGD,
     )
 }
 

@@ -50,6 +50,11 @@ class OptimizerConfig(Config):
         """Make the optimiser of these parameters, or groups of them, which it changes in place at every step."""
         return type(self).kind(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
+    @property
+    def follows_staleness(self) -> bool:
+        """Whether it must be told how old each gradient is, as servers of `Traits.tells_staleness` do."""
+        return False
+
     def groups(self, parameters: Iterable[Any]) -> list[Any]:
         """Return parameters, or groups of them, with those of one dimension or none apart where options differ."""
         given = list(parameters)

@@ -35,6 +35,7 @@ from polyrhythm.training.flat_optimizer import (
     unpack_optimizer_state,
 )
 from polyrhythm.training.flat_parameters import FlatParameters, shards
+from polyrhythm.training.joint_optimizer import JointOptimizer, SteppedOnModel
 
 _NOT_THE_RULE = ("params", "initial_lr", "foreach", "fused")
 """Entries of `param_groups` that do not travel. `fused` rounds differently in a slice's tail than in its body, so
@@ -50,12 +51,14 @@ class OptimizerPlan:
         spans: ordered, without overlap; what none covers is not trained.
         rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
         own: the user's own object, which a user's loop steps where a worker holds the whole vector.
+        joint: what looks at all workers' data, and is for strategies of `Traits.mean_updates` alone; None: it does not.
     """
 
     kind: str
     spans: tuple[Span, ...]
     rate: float
     own: OwnOptimizer | None = field(default=None, compare=False, repr=False)
+    joint: SteppedOnModel | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -72,6 +75,14 @@ class OptimizerPlan:
             RequestError: its class cannot run on a slice, or it trains what is not in the vector.
         """
         kind = type(optimizer).__name__
+        if isinstance(optimizer, JointOptimizer) and not keeps:
+            first = min(flat.views, key=lambda view: view.start).parameter
+            rate = next(
+                group["lr"]
+                for group in optimizer.param_groups
+                if any(first is each for each in group["params"])
+            )
+            return cls(kind, (), float(rate), joint=SteppedOnModel(optimizer, flat))
         if KINDS.get(kind) is not type(optimizer):
             if keeps:
                 return cls(kind, (), float(optimizer.param_groups[0]["lr"]), OwnOptimizer(optimizer, flat))

@@ -155,6 +155,15 @@ class BatchSchedule(Config, ABC):
             epochs: of the run.
         """
 
+    def rate_factor(self, epoch: int, epochs: int) -> float:
+        """Return what the learning rate is multiplied by besides its own schedule.
+
+        Args:
+            epoch: from 0.
+            epochs: of the run.
+        """
+        return 1.0
+
 
 class SizeSchedule(Config, ABC):
     """A size schedule's keys; `side` is the schedule."""

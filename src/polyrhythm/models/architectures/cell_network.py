@@ -17,6 +17,7 @@ a side.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import ClassVar, Literal
 
@@ -65,11 +66,26 @@ class CellNetwork(Config):
         Raises:
             RequestError: no way leads through its cells, or a side of the pictures is shorter than 4 pixels.
         """
-        if not self._leads_through():
+        if not self.leads_through():
             raise RequestError(
                 f"{self}: no way leads through its cells, so all pictures would look alike: give one of the edges on a "
                 "way from 0 to 3 another kind than zero"
             )
+        return self.of_cells(classes, image_shape, lambda width: Cell(self, width))
+
+    def of_cells(
+        self, classes: int, image_shape: tuple[int, int, int], cell: Callable[[int], nn.Module]
+    ) -> nn.Module:
+        """Return a network of other cells in the place of these.
+
+        Args:
+            classes: to be told apart.
+            image_shape: (C, H, W) of a picture.
+            cell: makes one of so many channels.
+
+        Raises:
+            RequestError: a side of the pictures is shorter than 4 pixels.
+        """
         inputs, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
@@ -80,10 +96,10 @@ class CellNetwork(Config):
         layers: list[nn.Module] = [
             nn.Conv2d(inputs, widths[0], 3, padding=1, bias=False),
             nn.BatchNorm2d(widths[0]),
-            *self._stage(widths[0]),
+            *(cell(widths[0]) for _ in range(self.cells)),
         ]
         for before, after in pairwise(widths):
-            layers += [_convolution(before, after, 3, stride=2), *self._stage(after)]
+            layers += [_convolution(before, after, 3, stride=2), *(cell(after) for _ in range(self.cells))]
         layers += [nn.BatchNorm2d(widths[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
@@ -92,10 +108,8 @@ class CellNetwork(Config):
         found: Edge = getattr(self, f"e{first}{second}")
         return found
 
-    def _stage(self, width: int) -> list[nn.Module]:
-        return [Cell(self, width) for _ in range(self.cells)]
-
-    def _leads_through(self) -> bool:
+    def leads_through(self) -> bool:
+        """Return whether a way leads from node 0 to node 3."""
         reached = {0}
         for node in range(1, NODES):
             if any(first in reached and self.edge(first, node) != "zero" for first in range(node)):
@@ -118,7 +132,7 @@ class Cell(nn.Module):
         for node in range(1, NODES):
             names = {first: f"e{first}{node}" for first in range(node) if network.edge(first, node) != "zero"}
             for first, name in names.items():
-                self.edges[name] = _edge(network.edge(first, node), width)
+                self.edges[name] = edge_of(network.edge(first, node), width)
             self._into.append(list(names.values()))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -130,7 +144,8 @@ class Cell(nn.Module):
         return nodes[-1]
 
 
-def _edge(kind: Edge, width: int) -> nn.Module:
+def edge_of(kind: Edge, width: int) -> nn.Module:
+    """Return what maps a node, (B, C, H, W), on its way to another; of any kind but zero."""
     if kind == "skip":
         return nn.Identity()
     if kind == "pool":

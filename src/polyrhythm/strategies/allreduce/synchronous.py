@@ -60,6 +60,7 @@ from polyrhythm.strategies.worker_part import (
 )
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, FlatOptimizer, UndoLog
 from polyrhythm.training.flat_parameters import DEFAULT_BUCKET_BYTES, FlatParameters
+from polyrhythm.training.joint_optimizer import SteppedOnModel
 from polyrhythm.training.optimizer_plan import OptimizerPlan, OwnOptimizer, SlicedOptimizer
 
 
@@ -101,7 +102,8 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
     def traits(self, workers: int) -> Traits:
         compress = self.compress
         if compress is None:
-            return Traits(output=GroupOutput.GRADIENTS, slices=workers, exact_sums=self.transfer == "full")
+            exact = self.transfer == "full"
+            return Traits(output=GroupOutput.GRADIENTS, slices=workers, mean_updates=True, exact_sums=exact)
         alone = not (compress.own_momentum or compress.votes)
         return Traits(exact_sums=False, slices=workers, sends_by_value=compress.by_value, plain_alone=alone)
 
@@ -145,12 +147,13 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
         self._workers = setting.workers
+        self._joined = setting.joined
         self._flat = setting.flat
         self._mean = mean
         self.replicated = not mean.remembers
         self._plan = setting.plan
-        self._optimizer: FlatOptimizer | OwnOptimizer | BucketwiseUpdate = setting.plan.whole(
-            setting.flat.vector
+        self._optimizer: FlatOptimizer | OwnOptimizer | SteppedOnModel | BucketwiseUpdate = (
+            setting.plan.joint or setting.plan.whole(setting.flat.vector)
         )
         self._mean_weight = 0.0
         # Of loops that average and update apart.
@@ -264,6 +267,9 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
     def _prepare(self) -> None:
         """Prepare the mean, and have the optimiser work as it comes: whether in parts is known only then."""
         self._mean.prepare()
+        self._joined(self._workers)
+        if isinstance(self._optimizer, SteppedOnModel):
+            self._optimizer.over(self._workers)
         by_bucket = BucketwiseUpdate.fits(self._plan, self._mean)
         if by_bucket == isinstance(self._optimizer, BucketwiseUpdate):
             return

@@ -139,6 +139,7 @@ class Served(WithServers, Compressible, RecutsServers):
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=_scales_parts(consistency),
+            tells_staleness=_tells_staleness(consistency, handling, workers),
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
             plain_alone=self.compress is None,
@@ -190,6 +191,12 @@ class Served(WithServers, Compressible, RecutsServers):
 
 def _scales_parts(consistency: Consistency) -> bool:
     return consistency.waits_for_slower() and not (consistency.in_step() or consistency.drops)
+
+
+def _tells_staleness(consistency: Consistency, handling: Handling, workers: int) -> bool:
+    as_they_are = handling.merge.keeps_gradients and not handling.aggregator.robust
+    alone = consistency.gathers(workers) == 1 and not consistency.own_updates
+    return as_they_are and alone and not consistency.in_step()
 
 
 @lru_cache(maxsize=64)

@@ -40,6 +40,7 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import State, below
+from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
@@ -194,6 +195,8 @@ class ShardRule(OptimizedRule):
                 return applied_of((batch, 0, {}, None))
             if self._trains:
                 self._copy = None
+                if self._closed_loop is not None:
+                    self._closed_loop.age = version - read_version
                 self._step(gradient, rate)
             return applied_of((batch, 1, {version - read_version: 1}, None))
         return (
@@ -243,7 +246,9 @@ class ShardRule(OptimizedRule):
         super().build(plan, values)
         self._step = self._optimizer.step
         self._kind = plan.kind
-        self._trains = self._optimizer.inner is not None
+        inner = self._optimizer.inner
+        self._trains = inner is not None
+        self._closed_loop = inner if isinstance(inner, ClosedLoopSGD) else None
         self._merger = self._handling.merge.merger()
 
     def restore(self, state: State) -> None:

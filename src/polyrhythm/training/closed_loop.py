@@ -1,0 +1,107 @@
+"""SGD whose momentum makes up for that which asynchrony adds: the closed loop of YellowFin.
+
+J. Zhang, I. Mitliagkas, "YellowFin and the art of momentum tuning", 2017, arXiv 1706.03471, section 4; I. Mitliagkas
+and others, "Asynchrony begets momentum", Allerton 2016, arXiv 1605.09774.
+
+    M = median ( (w_{r+1} - w_r + lr g) / (w_r - w_{r-1}) )      r = t - age: g was computed at w_r
+    m <- m + k (m* - M)
+    v <- m v + g,  w <- w - lr v
+
+M is the total momentum, the median over the numbers of the vector; m* is what it shall be (`momentum`), k is `gain`. m
+begins as m* and may fall below 0. A gradient of age 0 shows m itself. Departures: of a long vector 65,536 numbers that
+lie evenly in it are looked at; m stays between -0.95 and 0.99; the target is given and not tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+_LOOKED_AT = 1 << 16
+_LEAST, _MOST = -0.95, 0.99
+
+
+class ClosedLoopSGD(torch.optim.Optimizer):
+    """SGD with the momentum of the module's rule, of each parameter by itself.
+
+    Args:
+        params: as for every `torch.optim` optimiser.
+        options: of all groups that do not say otherwise.
+
+    Attributes:
+        options: all that there are, with their defaults; `window`: points that are kept, so that ages up to two fewer
+            can be measured.
+        age: updates between the reading of the parameters at which the next gradient was computed, and its update;
+            None: unknown, as where several gradients make one update. Nothing is measured then.
+    """
+
+    options: ClassVar[dict[str, Any]] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "gain": 0.01,
+        "window": 64,
+    }
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, {**self.options, **options})
+        self.age: int | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step: change the parameters and the state in place.
+
+        Args:
+            closure: not called: the gradients are there.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, parameter.grad, group, self.state[parameter])
+        self.age = None
+        return None
+
+    def _step_one(
+        self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> None:
+        if not state:
+            state["updates"], state["momentum"] = 0, float(group["momentum"])
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        seen = _seen(parameter)
+        state[f"point.{state['updates'] % group['window']}"] = seen.clone()
+        total = self._total_momentum(seen, gradient, group, state)
+        if total is not None:
+            state["total"] = total
+            corrected = state["momentum"] + group["gain"] * (group["momentum"] - total)
+            state["momentum"] = min(max(corrected, _LEAST), _MOST)
+        if group["weight_decay"]:
+            gradient = gradient.add(parameter, alpha=group["weight_decay"])
+        state["momentum_buffer"].mul_(state["momentum"]).add_(gradient)
+        parameter.add_(state["momentum_buffer"], alpha=-group["lr"])
+        state["updates"] += 1
+
+    def _total_momentum(
+        self, seen: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
+    ) -> float | None:
+        """Return what the gradient tells of the momentum; None where it tells nothing."""
+        age, updates, window = self.age, state["updates"], group["window"]
+        if age is None or updates - age < 1 or age > window - 2:
+            return None
+        if age == 0:
+            return float(state["momentum"])
+        before, read, after = (state.get(f"point.{(updates - age + shift) % window}") for shift in (-1, 0, 1))
+        if before is None or read is None or after is None or not before.shape == after.shape == seen.shape:
+            return None  # the vector was cut otherwise then
+        slope = _seen(gradient) + group["weight_decay"] * read
+        ratios = (after - read + group["lr"] * slope) / (read - before)
+        ratios = ratios[ratios.isfinite()]
+        return float(ratios.median()) if len(ratios) else None
+
+
+def _seen(values: Tensor) -> Tensor:
+    """Return the numbers that are looked at, `(m,)`, a view."""
+    flat = values.reshape(-1)
+    return flat[:: -(-len(flat) // _LOOKED_AT)]
