@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from polyrhythm.api.join import Group, join
 from polyrhythm.api.loop.shard import Shard
@@ -72,7 +73,7 @@ class PolyrhythmAccelerator(Accelerator):
     ) -> None:
         self.group: Group = join(strategy, threads=threads, report=report, observers=observers)
         self._left = False
-        with _as_one_process():  # else it would gather the ranks a second time, by a process group of its own
+        with as_one_process():  # else it would gather the ranks a second time, by a process group of its own
             super().__init__(**options)
         for state in (PartialState, AcceleratorState):
             state._shared_state |= {
@@ -107,8 +108,9 @@ class PolyrhythmAccelerator(Accelerator):
         return found[0] if len(found) == 1 else tuple(found)
 
     def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
-        """Share a loader out."""
-        shared = SharedLoader(self.group.shard(data_loader), data_loader, self.device)
+        """Share a loader out; after the end of training each worker has all of it."""
+        share = data_loader if self._left else self.group.shard(data_loader)
+        shared = SharedLoader(share, data_loader, self.device)
         self._dataloaders.append(shared)
         return shared
 
@@ -135,7 +137,7 @@ class PolyrhythmAccelerator(Accelerator):
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return the same, without what a worker saw again because it had nothing left."""
         if use_gather_object:
-            return [part for parts in self.group.gather(input_data) for part in parts]
+            return [part for parts in self._told(input_data) for part in parts]
         active = self.gradient_state.active_dataloader
         repeated = isinstance(active, SharedLoader) and active.repeats
         return recursively_apply(
@@ -146,7 +148,7 @@ class PolyrhythmAccelerator(Accelerator):
         """Return the sum or the mean of all workers' tensors, times a scale."""
 
         def reduced(each: Tensor) -> Tensor:
-            told = self.group.gather(each.detach().double().tolist())
+            told = self._told(each.detach().double().tolist())
             total = torch.stack([torch.tensor(part, dtype=torch.float64) for part in told]).sum(0)
             return (total / (len(told) if reduction == "mean" else 1) * scale).to(each)
 
@@ -154,8 +156,7 @@ class PolyrhythmAccelerator(Accelerator):
 
     def wait_for_everyone(self) -> None:
         """Wait for all workers."""
-        if not self._left:
-            self.group.gather(None)
+        self._told(None)
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -181,34 +182,48 @@ class PolyrhythmAccelerator(Accelerator):
 
     def end_training(self) -> None:
         """Leave with all others: the model is then the final one."""
-        self._leave(None)
+        self.leave()
         super().end_training()
 
     def _gathered(self, tensor: Tensor, repeated: bool = False) -> Tensor:
         own = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
-        told = self.group.gather((own[:0] if repeated else own).double().tolist())
+        told = self._told((own[:0] if repeated else own).double().tolist())
         parts = [torch.tensor(part, dtype=torch.float64).reshape(-1, *own.shape[1:]) for part in told]
         return torch.cat(parts).to(tensor)
 
-    def _leave(self, error: BaseException | None) -> None:
+    @property
+    def has_left(self) -> bool:
+        """Whether training is over for this worker."""
+        return self._left
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave with all others: the model is then the final one, and each worker goes on by itself.
+
+        Args:
+            error: that has ended the loop; the others then are not waited for.
+        """
         if not self._left:
             self._left = True
             self.group.__exit__(None if error is None else type(error), error, None)
 
+    def _told(self, own: Any) -> list[Any]:
+        """Return what all workers give, in their order; after the end of training this worker's only."""
+        return [own] if self._left else self.group.gather(own)
+
     def _leave_at_exit(self) -> None:
-        self._leave(getattr(sys, "last_value", None))
+        self.leave(getattr(sys, "last_value", None))
 
 
 class SharedLoader(DataLoaderStateMixin):
     """A worker's share of a loader, on its device, which tells Accelerate of its last batch.
 
     Args:
-        shard: the share.
+        shard: the share, or the loader itself.
         loader: the user's.
         device: of the model.
     """
 
-    def __init__(self, shard: Shard, loader: Any, device: torch.device) -> None:
+    def __init__(self, shard: Shard | DataLoader[Any], loader: Any, device: torch.device) -> None:
         self.gradient_state = GradientState()
         self.dataset = getattr(loader, "dataset", None)
         self.batch_size = getattr(loader, "batch_size", None)
@@ -221,21 +236,26 @@ class SharedLoader(DataLoaderStateMixin):
     @property
     def repeats(self) -> bool:
         """Whether the latest batch is one that another worker has seen as well."""
-        return self._shard.weight == 0
+        return isinstance(self._shard, Shard) and self._shard.weight == 0
 
     def __iter__(self) -> Iterator[Any]:
         self.end_of_dataloader, self.remainder = False, -1
         self.gradient_state._add_dataloader(self)
+        batches = iter(self._shard)
+        steps = self._shard.steps if isinstance(self._shard, Shard) else len(self._shard)
         try:
-            for number, batch in enumerate(self._shard, 1):
-                self.end_of_dataloader = number == self._shard.steps
+            for number, batch in enumerate(batches, 1):
+                self.end_of_dataloader = number == steps
                 yield send_to_device(batch, self._device)
         finally:
+            if self.end_of_dataloader:  # a loop that counts its batches does not ask whether there is another
+                next(batches, None)
             self.gradient_state._remove_dataloader(self)
 
 
 @contextmanager
-def _as_one_process() -> Iterator[None]:
+def as_one_process() -> Iterator[None]:
+    """Hide from a library that this process is one of several, so that it gathers none by itself."""
     hidden = {name: os.environ.pop(name) for name in _OF_THE_LAUNCHER if name in os.environ}
     try:
         yield

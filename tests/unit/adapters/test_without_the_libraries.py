@@ -11,7 +11,12 @@ from polyrhythm.errors import RequestError
 
 
 @pytest.mark.parametrize(
-    ("adapter", "missing"), [("lightning", "lightning.pytorch.strategies"), ("accelerate", "accelerate")]
+    ("adapter", "missing"),
+    [
+        ("lightning", "lightning.pytorch.strategies"),
+        ("accelerate", "accelerate"),
+        ("transformers", "transformers"),
+    ],
 )
 def test_a_library_that_is_not_installed_is_named(
     adapter: str, missing: str, monkeypatch: pytest.MonkeyPatch

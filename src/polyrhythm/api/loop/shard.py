@@ -72,14 +72,18 @@ class StepWeight:
         before, self._weights = self._weights, weights
         return before
 
+    @property
+    def now(self) -> float:
+        """Weight of a pass that is under way, as far as it is known: that of the step, if this is its only pass."""
+        return sum(self._weights) / len(self._weights) if self._weights else self._latest
+
     def take(self) -> float:
         """Return the weight of a step that is due now, in units of a full batch, and forget its batches.
 
         With several backward passes a step, it is the mean of their batches' weights, and a further pass of the same
         batch has the same; without any shard it is 1.
         """
-        if self._weights:
-            self._latest = sum(self._weights) / len(self._weights)
+        self._latest = self.now
         self._weights.clear()
         return self._latest
 
