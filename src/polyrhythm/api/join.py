@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.run_state import resume, run_state, worker_state
 from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
 from polyrhythm.api.loop.store_board import Posted, StoreBoard, where_all_are
+from polyrhythm.api.loop.synchronized_norms import NormPeers, synchronize, synchronized_norms
 from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -192,6 +193,7 @@ class Group:
         self._optimizer: DistributedOptimizer | None = None
         self._joins = 0
         self._watch: LoopWatch | None = None
+        self._unsynchronize: Callable[[], None] | None = None
 
     @property
     def workers(self) -> int:
@@ -267,7 +269,21 @@ class Group:
         made.register_step_pre_hook(lambda *_: coordination.step_begins())
         made.register_step_post_hook(lambda *_: coordination.step_done())
         self._optimizer = coordination.loop_progress.optimizer = made
+        if many > 1 and synchronized_norms(model):
+            self._synchronize_norms(model, made, mean)
         return model, made
+
+    def _synchronize_norms(self, model: nn.Module, optimizer: DistributedOptimizer, mean: Mean) -> None:
+        if mean is Mean.OWN:
+            if self.leads:
+                say(
+                    f"nn.SyncBatchNorm: with {self._strategy} each worker takes the statistics of its own batches, "
+                    "since workers hold different models"
+                )
+            return
+        workers = self._world.network.subgroup("synchronized norms", self._world.roles.workers)
+        peers = NormPeers(workers, lambda: self._weight.now, lambda: optimizer.waiting())
+        self._unsynchronize = synchronize(model, peers)
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Add gradients up without an exchange, as torch's `no_sync`: for all backward passes of a step but the last.
@@ -296,13 +312,18 @@ class Group:
         number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step.
         """
         optimizer = self._optimized()
+        if self._unsynchronize is not None:
+            raise RequestError(
+                "group.join cannot go on for nn.SyncBatchNorm, whose passes need all workers: use nn.BatchNorm, or "
+                "give all workers as many batches (group.shard)"
+            )
         number, self._joins = self._joins, self._joins + 1
         traits = self._strategy.traits(self.workers)
         optimizer.uneven = traits.lockstep
         yield
         optimizer.uneven = False
-        if traits.lockstep and self.workers > 1:
-            optimizer.take_part_until(self._coordination.ends, number)
+        if traits.lockstep and traits.exchange_every and self.workers > 1:
+            optimizer.take_part_until(self._coordination.ends, number, traits.exchange_every)
 
     def mean_gradients(self) -> bool:
         """Overwrite the gradients with the workers' mean, if the strategy's workers have the same parameters.
@@ -590,6 +611,8 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._unsynchronize is not None:
+            self._unsynchronize()
         if self._optimizer is not None and kind is not None:
             self._optimizer.gradients.close()
         try:

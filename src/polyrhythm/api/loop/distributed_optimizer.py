@@ -183,7 +183,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients, optimized)
         self._has_stepped = self._was_averaged = False
         self._exchanges = 0
-        self.uneven = False
+        self.uneven = self._taken_over = False
         self._said = False
         self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
         self._strategy = strategy
@@ -248,7 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._average()
         elif self.gradients.mean is Mean.ASKED:
             self._asked_weight = self._next_weight()
-            self.gradients.mean_of(self._replica.workers, self._asked_weight)
+            self.gradients.mean_of(self._steps.trainer.workers, self._asked_weight)
 
     def _average(self) -> None:
         self.gradients.note_missing()
@@ -280,14 +280,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.gradients.zero(to_none=True)
                 self._steps.take(Step(self.steps, 0.0), self._lead_rate)
 
-    def take_part_until(self, ends: Ends, number: int) -> None:
+    def take_part_until(self, ends: Ends, number: int, together: int) -> None:
         """Take part with nothing in what the others exchange, until the loops of all have ended.
 
-        Every worker then goes on from the state of one that has taken most steps.
+        Every worker then goes on from the state of one that has taken most steps. Who is lost is not waited for.
 
         Args:
             ends: by which all say that they have come to the end.
             number: of this end, from 0.
+            together: steps from one exchange to the next.
 
         Raises:
             RequestError: the optimiser asks for a closure, which nobody could evaluate here.
@@ -297,11 +298,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise RequestError("group.join cannot go on for an optimizer whose steps need a closure")
         steps = self.steps
         ends.say(number, self._exchanges)
-        while (told := ends.exchanges(number)) is None or self._exchanges <= max(told.values()):
+        while (last := ends.last(number, self._exchanges, together)) is None or self._exchanges < last:
             self._exchange_nothing()
         self.gradients.zero(to_none=True)
         if self.gradients.mean is Mean.STEP:
-            self._take_over(steps)
+            self._taken_over = False
+            while not self._taken_over:  # guard repeats an exchange, and not this
+                self._steps.guard(lambda: self._take_over(steps))
 
     def _exchange_nothing(self) -> None:
         """Take part in one exchange without a gradient."""
@@ -310,9 +313,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.gradients.mean is Mean.STEP:
             self.gradients.note_missing()
             self._steps_average(0.0, 0)
+            # What comes of it is overwritten in the end; so this worker is at the others' step if one is lost.
+            self._steps.update(self.steps, self._lead_rate)
+            self.steps += 1
             return
         if self._was_averaged:
-            self.gradients.mean_of(self._replica.workers, 0.0)
+            self.gradients.mean_of(self._steps.trainer.workers, 0.0)
         self._replica.flat.change = self._change()
         self._steps.take(Step(self.steps, 0.0), self._lead_rate)
         self._stepped_to_here()
@@ -322,12 +328,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _take_over(self, steps: int) -> None:
         """Take over parameters, state and options of the first worker with the most steps; all call it."""
         replica = self._replica
-        workers = replica.workers
+        workers = self._steps.trainer.workers
         done = torch.zeros(workers.size, dtype=torch.int64)
         done[workers.rank] = steps
         workers.all_reduce(done)
         root, most = int(done.argmax()), int(done.max())
+        self.steps = self._steps.trainer.step = most
         if bool((done == most).all()):
+            self._taken_over = True
             return
         workers.broadcast(replica.flat.vector, root)
         replica.flat.spread_parameters()
@@ -340,8 +348,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         workers.broadcast(packed, root)
         if workers.rank != root:
             replica.part.load_state(unpack_tensors(packed))
-        self.steps = most
-        self._steps.trainer.step = most
+        self._taken_over = True
 
     def _steps_average(self, weight: float, place: int) -> None:
         self.exchange_begins()
@@ -381,7 +388,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._say_whose_gradients()
         if not self._has_stepped and self.gradients.averages:
             changed = self._replica.flat.vector.new_tensor([float(self.gradients.changed_by_loop())])
-            self._replica.workers.all_reduce(changed)  # they go on alike
+            self._steps.trainer.workers.all_reduce(changed)  # they go on alike
             self.gradients.averages = bool(changed)
         self._has_stepped = True
         self._was_averaged = self.gradients.averaged

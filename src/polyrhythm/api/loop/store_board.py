@@ -162,11 +162,25 @@ class Ends:
         """
         self._board.post(_end_key(number, self._worker), str(exchanges))
 
-    def exchanges(self, number: int) -> dict[int, int] | None:
-        """Return after how many exchanges the loop of each worker has ended; None while one goes on."""
-        here = [worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE]
-        told = self._board.read_all([_end_key(number, worker) for worker in here])
-        return None if told is None else dict(zip(here, map(int, told), strict=True))
+    def last(self, number: int, exchanges: int, together: int) -> int | None:
+        """Return after how many exchanges all go on from the end of their loops; None while one goes on.
+
+        Whoever finds first that no loop goes on says it for all, since a worker may be lost between two of them. Others
+        may be in an exchange then that waits for this worker, so that it is not the present one that is the last.
+
+        Args:
+            number: of the loop.
+            exchanges: that this worker has taken part in.
+            together: by how many exchanges nobody can be ahead of another.
+        """
+        key = f"script/ended/{number}"
+        if (told := self._board.read(key)) is None:
+            statuses = enumerate(self._statuses.read())
+            here = [worker for worker, status in statuses if status is WorkerStatus.HERE]
+            if self._board.read_all([_end_key(number, worker) for worker in here]) is None:
+                return None
+            told = self._board.post_if_absent(key, str((exchanges // together + 1) * together))
+        return int(told)
 
 
 def _end_key(number: int, worker: int) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.join import Group
-from unit.api.loop.threads import run_in_threads
+from unit.api.loop.threads import Killed, run_in_threads
 
 BATCHES = (3, 5, 4)
 """Of each worker in an epoch."""
@@ -79,3 +79,56 @@ def test_all_come_to_the_end_where_workers_hold_other_models(strategy: str) -> N
     first, *others = run_in_threads(strategy, 3, lambda group: uneven(group, False, networks[group.rank]))
     assert all(torch.equal(first, each) for each in others)
     assert bool(first.isfinite().all())
+
+
+def plain_without(victim: int, at: int) -> Tensor:
+    """The same in plain torch, on what those have who are there: the victim's batches end at a step of epoch 1."""
+    model, optimizer = made()
+    for epoch in range(EPOCHS):
+        for step in range(max(BATCHES)):
+            having = [
+                batch(epoch, worker, step)
+                for worker, count in enumerate(BATCHES)
+                if step < count and not (worker == victim and (epoch, step) >= (1, at))
+            ]
+            if not having:
+                continue
+            x, y = (torch.cat(parts) for parts in zip(*having, strict=True))
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize(("victim", "at"), [(1, 2), (1, 4), (2, 3)])
+def test_a_worker_that_is_lost_meanwhile_is_not_waited_for(victim: int, at: int) -> None:
+    """Before the others are through, when only it goes on, and when one is through."""
+    networks = [made() for _ in BATCHES]
+
+    def loop(group: Group) -> Tensor:
+        with group:
+            model, optimizer = group.distribute(*networks[group.rank])
+
+            def dies(epoch: int, step: int) -> None:
+                if (group.rank, epoch, step) == (victim, 1, at):
+                    raise Killed
+
+            for epoch in range(EPOCHS):
+                with group.join():
+                    for step in range(BATCHES[group.rank]):
+                        dies(epoch, step)
+                        x, y = batch(epoch, group.rank, step)
+                        nn.functional.cross_entropy(model(x), y).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                for options in optimizer.param_groups:
+                    options["lr"] *= 0.5
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    found = run_in_threads("synchronous", 3, loop)
+    expected = plain_without(victim, at)
+    for worker, vector in enumerate(found):
+        if worker != victim:
+            torch.testing.assert_close(vector, expected, rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from polyrhythm.api.join import Group, reported_group
+from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
+from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Rendezvous, host_store
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.roles.server import serve
@@ -21,8 +24,12 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 Result = TypeVar("Result")
-_failed: list[dist.TCPStore] = []
-"""Kept, since ranks that have failed go on looking at them."""
+_ENDING_S = 20.0
+"""For ranks to end once one has failed: a thread that is left in torch's code aborts Python at its exit."""
+
+
+class Killed(BaseException):
+    """Raised by a loop to end as a killed process does: without notice, as the launcher tells the others."""
 
 
 def run_in_threads(
@@ -37,7 +44,7 @@ def run_in_threads(
         report: a folder for the run's report.
 
     Returns:
-        What the loop returned on each worker.
+        What the loop returned on each worker; None of one that was killed.
 
     Raises:
         BaseException: what the first rank raised.
@@ -46,12 +53,19 @@ def run_in_threads(
     size = workers + strategy.traits(workers).servers
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, size)))
     store = host_store()
-    left: list[Callable[[], None]] = []
+    homes: dict[int, Rank] = {}
     done: Queue[tuple[int, Any, BaseException | None]] = Queue()
 
     def collect(number: int) -> None:
         try:
             done.put((number, rank(number), None))
+        except Killed:
+            for other, home in list(homes.items()):
+                if other == number:
+                    _lose_all_others(number, home, size)
+                else:
+                    home.lose(Peer(number, 0))
+            done.put((number, None, None))
         except BaseException as error:
             done.put((number, None, error))
 
@@ -59,9 +73,9 @@ def run_in_threads(
         torch.set_grad_enabled(True)
         own = dist.PrefixStore("test", dist.TCPStore(LOOPBACK, store.port, None, is_master=False))
         home, network = connect(Rendezvous(own, number, size, LOOPBACK), shared_memory=False)
+        homes[number] = home
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
-            left.append(home.close)
             return loop(
                 Group(strategy, world, home)
                 if report is None
@@ -78,12 +92,30 @@ def run_in_threads(
     for _ in threads:
         number, result, error = done.get(timeout=60)
         if error is not None:
-            _failed.append(store)
-            raise error  # the others, which may wait for ever, end with the process
+            _end_all(threads, homes)
+            raise error
         if number < workers:
             results[number] = result
     with ThreadPoolExecutor(size) as pool:  # what a loop that ended with an error has left open
-        list(pool.map(lambda close: close(), left))
+        list(pool.map(lambda number: homes[number].close(), range(workers)))
     for thread in threads:
         thread.join()
     return [results[number] for number in range(workers)]
+
+
+def _end_all(threads: list[Thread], homes: dict[int, Rank]) -> None:
+    """Tell each rank that all others are gone, as their processes would be, until none of them waits any more."""
+    until = time.monotonic() + _ENDING_S
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
+        for number, home in list(homes.items()):
+            _lose_all_others(number, home, len(threads))
+        for thread in threads:
+            thread.join(0.05)
+    with ThreadPoolExecutor(len(threads)) as pool:
+        list(pool.map(lambda home: home.close(), homes.values()))
+
+
+def _lose_all_others(number: int, home: Rank, size: int) -> None:
+    for other in range(size):
+        if other != number:
+            home.lose(Peer(other, 0))

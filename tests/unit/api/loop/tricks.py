@@ -460,6 +460,19 @@ class _Frozen(Network):
         return self.head(self.norm(torch.tanh(self.branch(torch.tanh(self.trunk(x))))))
 
 
+class _Synchronized(Network):
+    """The statistics of all workers' batches are those of the batch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.SyncBatchNorm(8).double()
+        self.planes = nn.SyncBatchNorm(2, momentum=None, affine=False).double()
+
+    def forward(self, x: Tensor, branch: bool = True, saves: bool | None = None) -> Tensor:
+        inputs = self.planes(x.view(-1, 2, 3)).flatten(1)
+        return self.head(self.norm(torch.tanh(self.branch(torch.tanh(self.trunk(inputs))))))
+
+
 class _Sequence(Network):
     def forward(self, x: Tensor, branch: bool = True, saves: bool | None = None) -> Tensor:
         layers = nn.Sequential(self.trunk, nn.Tanh(), self.branch, nn.Tanh())
@@ -488,6 +501,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "attention": _Attentive,
     "embedding": _Embedding,
     "frozen_norm": _Frozen,
+    "synchronized_norm": _Synchronized,
     "mixed_dtypes": _Mixed,
     "checkpoint_sequential": _Sequence,
     "compiled": lambda: torch.compile(Network(), backend="eager"),
