@@ -39,22 +39,6 @@ def evaluations(events) -> list[Evaluated]:
     return [replace(event, time_s=0) for event in events if isinstance(event, Evaluated)]
 
 
-@pytest.mark.parametrize(
-    "spec", ["synchronous", "lazy_synchronous", "parameter_server(consistency=synchronous, servers=2)"]
-)
-def test_each_worker_tests_a_part_and_the_result_has_the_bits_of_one(
-    spec: str, tested: list[range], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = evaluations(simulated(job_of(spec)).events)
-    each_epoch = [range(1), range(1, 3), range(3, 5)]  # five batches
-    assert sorted(tested, key=lambda part: part.start) == sorted(
-        each_epoch * (EPOCHS - 1), key=lambda part: part.start
-    )
-    monkeypatch.setattr(model_workload.ModelWorkload, "part_of_test", lambda *_: None)
-    assert shared == evaluations(simulated(job_of(spec)).events)
-    assert len(shared) == EPOCHS
-
-
 def normalised() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3))
@@ -63,9 +47,35 @@ def normalised() -> nn.Module:
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
+        ("synchronous", {}),
+        ("lazy_synchronous", {}),
+        ("parameter_server(consistency=synchronous, servers=2)", {}),
+        ("synchronous", {"model": normalised}),
+        ("lazy_synchronous", {"model": normalised}),
+    ],
+)
+def test_each_worker_tests_a_part_and_the_result_has_the_bits_of_one(
+    spec: str, options, tested: list[range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = simulated(job_of(spec, **options))
+    shared = evaluations(whole.events)
+    each_epoch = [range(1), range(1, 3), range(3, 5)]  # five batches
+    assert sorted(tested, key=lambda part: part.start) == sorted(
+        each_epoch * (EPOCHS - 1), key=lambda part: part.start
+    )
+    monkeypatch.setattr(model_workload.ModelWorkload, "part_of_test", lambda *_, **__: None)
+    alone = simulated(job_of(spec, **options))
+    assert shared == evaluations(alone.events)
+    assert whole.sha256 == alone.sha256
+    assert len(shared) == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
         ("local_sgd(steps=2)", {}),
         ("parameter_server", {}),
-        ("synchronous", {"model": normalised}),
+        ("parameter_server(consistency=synchronous)", {"model": normalised}),
         ("synchronous", {"weight_average": 0.9}),
     ],
 )
@@ -75,7 +85,8 @@ def test_what_others_do_not_hold_is_tested_by_worker_0(spec: str, options, teste
 
 
 @pytest.mark.parametrize("at_s", [round(0.01 + 0.005 * place, 3) for place in range(8)])
-def test_a_lost_workers_part_is_tested_by_worker_0(at_s: float) -> None:
-    events = events_of(job_of("synchronous"), [(at_s, 1)], [(at_s + 0.02, 1)])
+@pytest.mark.parametrize("options", [{}, {"model": normalised}], ids=["plain", "normalised"])
+def test_a_lost_workers_part_is_tested_by_worker_0(at_s: float, options) -> None:
+    events = events_of(job_of("synchronous", **options), [(at_s, 1)], [(at_s + 0.02, 1)])
     assert isinstance(events[-1], RunEnded)
     assert [event.epoch for event in evaluations(events)] == [1, 2, 3]

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.data.balance import split
 from polyrhythm.data.dealer import Grant
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted
@@ -186,7 +187,7 @@ class DryWorkload:
             self.replica.part.compute(step, torch.empty(batch.size, 0), _without_loss)
         return self._computed
 
-    def part_of_test(self, place: int, present: int) -> None:
+    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> None:
         """Nothing is tested."""
 
     def record(self, account: Account) -> WorkerState:

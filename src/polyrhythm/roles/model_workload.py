@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from polyrhythm.data.dealing import StandIn, places_of
 from polyrhythm.data.loader import Batch, Loader, PartOfBatch, Share
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
-from polyrhythm.evaluation.evaluate import InDtype, batches_for, evaluate_part
+from polyrhythm.evaluation.evaluate import InDtype, PartialEvaluation, batches_for, evaluate_part
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import Loss
@@ -262,17 +261,31 @@ class ModelWorkload:
     def loss_scale(self, state: dict[str, Any]) -> None:
         self._precision.load_state_dict(state)
 
-    def part_of_test(self, place: int, present: int) -> EvaluatesPart | None:
-        """Return what tests this worker's part of the model, where all workers hold what is tested; else None."""
+    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> EvaluatesPart | None:
+        """Return what tests this worker's part of the model, where all workers can hold what is tested; else None.
+
+        Of batch-norm statistics the workers' mean is tested, for which they meet here.
+        """
         job, replica = self._job, self.replica
-        varies = any(value.is_floating_point() for value in replica.buffers.values())
-        if present < 2 or not job.traits.identical or job.learning.weight_average or varies:
-            return None  # averaged weights are the leader's, and of batch-norm statistics the workers' mean is tested
+        own = [value for value in replica.buffers.values() if value.is_floating_point()]
+        if (
+            present < 2
+            or not job.traits.identical
+            or job.learning.weight_average
+            or (own and workers is None)
+        ):
+            return None  # averaged weights are the leader's
+        means = means_of_all(own, workers) if workers is not None else []
         test = InDtype(job.dataset.test, replica.flat.vector.dtype)
         batches = batches_for(len(test), place, present)
-        return partial(
-            evaluate_part, replica.model, test, batches, classes=job.dataset.classes, device=job.device
-        )
+
+        def found() -> PartialEvaluation:
+            with holding(own, means):
+                return evaluate_part(
+                    replica.model, test, batches, classes=job.dataset.classes, device=job.device
+                )
+
+        return found
 
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
@@ -521,3 +534,40 @@ def _rate_of_first(flat: FlatParameters, optimizer: torch.optim.Optimizer) -> fl
     first = min(flat.views, key=lambda view: view.start).parameter
     groups = (group for group in optimizer.param_groups if any(each is first for each in group["params"]))
     return float(next(groups)["lr"])
+
+
+def means_of_all(own: Sequence[Tensor], workers: Communicator) -> list[Tensor]:
+    """Return the workers' means of batch-norm statistics, with the bits of `mean_buffers`.
+
+    Args:
+        own: this worker's.
+        workers: all call it.
+
+    Raises:
+        PeerLost: one of them is gone.
+    """
+    if not own:
+        return []
+    flat = torch.cat([value.detach().reshape(-1).to("cpu", torch.float64) for value in own])
+    rows = flat.new_zeros(workers.size, len(flat))
+    rows[workers.rank] = flat
+    told = rows.flatten()
+    workers.all_reduce(told)
+    parts = told.view_as(rows).split([value.numel() for value in own], 1)
+    return [
+        torch.stack([row.to(value.dtype).view(value.shape) for row in part]).mean(0)
+        for part, value in zip(parts, own, strict=True)
+    ]
+
+
+@contextmanager
+def holding(buffers: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Put other values into buffers for a while; none: leave them as they are."""
+    before = [buffer.clone() for buffer in buffers] if values else []
+    for buffer, value in zip(buffers, values, strict=bool(values)):
+        buffer.copy_(value)
+    try:
+        yield
+    finally:
+        for buffer, kept in zip(buffers, before, strict=bool(values)):
+            buffer.copy_(kept)

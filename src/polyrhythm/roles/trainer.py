@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
@@ -141,12 +142,16 @@ class ComputedWorkload(Workload, Protocol):
             The mean training loss, the learning rate, and whether the gradients can be used.
         """
 
-    def part_of_test(self, place: int, present: int) -> EvaluatesPart | None:
+    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> EvaluatesPart | None:
         """Return what tests this worker's part of the model; None where the leader tests all of it.
 
         Args:
             place: of this worker among those who are there.
             present: how many are.
+            workers: those, if all of them call this and may exchange something.
+
+        Raises:
+            PeerLost: another is gone.
         """
 
     def record(self, account: Account) -> WorkerState:
@@ -197,6 +202,11 @@ class Trainer:
     def members(self) -> tuple[int, ...] | None:
         """Indices of the workers that train in lockstep now; None where not all workers regroup together."""
         return None if self.regroup is None else self.regroup.members
+
+    @property
+    def workers(self) -> Communicator:
+        """All workers; where all regroup together, those of the present view."""
+        return self.replica.workers if self.regroup is None else self.regroup.workers
 
     @property
     def let_in(self) -> bool:
@@ -403,7 +413,7 @@ class TrainingRun:
                 continue
             epoch = following
             presented = None if last else trainer.guard(part.present)
-            test = None if last or presented is not None else self._part_of_test()
+            test = None if last or presented is not None else trainer.guard(self._part_of_test)
             self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epoch, presented, test)
             if not last:
                 trainer.guard(part.catch_up)
@@ -427,9 +437,9 @@ class TrainingRun:
 
     def _part_of_test(self) -> EvaluatesPart | None:
         worker, members = self._trainer.worker, self._trainer.members
-        if members is None:
-            return self._workload.part_of_test(worker, self._replica.workers.size)
-        return self._workload.part_of_test(members.index(worker), len(members))
+        if members is None:  # with servers, who is behind others does not come
+            return self._workload.part_of_test(worker, self._replica.workers.size, None)
+        return self._workload.part_of_test(members.index(worker), len(members), self._trainer.workers)
 
     def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
         """Take the steps of this worker's share of an epoch.
