@@ -284,6 +284,56 @@ def test_weights_as_the_speeds_are_reach_the_sum_of_speeds(tmp_path):
     assert figures["seconds"] == pytest.approx(12.5, rel=0.001)
 
 
+def test_a_run_begins_with_the_speeds_of_a_profile_and_follows_what_it_measures(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    figures, events = dry(tmp_path, "synchronous", f"measured(profile='{path}')")
+    first, *later = [event for event in events if isinstance(event, BatchesBalanced)]
+    assert (first.step, first.sizes) == (0, [80, 80, 80, 16])
+    assert not later, "they were right"
+    assert figures["seconds"] == pytest.approx(12.5, rel=0.005)
+    figures, events = dry(tmp_path / "wrong", "synchronous", "measured(weights=[1, 1, 1, 5])")
+    first, *later = [event for event in events if isinstance(event, BatchesBalanced)]
+    assert first.sizes == [32, 32, 32, 160]
+    assert later[0].step <= 4
+    assert later[-1].sizes == pytest.approx([80, 80, 80, 16], abs=2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ("measured(weights=[1, 2])", r"2 weights are not one for each of 4 workers: give 4"),
+        ("measured(weights=[1, 2, 0, 1])", r"the weight 0 of worker 2 is not above 0"),
+        ("measured(weights=[1, 2, 1, 1], profile='bsc')", r"weights and a profile both say how to begin"),
+        ("measured(profile='nowhere.yaml')", r"nowhere"),
+        ("measured(profile='{two}')", r"have places for 2 of 4 workers: give weights"),
+    ],
+)
+def test_beginnings_that_cannot_be_are_refused(tmp_path, rule, reason):
+    two = tmp_path / "two.yaml"
+    two.write_text(
+        CLUSTER.replace("  - {name: slow, count: 1, cores: 8, speed: 0.2}\n", "").replace(
+            "count: 3", "count: 2"
+        )
+    )
+    with pytest.raises(RequestError, match=reason) as error:
+        dry(tmp_path, "synchronous", rule.format(two=two))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("at_s", [0.004, 0.009])
+def test_those_who_are_left_begin_again_with_what_was_given_to_begin_with(at_s):
+    from simulation.deaths import events_of
+
+    rule = balance("measured(weights=[3, 2, 1])")
+    events = events_of(
+        replace(make_job("synchronous", WORKERS, dataset=blobs(120)), balance=rule), [(at_s, 2)], []
+    )
+    assert events[-1].outcome == "done"
+    found = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
+    assert found[0] == [6, 4, 2]
+    assert [7, 5, 0] in found
+
+
 def test_a_worker_that_slows_down_for_30_s_is_followed_within_five_steps(tmp_path):
     fault = "slow(rank=1, factor=4, from_s=20, to_s=50)"
     _, events = dry(tmp_path, "synchronous", "measured", steps=400, faults=fault)

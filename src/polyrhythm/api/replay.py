@@ -89,6 +89,10 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
     for key, value in values.items():
         if str(value).startswith("<your own"):
             raise RequestError(f"{folder} was trained with {key} {value}, which only your program has")
+    if "," in str(values.get("device", "")):
+        raise RequestError(
+            f"{folder} was trained on {values['device']}: a replay computes on one kind of device, with other bits"
+        )
     return configure(values, {"device": recording.device})
 
 

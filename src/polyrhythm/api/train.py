@@ -382,6 +382,10 @@ def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
+    if job.devices:
+        raise RequestError(
+            f"device {config.device}: started by torchrun, each worker takes what its own host has: give auto"
+        )
     tolerance = replace(job.fault_tolerance, restarts=0)  # whom to start again is torchrun's business
     job = dataclasses.replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
     allow_descriptors(config.workers + job.traits.servers)

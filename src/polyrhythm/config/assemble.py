@@ -25,11 +25,12 @@ from polyrhythm.augmentation.tones import Tones
 from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Warp
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
-from polyrhythm.config.model import device_from, model_maker, name_of
+from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.trained import facts_of, load_trained
 from polyrhythm.cost import hybrid
 from polyrhythm.data.balance import BALANCES, Balance
+from polyrhythm.data.balances.measured import Measured
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
 from polyrhythm.data.dataset import Dataset, TensorSplit
@@ -46,6 +47,7 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
+from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
@@ -114,6 +116,8 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     """
     made = _made("balance", config.balance, BALANCES)
     assert isinstance(made, Balance)
+    if isinstance(made, Measured) and made.profile and not made.weights:
+        made = _by_profile(made, config.workers)
     batch, drawn = config.workers * config.worker_batch, config.deal != "fixed"
     if not balances(made, strategy, config.workers, batch, compiled=config.compile, drawn=drawn):
         return Off()
@@ -125,6 +129,37 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
             )
         return Off()
     return made
+
+
+def _by_profile(balance: Measured, workers: int) -> Measured:
+    """Return a balance that begins with the speeds of a cluster's hosts, which workers fill one after the other."""
+    hosts = open_cluster(balance.profile).hosts
+    speeds = [kind.speed for kind in hosts for _ in range(kind.count * kind.places)]
+    if len(speeds) < workers:
+        raise RequestError(
+            f"balance {balance}: the hosts of {balance.profile} have places for {len(speeds)} of {workers} workers: "
+            "give weights, one for each worker"
+        )
+    return Measured(weights=tuple(speeds[:workers]))
+
+
+def check_kinds_of_devices(strategy: Strategy, workers: int) -> None:
+    """Refuse that some workers compute on GPUs and others do not, where the bits of all must agree.
+
+    Raises:
+        RequestError: they must, or workers hold one vector in the memory of their host.
+    """
+    traits = strategy.traits(workers)
+    instead = "take parameter_server(consistency=synchronous), local_sgd, or one kind of device"
+    if traits.cuts_network:
+        raise RequestError(f"workers of {strategy} compute one network together: {instead}")
+    if traits.one_host:
+        raise RequestError(f"workers of {strategy} share a vector in their host's memory: {instead}")
+    if traits.identical and not traits.servers:
+        raise RequestError(
+            f"workers of {strategy} update each its own copy of one model, which GPUs and CPUs round differently, so "
+            f"that the copies would part: {instead}"
+        )
 
 
 def draws(deal: str, strategy: Strategy, workers: int) -> bool:
@@ -188,8 +223,13 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
         raise RequestError(
             "--tensorboard takes the package of that name: pip install 'polyrhythm[tensorboard]'"
         )
-    device = device_from(config.device)
-    precision = Precision.choose(config.precision, device)
+    devices = devices_from(config.device, config.workers)
+    if len({device.type for device in devices}) > 1:
+        check_kinds_of_devices(strategy, config.workers)
+    precision, device = min(
+        ((Precision.choose(config.precision, each), each) for each in devices),
+        key=lambda pair: pair[1].type == "cpu",
+    )
     how = _Rules.of(config, strategy)
     dataset = with_caches(data_of(config), config, device)
     epochs = epochs_of(config, dataset, strategy)
@@ -214,6 +254,7 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
             silence_s=config.silence_s,
         ),
         device=device,
+        devices=devices if len(set(devices)) > 1 else (),
         ahead=_AHEAD if how.transform is not None or _is_slow(dataset) else 0,
         timings=config.timings,
         until=Target.parse(config.until) if config.until is not None else None,

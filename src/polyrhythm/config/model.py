@@ -47,6 +47,26 @@ def device_from(name: str) -> torch.device:
     return torch.device(name)
 
 
+def devices_from(names: str, workers: int) -> tuple[torch.device, ...]:
+    """Return the device of each worker.
+
+    Args:
+        names: one for all, or one for each worker, separated by commas, as in `cuda,cpu,cpu`.
+        workers: how many there are.
+
+    Raises:
+        RequestError: there is no such device on this machine, or another number of them.
+    """
+    told = [name.strip() for name in names.split(",")]
+    if len(told) not in (1, workers):
+        raise RequestError(
+            f"device {names}: {len(told)} devices are not one for each of {workers} workers: give {workers}, or one "
+            "for all"
+        )
+    found = tuple(device_from(name) for name in told)
+    return found * workers if len(found) == 1 else found
+
+
 def name_of(thing: Any) -> str:
     """Return the name of a model or data set to display: the spec itself, or the class of an object."""
     return str(thing) if isinstance(thing, str | Path | Config) else type(thing).__name__

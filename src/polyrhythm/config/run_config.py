@@ -97,8 +97,9 @@ class RunConfig(BaseModel):
     )
     balance: Any = _job(
         default="auto",
-        description="Parts of a global batch where workers go in step: off (equal), measured (by speed), "
-        "given(weights=[3, 1]), or auto: measured if an epoch shows that workers are uneven by more than a tenth.",
+        description="Parts of a global batch where workers go in step: off (equal), measured (by speed; "
+        "measured(profile='FILE') begins as a cluster file says), given(weights=[3, 1]), or auto: measured if an epoch "
+        "shows that workers are uneven by more than a tenth.",
     )
     deal: Literal["auto", "drawn", "fixed"] = _job(
         default="auto",
@@ -210,7 +211,10 @@ class RunConfig(BaseModel):
     )
     skip_unreadable: bool = _pictures(default=False, description="Leave out images that cannot be read.")
 
-    device: str = _speed(default="auto", description="cpu, cuda, or auto: GPUs where there are some.")
+    device: str = _speed(
+        default="auto",
+        description="cpu, cuda, or auto: GPUs where there are some; or one for each worker, as in cuda,cpu,cpu.",
+    )
     precision: str = _speed(
         default="auto", description="float32, bfloat16, float16, or auto: the fastest the device has."
     )

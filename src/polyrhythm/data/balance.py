@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import ClassVar
 
 from polyrhythm.errors import RequestError
@@ -52,6 +52,11 @@ class Balance(Config):
         """Return the relative parts of all workers after so many steps; empty: all alike, or as is measured."""
         return ()
 
+    @property
+    def begins_with(self) -> tuple[float, ...]:
+        """Relative parts of all workers until speeds have been measured, where parts follow them; empty: all alike."""
+        return ()
+
     def check(self, workers: int, batch: int) -> None:
         """Refuse what cannot work with so many workers and so many images in a global batch.
 
@@ -62,6 +67,36 @@ class Balance(Config):
             raise RequestError(
                 f"balance {self}: a global batch of {batch} cannot be shared by {workers} workers: "
                 f"give at least {workers} images"
+            )
+
+
+def check_weights(balance: Balance, weights: Sequence[float], workers: int, batch: int) -> None:
+    """Refuse weights by which somebody would have no part of a global batch.
+
+    Args:
+        balance: for which they were given.
+        weights: one for each worker.
+        workers: how many there are.
+        batch: images of a global batch.
+
+    Raises:
+        RequestError: with the reason and what would work.
+    """
+    if len(weights) != workers:
+        raise RequestError(
+            f"balance {balance}: {len(weights)} weights are not one for each of {workers} workers: give {workers}"
+        )
+    for worker, weight in enumerate(weights):
+        if not (isfinite(weight) and weight > 0):
+            raise RequestError(
+                f"balance {balance}: the weight {weight:g} of worker {worker} is not above 0: give its speed over "
+                "that of the others, or leave the worker out"
+            )
+    for worker, images in enumerate(split(batch, weights)):
+        if images == 0:
+            raise RequestError(
+                f"balance {balance}: worker {worker} would have none of the {batch} images of a global batch: give "
+                "it a larger weight, or all a larger batch_size"
             )
 
 

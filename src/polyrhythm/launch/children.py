@@ -46,7 +46,13 @@ from polyrhythm.events import (
     WorkerProgress,
     from_json,
 )
-from polyrhythm.launch.devices import available_cores, gpu_of, threads_for_worker
+from polyrhythm.launch.devices import (
+    available_cores,
+    device_of_worker,
+    gpu_of,
+    threads_beside_gpus,
+    threads_for_worker,
+)
 from polyrhythm.launch.joining.connections import Address
 from polyrhythm.launch.joining.join_server import Entrance, Inside
 from polyrhythm.launch.process import (
@@ -140,7 +146,7 @@ def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: 
     try:
         point = MeetingPoint.from_bytes(pipe.recv_bytes())
         met = local(peer.rank, roles.size, point.port, peer.generation)
-        job = replace(job, device=gpu_of(job.device, peer.rank))
+        job = _on_its_device(job, roles, peer.rank)
         met = replace(met, address=point.address, key=point.key, met=point.met)
         run_rank(job, roles, met, threads, Circumstances(stop, emit, point.ledger))
     except BaseException as error:
@@ -150,6 +156,12 @@ def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: 
     sys.stderr.flush()
     # Nothing of the launcher's that was inherited (its terminal, its handlers) may be torn down from here.
     os._exit(status)
+
+
+def _on_its_device(job: Job, roles: RoleAssignment, rank: int) -> Job:
+    if job.devices and rank in roles.workers:
+        return replace(job, device=device_of_worker(job.devices, roles.workers.index(rank)))
+    return replace(job, device=gpu_of(job.device, rank))
 
 
 def _report(pipe: Connection, error: BaseException) -> None:
@@ -200,7 +212,7 @@ class Children:
     Args:
         job: what they train.
         roles: the ranks by role.
-        threads: compute threads of a worker.
+        threads: compute threads of each rank, if it is a worker.
         start_method: `fork` or `spawn`.
         stop: whether somebody wants the run to stop.
 
@@ -214,7 +226,7 @@ class Children:
         self,
         job: Job,
         roles: RoleAssignment,
-        threads: int,
+        threads: Sequence[int],
         start_method: str,
         stop: StopRequest,
     ) -> None:
@@ -238,7 +250,7 @@ class Children:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(  # type: ignore[attr-defined]
             target=child_main,
-            args=(self._job, self._roles, peer, self._threads, theirs),
+            args=(self._job, self._roles, peer, self._threads[peer.rank], theirs),
             name=f"polyrhythm rank {peer.rank}",
             daemon=True,
         )
@@ -356,10 +368,15 @@ def run_local(
     roles = roles_in_order(job.workers, job.traits.servers)
     vacant = roles.workers[job.workers - job.fault_tolerance.vacant :]
     started = sorted(set(range(roles.size)) - set(vacant))
-    threads = threads or threads_for_worker(available_cores(), len(roles.workers) - len(vacant), job.strategy)
+    cores = available_cores()
+    shared = threads or threads_for_worker(cores, len(roles.workers) - len(vacant), job.strategy)
+    each = [shared] * roles.size
+    if job.devices and threads is None:
+        for worker, rank in enumerate(roles.workers):
+            each[rank] = threads_beside_gpus(cores, job.devices, worker)
     leave_errors_to_python()  # of those that are spawned
     stop, preemption = StopRequest(), Preemption(job.fault_tolerance.notice_s)
-    children = Children(job, roles, threads, start_method, stop)
+    children = Children(job, roles, each, start_method, stop)
     resume = "continue with --resume" + (
         "" if job.checkpointing.folder is None else f" {job.checkpointing.folder}"
     )

@@ -6,7 +6,7 @@ Workers compute with the threads that their share of the cores allows; each repl
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -50,6 +50,19 @@ def computing_with(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def device_of_worker(devices: Sequence[torch.device], worker: int) -> torch.device:
+    """Return the device of a host's worker, where they have several kinds; those on GPUs take one after the other."""
+    return gpu_of(devices[worker], sum(device.type == "cuda" for device in devices[:worker]))
+
+
+def threads_beside_gpus(cores: int, devices: Sequence[torch.device], worker: int) -> int:
+    """Return the compute threads of a worker, where some compute on GPUs: those keep a core each to feed them."""
+    fed = sum(device.type == "cuda" for device in devices)
+    if devices[worker].type == "cuda":
+        return 1
+    return max(1, (cores - fed) // (len(devices) - fed))
 
 
 def gpu_of(device: torch.device, number: int) -> torch.device:

@@ -223,7 +223,7 @@ class Balancer:
         return tuple(of.get(worker, 0) for worker in range(self._everyone))
 
     def regroup(self, workers: Communicator, members: tuple[int, ...], batch: int, step: int = 0) -> None:
-        """Begin with these workers, who all do so: with equal parts, or those that were given.
+        """Begin with these workers, who all do so: with equal parts, or those that were given, if only to begin with.
 
         Args:
             workers: those who are there.
@@ -240,7 +240,7 @@ class Balancer:
         self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
-        self._use(self._given(step))
+        self._use(self._first(step))
 
     def lose(self, there: tuple[int, ...]) -> None:
         """Continue with these workers of the group, with equal parts unless those were given.
@@ -269,7 +269,7 @@ class Balancer:
             if self.sizes:  # else they have never differed
                 self._use(self._controller.sizes)
         else:
-            self._use(self._given(step))
+            self._use(self._first(step))
 
     def note(self, images: int, seconds: float) -> None:
         """Add what this worker computed in a step, if that had its part: an epoch's steps differ by one image."""
@@ -336,7 +336,13 @@ class Balancer:
         return max(1, ceil(steps / self._meets_every))
 
     def _given(self, step: int) -> tuple[float, ...]:
-        parts = self._balance.parts(step)
+        return self._of_members(self._balance.parts(step))
+
+    def _first(self, step: int) -> tuple[float, ...]:
+        """Return the parts before anything has been measured."""
+        return self._given(step) or self._of_members(self._balance.begins_with)
+
+    def _of_members(self, parts: tuple[float, ...]) -> tuple[float, ...]:
         found = tuple(parts[member] for member in self._members) if parts else ()
         return found if all(found) else ()
 
@@ -367,7 +373,7 @@ class Balancer:
         if min(seconds) <= 0:  # somebody has not computed since the last time
             return
         if self._controller is None:
-            self._controller = Controller(self._batch, len(table), least=self._least)
+            self._controller = Controller(self._batch, len(table), least=self._least, weights=self.sizes)
         self._controller.most = [limit or float("inf") for *_, limit, _ in table]
         if self._controller.observe(seconds, [images / steps for _, images, steps, _, _ in table]):
             self._use(self._controller.sizes)

@@ -304,6 +304,7 @@ class Job:
         checkpointing: its output on disk.
         fault_tolerance: how the loss of workers is handled.
         device: where replicas live, such as `cpu` or `cuda`.
+        devices: where each worker's replica lives, where they have several kinds; empty: all on `device`.
         time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
         ahead: batches that a loader prepares while the worker computes.
         timings: whether workers tell where their steps go.
@@ -324,6 +325,7 @@ class Job:
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     fault_tolerance: FaultTolerance = field(default_factory=FaultTolerance)
     device: torch.device = CPU
+    devices: tuple[torch.device, ...] = ()
     time_shares: Callable[[nn.Module, FlatParameters], tuple[float, ...]] = shares_of_numbers
     ahead: int = 0
     timings: bool = False

@@ -11,7 +11,11 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
     seat_of,
 )
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Groups, Rendezvous
-from polyrhythm.launch.devices import gpu_of
+from polyrhythm.config.assemble import check_kinds_of_devices, strategy_from
+from polyrhythm.config.model import devices_from
+from polyrhythm.errors import RequestError
+from polyrhythm.launch.devices import device_of_worker, gpu_of, threads_beside_gpus
+from polyrhythm.training.forward_pass import Precision
 
 
 @pytest.fixture
@@ -64,3 +68,63 @@ def test_a_gpu_is_told_apart_from_others_by_its_number_and_from_a_cpu(
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     assert [seat_of(torch.device(name)) for name in ("cuda:1", "cpu")] == ["GPU-1", ""]
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_worker_may_have_another_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices = devices_from("cpu, cuda, cuda, cuda, cpu", 5)
+    found = [str(device_of_worker(devices, worker)) for worker in range(5)]
+    assert found == ["cpu", "cuda:0", "cuda:1", "cuda:0", "cpu"]
+    assert [threads_beside_gpus(16, devices, worker) for worker in range(5)] == [6, 1, 1, 1, 6]
+    assert [threads_beside_gpus(2, devices, worker) for worker in range(5)] == [1] * 5
+    assert devices_from("cpu", 3) == (torch.device("cpu"),) * 3
+
+
+def test_each_has_the_precision_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    found = [Precision.choose("auto", torch.device(name)).dtype for name in ("cuda", "cpu")]
+    assert found[0] is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ("cpu,cpu", "2 devices are not one for each of 3 workers: give 3, or one for all"),
+        ("cpu,gpu,cpu", "unknown device 'gpu': there are auto, cpu, cuda"),
+        ("cpu,,cpu", "unknown device ''"),
+    ],
+)
+def test_devices_that_are_not_one_a_worker_are_refused(names: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        devices_from(names, 3)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("synchronous", "GPUs and CPUs round differently"),
+        ("lazy_synchronous", "GPUs and CPUs round differently"),
+        ("hogwild", "share a vector in their host's memory"),
+        ("hybrid", "compute one network together"),
+    ],
+)
+def test_kinds_are_refused_where_bits_must_agree(spec: str, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        check_kinds_of_devices(strategy_from(spec), 3)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "parameter_server",
+        "parameter_server(consistency=synchronous)",
+        "local_sgd",
+        "ad_psgd",
+        "easgd",
+        "mixed",
+    ],
+)
+def test_and_taken_where_workers_get_their_parameters_from_others(spec: str) -> None:
+    check_kinds_of_devices(strategy_from(spec), 3)

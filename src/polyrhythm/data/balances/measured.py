@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.data.balance import Balance
+from polyrhythm.data.balance import Balance, check_weights
+from polyrhythm.errors import RequestError
 
 
 class Measured(Balance):
-    """Parts by speed; see `data/balance.py`."""
+    """Parts by speed; see `data/balance.py`.
+
+    Attributes:
+        weights: relative parts of all workers to begin with; default: all alike.
+        profile: instead, a cluster file that `polyrhythm profile` has written, whose hosts' speeds are the weights of
+            the workers that are placed there, host by host.
+    """
 
     follows: ClassVar[bool] = True
+
+    weights: tuple[float, ...] = ()
+    profile: str = ""
+
+    @property
+    def begins_with(self) -> tuple[float, ...]:
+        return self.weights
+
+    def check(self, workers: int, batch: int) -> None:
+        super().check(workers, batch)
+        if self.weights and self.profile:
+            raise RequestError(
+                f"balance {self}: weights and a profile both say how to begin: give one of them"
+            )
+        if self.weights:
+            check_weights(self, self.weights, workers, batch)
