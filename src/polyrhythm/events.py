@@ -46,6 +46,7 @@ class RunStarted(Event):
         begun: what other numbers of workers did in unfinished epochs; empty if there are none.
         deal: what had been drawn before, where workers draw their batches, as `Dealer` writes it; else empty.
         images: of the whole run, where workers draw their batches and so take different numbers of steps; else 0.
+        images_before: that count as done when a resumed run starts; None if it is not known.
     """
 
     strategy: str
@@ -64,6 +65,7 @@ class RunStarted(Event):
     begun: dict[str, Any] = field(default_factory=dict)
     deal: dict[str, Any] = field(default_factory=dict)
     images: int = 0
+    images_before: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

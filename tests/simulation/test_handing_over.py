@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from conformance.jobs import blobs, make_job, perceptron, resumed, simulated, strategies, strategy
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Notice, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Notice, WorkerProgress
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.simulated_run import ConstantCluster
+from polyrhythm.training.checkpoint import checkpoints
 
 WORKERS, IMAGES, BATCH_SIZE = 4, 53, 4
 
@@ -126,6 +129,31 @@ def test_images_that_were_shared_out_are_not_drawn(tmp_path: Path) -> None:
         RequestError, match=r"^epoch 1 is under way, .* to the end of an epoch, or give --deal"
     ):
         simulated(handed(job, "parameter_server"))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "draws"),
+    [
+        ("easgd", "synchronous", False),
+        ("easgd", "easgd", False),
+        ("parameter_server", "downpour", True),
+        ("parameter_server", "parameter_server", True),
+    ],
+)
+def test_a_crashed_run_counts_what_is_taken_again_once(
+    before: str, after: str, draws: bool, tmp_path: Path
+) -> None:
+    """The slow worker's steps come after the checkpoint, and the others have trained on: all of it is done again."""
+    job = replace(job_of(before, folder=tmp_path, checkpoints=9, epochs=3), draws=draws)
+    uneven = ConstantCluster(step_s=lambda worker: 2.5 if worker == 3 else 1.0)
+    told = simulated(job, uneven).events
+    saved = [place for place, event in enumerate(told) if isinstance(event, CheckpointSaved)]
+    for path in checkpoints(tmp_path / FOLDER)[:-1]:
+        path.unlink()
+    last = replace(resumed(job), strategy=strategy(after))
+    found = simulated(last, uneven)
+    figures = RunFigures.of([*told[: saved[1]], *found.events])
+    assert figures.images_seen + found.result["images_not_seen"] == 3 * IMAGES
 
 
 def test_another_optimiser_begins_anew(tmp_path: Path) -> None:

@@ -78,12 +78,56 @@ def test_stages_that_cannot_be_are_refused_before_anything_is_written(tmp_path: 
     for strategy, more, complaint in [
         (STAGES.format("nothing"), {}, "strategy"),
         (STAGES.format("local_sgd"), {"epochs": 1}, "without one"),
-        (STAGES.format("local_sgd"), {"until": "top1=0.5"}, "--until and stages"),
         (STAGES.format("local_sgd"), {"faults": "kill(rank=1, at_s=2)"}, "faults"),
     ]:
         with pytest.raises(RequestError, match=re.escape(complaint)):
             simulate(**JOB | more, strategy=strategy, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_ends_after_the_test_that_reaches_its_target(tmp_path: Path) -> None:
+    """The second strategy begins where the first was good enough, and the rest is a run of ordinary stages."""
+    plain = simulate(**JOB, strategy="synchronous", out=tmp_path / "plain")
+    tops = [test.event.test_top1 for test in read_run(plain.folder).tests]
+    goal = (tops[0] + tops[1]) / 2
+    run = simulate(
+        **JOB,
+        strategy=f'stages("synchronous until top1={goal:.4f}; local_sgd(steps=4)")',
+        out=tmp_path / "run",
+    )
+    assert run.figures["stages"] == [
+        {"strategy": "synchronous", "epochs": 2},
+        {"strategy": "local_sgd(steps=4)", "epochs": 2},
+    ]
+    share = simulate(**JOB, strategy=STAGES.format("local_sgd(steps=4)"), out=tmp_path / "share")
+    assert run.figures["parameters_sha256"] == share.figures["parameters_sha256"]
+
+
+def test_a_stage_that_never_gets_there_is_the_last_one(tmp_path: Path) -> None:
+    seen = Seen()
+    run = simulate(
+        **JOB,
+        strategy='stages("synchronous until top1=1; local_sgd")',
+        out=tmp_path / "run",
+        observers=[seen],
+    )
+    assert run.figures["stages"] == [{"strategy": "synchronous", "epochs": 4}]
+    plain = simulate(**JOB, strategy="synchronous", out=tmp_path / "plain")
+    assert run.figures["parameters_sha256"] == plain.figures["parameters_sha256"]
+    assert (sum(isinstance(event, RunEnded) for event in seen.events), seen.closed) == (1, 1)
+    assert (tmp_path / "run/report.html").is_file()
+
+
+def test_a_target_ends_all_stages(tmp_path: Path) -> None:
+    spec = STAGES.format("local_sgd(steps=4)")
+    whole = simulate(**JOB, strategy=spec, out=tmp_path / "whole")
+    first, second, third, _ = [test.event.test_top1 for test in read_run(whole.folder).tests]
+    for goal, epochs, stages in ((first, 1, 1), ((second + third) / 2, 3, 2)):
+        seen, out = Seen(), tmp_path / str(epochs)
+        run = simulate(**JOB, strategy=spec, until=f"top1={goal:.4f}", out=out, observers=[seen])
+        assert (int(run.figures["epochs"]), len(run.figures["stages"])) == (epochs, stages)
+        assert sum(isinstance(event, RunEnded) for event in seen.events) == 1
+        assert (out / "report.html").is_file()
 
 
 def test_real_stages_go_on_where_they_were(tmp_path: Path) -> None:

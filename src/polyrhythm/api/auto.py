@@ -34,6 +34,21 @@ _MEASURED_STEPS = 8
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The strategy of a run.
+
+    Attributes:
+        candidate: that was chosen, rehearsed.
+        reason: in a sentence.
+        cluster: the name of what it was rehearsed on.
+    """
+
+    candidate: Candidate
+    reason: str
+    cluster: str
+
+
+@dataclass(frozen=True)
 class Auto:
     """How a strategy is chosen.
 
@@ -63,8 +78,8 @@ class Auto:
             raise RequestError(f"auto: margin must be at least 1 (given {made.margin})")
         return made
 
-    def choose(self, config: RunConfig, start_method: str = "spawn") -> tuple[str, str]:
-        """Return the spec of the strategy for a run, and the reason in a sentence.
+    def choose(self, config: RunConfig, start_method: str = "spawn") -> Choice:
+        """Return the strategy for a run, and why.
 
         Args:
             config: of the run; its strategy is not regarded.
@@ -77,7 +92,7 @@ class Auto:
         where = this_machine(config, start_method) if measure else open_cluster(self.cluster)
         return self.chosen(where, config)
 
-    def chosen(self, where: Cluster, config: RunConfig) -> tuple[str, str]:
+    def chosen(self, where: Cluster, config: RunConfig) -> Choice:
         """As `choose`, on a cluster."""
         workers = config.workers
         options: dict[str, Any] = {
@@ -96,20 +111,18 @@ class Auto:
         fastest, best = found[0], safe[0] if safe else found[0]
         rate = f"{whole(fastest.images_per_s)} images/s in rehearsal"
         bound = f", bound by {fastest.held_back}" if fastest.held_back else ""
-        if fastest is best:
-            return (
-                best.strategy,
-                f"{best.strategy}: the most images, {rate}{bound}, of {len(found)} candidates",
-            )
         times = fastest.images_per_s / best.images_per_s
-        if times >= self.margin:
-            return fastest.strategy, (
-                f"{fastest.strategy}: {rate}{bound}, {times:.2f} times those of {best.strategy}"
+        if fastest is best:
+            reason = f"{best.strategy}: the most images, {rate}{bound}, of {len(found)} candidates"
+        elif times >= self.margin:
+            reason = f"{fastest.strategy}: {rate}{bound}, {times:.2f} times those of {best.strategy}"
+        else:
+            reason = (
+                f"{best.strategy}: {whole(best.images_per_s)} images/s in rehearsal; {fastest.strategy} has "
+                f"{times:.2f} times as many, which its stale or averaged updates may cost "
+                f"(auto(margin={self.margin:g}))"
             )
-        return best.strategy, (
-            f"{best.strategy}: {whole(best.images_per_s)} images/s in rehearsal; {fastest.strategy} has {times:.2f} "
-            f"times as many, which its stale or averaged updates may cost (auto(margin={self.margin:g}))"
-        )
+        return Choice(fastest if times >= self.margin else best, reason, where.name)
 
 
 def _of_dry_runs(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from polyrhythm.api import tune as tuning
 from polyrhythm.api.ddp import NAME as DDP
 from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.rehearsal import STRATEGIES
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import finished_run
@@ -47,7 +48,8 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
-from polyrhythm.reporting.pages.comparison_page import render
+from polyrhythm.reporting.pages.comparison_page import plots, render
+from polyrhythm.reporting.pages.plots import Plot
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build, plainly, split_outside
 from polyrhythm.user_files import parse_yaml, read_text
@@ -191,7 +193,8 @@ def compare(
 
     Args:
         *what: without `strategies`, folders of runs or comparisons; with them, at most one recipe.
-        strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run.
+        strategies: specs, or one text with `;` between them; `ddp` is PyTorch's own, really run. None of them, but a
+            cluster: ten of all families.
         workers: numbers of workers.
         seeds: how many runs of every combination.
         first_seed: the seed of the first of these.
@@ -210,7 +213,7 @@ def compare(
     Raises:
         RequestError: something of it is wrong, or the runs cannot be compared.
     """
-    if not strategies:
+    if not strategies and (what or cluster is None):
         return compare_runs(what, until, out)
     if len(what) > 1:
         raise RequestError("give at most one recipe: strategies make new runs")
@@ -219,7 +222,7 @@ def compare(
     told |= {} if steps is None else {"steps": steps}
     planned = plan(
         what[0] if what else None,
-        strategies=strategies,
+        strategies=strategies or STRATEGIES,
         workers=workers,
         seeds=seeds,
         first_seed=first_seed,
@@ -257,6 +260,19 @@ def compare_runs(
     folder.mkdir(parents=True, exist_ok=True)
     write(comparison, folder, "")
     return Compared(folder, comparison)
+
+
+def plots_of_comparison(folder: Path) -> list[Plot]:
+    """Return every plot of a comparison's report.
+
+    Raises:
+        RequestError: the folder is none's, or too few of its runs can be read.
+    """
+    until = read_plan(folder).until
+    found = _runs_in(folder)
+    if not found:
+        raise RequestError(f"{folder} holds no run of its comparison yet")
+    return plots(Comparison.of(found, Target.parse(until) if until else None))
 
 
 def _runs_in(folder: Path) -> list[ComparedRun]:
@@ -297,47 +313,51 @@ def plan(
     Raises:
         RequestError: something of it is wrong.
     """
-    told = dict(simulation or {})
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
-    if not names:
-        raise RequestError('name what to compare: --strategies "synchronous; local_sgd(steps=16)"')
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise RequestError(f"strategies: {doubled[0]} is given twice")
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
-    if not workers or min(workers) < 1:
-        raise RequestError(f"workers must be numbers from 1, as in 1,2,4 (given {list(workers)})")
     common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
-    common = {key: value for key, value in common.items() if key not in OWN}
-    varied = dict(grid or {})
-    for key in varied:
-        if key != "lr" and (key not in RunConfig.model_fields or key in OWN):
-            raise unknown("option of --grid", key, ["lr", *(set(RunConfig.model_fields) - set(OWN))])
-    _check_simulation(told, common)
-    if until is not None:
-        Target.parse(until)
-        if told.get("gradients") == "none":
-            raise RequestError("--until needs training: a dry run (--gradients none) reaches nothing")
     made = Plan(
         strategies=names,
         workers=list(workers),
         seeds=list(range(first_seed, first_seed + seeds)),
-        grid={key: list(each) for key, each in varied.items()},
-        options=common,
-        simulation=told,
+        grid={key: list(each) for key, each in (grid or {}).items()},
+        options={key: value for key, value in common.items() if key not in OWN},
+        simulation=dict(simulation or {}),
         until=until,
         tune=tune,
         trials=trials,
     )
-    if tune:
+    _check(made)
+    return made
+
+
+def _check(made: Plan) -> None:
+    """Raise `RequestError` where something of a plan is wrong, as far as it can be seen without data."""
+    names = [case["strategy"] for case in made.cases] or made.strategies
+    workers = [case["workers"] for case in made.cases] or made.workers
+    if not names:
+        raise RequestError('name what to compare: --strategies "synchronous; local_sgd(steps=16)"')
+    if doubled := [name for name in made.strategies if made.strategies.count(name) > 1]:
+        raise RequestError(f"strategies: {doubled[0]} is given twice")
+    if not workers or min(workers) < 1:
+        raise RequestError(f"workers must be numbers from 1, as in 1,2,4 (given {list(workers)})")
+    for key in made.grid:
+        if key != "lr" and (key not in RunConfig.model_fields or key in OWN):
+            raise unknown("option of --grid", key, ["lr", *(set(RunConfig.model_fields) - set(OWN))])
+    _check_simulation(made.simulation, made.options)
+    if made.until is not None:
+        Target.parse(made.until)
+        if made.simulation.get("gradients") == "none":
+            raise RequestError("--until needs training: a dry run (--gradients none) reaches nothing")
+    if made.tune:
         _check_tuning(made)
     for name in names:
         of_ours(name)
-        if name == DDP and told:
+        if name == DDP and made.simulation:
             raise RequestError("ddp is PyTorch's own and runs for real: leave --cluster or ddp out")
     for run in made.runs():
         configure(run.options)
-    return made
 
 
 def _check_tuning(made: Plan) -> None:
@@ -435,7 +455,7 @@ def _tuned(
     return replace(made, cases=cases), [note]
 
 
-def _check_simulation(told: dict[str, Any], common: Mapping[str, Any]) -> None:
+def _check_simulation(told: Mapping[str, Any], common: Mapping[str, Any]) -> None:
     if "cluster" not in told:
         if told:
             raise RequestError(f"--{next(iter(told)).replace('_', '-')} needs a simulated --cluster")
@@ -464,18 +484,11 @@ def read_plan(folder: Path) -> Plan:
         raise RequestError(
             f"{path} is no plan of a comparison: seeds should be numbers that follow each other"
         )
-    return plan(
-        strategies=found.strategies,
-        workers=found.workers,
-        seeds=len(found.seeds),
-        first_seed=found.seeds[0],
-        grid=found.grid,
-        until=found.until,
-        tune=found.tune,
-        trials=found.trials,
-        simulation=found.simulation,
-        options=found.options,
-    )
+    for case in found.cases:
+        if not isinstance(case.get("strategy"), str) or not isinstance(case.get("workers"), int):
+            raise RequestError(f"{path} is no plan of a comparison: a case lacks its strategy or its workers")
+    _check(found)
+    return replace(found, cases=tuple(found.cases))
 
 
 def carry_out(

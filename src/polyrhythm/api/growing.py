@@ -57,6 +57,8 @@ def with_growing_batches(
         RequestError: the run is impossible, or nothing is measured in it.
     """
     refuse_together("--batch-schedule auto", config)
+    if config.until is not None:
+        raise RequestError("--until and --batch-schedule auto cannot be had together: leave one of them out")
     kept = CheckpointConfig(
         folder=folder, checkpoints=config.keep_checkpoints, best=config.keep_best, resume=False
     )

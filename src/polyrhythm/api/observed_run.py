@@ -208,12 +208,13 @@ class ObservedRun:
             self._try(observer, lambda observer=observer: observer.on_event(event))  # type: ignore[misc]
 
     def _with_energy(self, end: RunEnded) -> RunEnded:
-        """Return the end of a run with what this host's processors took meanwhile, if that is known."""
+        """Return the end of a run with what this host took meanwhile, if that is known."""
         if self.energy is None:
             return end
         self.energy.look()
-        joules = self.energy.joules
-        return end if joules is None else replace(end, result={**end.result, "energy_j": joules})
+        taken = {"energy_j": self.energy.joules, "gpu_energy_j": self.energy.gpu_joules}
+        known = {name: joules for name, joules in taken.items() if joules is not None}
+        return replace(end, result={**end.result, **known}) if known else end
 
     def _look_after_folder(self, time_s: float) -> None:
         """Make the folder again if it was deleted, renamed or unmounted, with all that this process has of it."""

@@ -2,14 +2,16 @@
 
     1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster
     2  throughput        of each by a rehearsal: a dry run in virtual time, a fraction of a second
+       and, with machines of a price list, on clusters of each of those
     3  images to target  of the most promising by short trainings in virtual time, with real gradients, over some seeds;
                          where they end before the target, by the curve of their tests
     4  ranking           by time, and by money where prices are known
 
     time to target = images to target / throughput, and that of the trial itself where it got there
 
-How many images a strategy needs hardly depends on who serves its shards, so of candidates that differ in their servers
-alone only the one with the highest throughput is tried.
+How many images a strategy needs hardly depends on who serves its shards, nor on how fast its machines are if all are
+alike. So of candidates that differ in their servers alone only the one with the highest throughput is tried, and on the
+cluster's own hosts; its images over their throughput are the time on other machines.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from polyrhythm.planning.learning_curve import FEWEST_TESTS, images_to
 from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_to
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.quantities import counted, duration, significant, whole
-from polyrhythm.simulation.cluster import Cluster, open_cluster
+from polyrhythm.simulation.cluster import Cluster, machines_of, open_cluster, with_machine
 from polyrhythm.specs import Spec, parse, split_outside
 from polyrhythm.strategies.compressing import Compressible
 
@@ -71,6 +73,7 @@ class Choice:
             "strategy": candidate.strategy,
             "workers": candidate.workers,
             "options": dict(candidate.options),
+            "machine": candidate.machine or None,
             "hosts": candidate.hosts,
             "images_per_s": candidate.images_per_s,
             "held_back": candidate.held_back,
@@ -117,6 +120,7 @@ class Plan:
         """Return a sentence on why a choice stands where it does."""
         candidate = choice.candidate
         text = f"{candidate.name}: {whole(candidate.images_per_s)} images/s on {counted(candidate.hosts, 'host')}"
+        text += f" ({candidate.machine})" if candidate.machine else ""
         if candidate.held_back:
             text += f", bound by {candidate.held_back}"
         text += f"; needs {_between(choice.images, whole)} images"
@@ -153,6 +157,7 @@ def plan(
     batch_sizes: Sequence[int] = (),
     rates: Sequence[float] = (),
     compressors: str | Sequence[str] = (),
+    machines: str | Sequence[str] = (),
     budget: float | None = None,
     currency: str = "",
     deadline_s: float | None = None,
@@ -175,6 +180,8 @@ def plan(
         batch_sizes: of a worker; none: that of `options`.
         rates: of the optimizer; none: each strategy's default.
         compressors: specs; of every strategy that can be compressed the fastest candidate is tried with each as well.
+        machines: of the cluster's price list, `all` of which it says what they are, or names of them: as many as the
+            cluster has hosts are candidates beside those.
         budget: in the currency of the cluster's prices.
         currency: of the budget; empty: the cluster's.
         deadline_s: seconds.
@@ -192,24 +199,31 @@ def plan(
     """
     goal = Target.parse(target)
     where = open_cluster(cluster)
-    _check(where, budget, deadline_s, optimise, trials, trial_epochs, options)
+    rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
+    rented = machines_of(where) if rented == ["all"] else rented
+    elsewhere = [with_machine(where, name) for name in rented]
+    _check([where, *elsewhere], budget, deadline_s, optimise, trials, trial_epochs, options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
         raise RequestError(
             f"cluster {where.name} does not say how step times grow with the batch: leave --batch-sizes out, or take a "
             "cluster with step_of, as `polyrhythm profile` writes it"
         )
-    if currency and currency != where.currency:
+    where_priced = elsewhere[0] if elsewhere else where
+    if currency and currency != where_priced.currency:
         raise RequestError(
-            f"cluster {where.name} has prices in {where.currency or 'no currency that it names'}, not {currency}"
+            f"cluster {where.name} has prices in {where_priced.currency or 'no currency that it names'}, not {currency}"
         )
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     refused: dict[str, str] = {}
-    found = rehearse(
-        where, list(_candidates(names, _numbers(where, workers), batch_sizes, rates)), options, refused
-    )
+    candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
+    found = rehearse(where, candidates, options, refused)
     if not found:
         raise RequestError(next(iter(refused.values()), "name at least one strategy"))
-    tell(f"rehearsed {counted(len(found), 'candidate')}; {len(refused)} cannot be run here")
+    rentable: list[Candidate] = []
+    for name, machine in zip(rented, elsewhere, strict=True):
+        there = [replace(each, machine=name) for each in candidates]
+        rentable += rehearse(machine, there, options, refused)
+    tell(f"rehearsed {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
     tried = [*_most_promising(found, trials), *_compressed(found, shrunk, refused)]
     common = dict(options)
@@ -229,11 +243,12 @@ def plan(
         asked=asked,
     )
     done = carry_out(trainings, out=out, jobs=jobs, tell=tell)
-    return _ranked(done, tried, found, refused, where, goal, budget, deadline_s, optimise, common)
+    found += rentable
+    return _ranked(done, tried, found, refused, where_priced, goal, budget, deadline_s, optimise, common)
 
 
 def _check(
-    where: Cluster,
+    clusters: Sequence[Cluster],
     budget: float | None,
     deadline_s: float | None,
     optimise: str | None,
@@ -252,10 +267,10 @@ def _check(
             raise RequestError(f"{name} must be above 0 (given {value:g})")
     if trials < 1 or (trial_epochs is not None and trial_epochs < 1):
         raise RequestError("trials and trial-epochs must be at least 1")
-    priced = any(kind.price_per_hour is not None for kind in where.hosts)
+    priced = any(kind.price_per_hour is not None for where in clusters for kind in where.hosts)
     if not priced and (budget is not None or optimise == "money"):
         raise RequestError(
-            f"cluster {where.name} has no prices, so nothing is known of money: give its hosts a price_per_hour"
+            f"cluster {clusters[0].name} has no prices, so nothing is known of money: give its hosts a price_per_hour"
         )
 
 
@@ -352,7 +367,7 @@ def _ranked(
         if row is None:
             refused.setdefault(each.name, "its trials did not start")
             continue
-        every.append(_choice(each, row, goal, options))
+        every += [_choice(other, row, goal, options) for other in (each, *_elsewhere(each, found))]
     reaching = [each for each in every if math.isfinite(each.seconds[0])]
     if not reaching:
         raise RequestError(_nothing(goal, done))
@@ -390,6 +405,21 @@ def _ranked(
     return made
 
 
+def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
+    """Return, of those who learn as one that was tried, the fastest and the cheapest on every other machine."""
+    best: dict[tuple[str, str], Candidate] = {}
+    for each in found:
+        if each.machine and each.learns_as == tried.learns_as and each.images_per_s > 0:
+            for why, cost in (("time", 1.0), ("money", each.price_per_hour or math.inf)):
+                held = best.get((each.machine, why))
+                of_held = (
+                    math.inf if held is None else (1.0 if why == "time" else held.price_per_hour or math.inf)
+                )
+                if held is None or cost / each.images_per_s < of_held / held.images_per_s:
+                    best[each.machine, why] = each
+    return list({each.name: each for each in best.values()}.values())
+
+
 def _shown(row: Row) -> tuple[str, ...]:
     config = row.runs[0].config
     return str(config.get("batch_size")), str(config.get("optimizer"))
@@ -414,13 +444,13 @@ def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, 
         min(low for _, low, _ in each),
         max(high for _, _, high in each),
     )
-    rate = row.mean(throughput)
+    rate = candidate.images_per_s if candidate.machine else row.mean(throughput)
     if not math.isfinite(rate) or rate <= 0:
         rate = candidate.images_per_s
     if math.isnan(candidate.images_per_s):
         candidate = replace(candidate, images_per_s=rate)
     middle, low, high = (number / rate for number in images)
-    if len(reached) == len(row.runs):
+    if len(reached) == len(row.runs) and not candidate.machine:
         times = [time_to(goal)(run) for run in row.runs]
         middle, low, high = statistics.fmean(times), min(times), max(times)
     hourly = candidate.price_per_hour

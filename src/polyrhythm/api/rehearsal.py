@@ -5,10 +5,12 @@ What `plan`, `why` and `train --strategy auto` have in common.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from polyrhythm.api.simulate import laid_out, paced_for
@@ -20,6 +22,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.events import Event
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.pages.report import PREDICTION_FILE
 from polyrhythm.reporting.quantities import counted
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.run import simulate_dry_on
@@ -52,7 +55,9 @@ class Candidate:
         workers: how many train.
         options: batch size and optimizer, where they are varied.
         images_per_s: by rehearsal.
+        waiting_share: of the workers' time, likewise.
         held_back: what held the rehearsal back, in words.
+        machine: of a price list that all hosts are; empty: the cluster's own.
         hosts: that it takes.
         price_per_hour: of those; None if it is not known.
     """
@@ -62,7 +67,9 @@ class Candidate:
     workers: int
     options: Mapping[str, Any]
     images_per_s: float = math.nan
+    waiting_share: float = math.nan
     held_back: str = ""
+    machine: str = ""
     hosts: int = 0
     price_per_hour: float | None = None
 
@@ -75,7 +82,8 @@ class Candidate:
     def name(self) -> str:
         """The candidate in words."""
         other = "".join(f", {key} {value}" for key, value in self.options.items())
-        return f"{self.strategy}, {counted(self.workers, 'worker')}{other}"
+        on = f" on {self.machine}" if self.machine else ""
+        return f"{self.strategy}, {counted(self.workers, 'worker')}{other}{on}"
 
 
 def with_servers(name: str, workers: int) -> list[str]:
@@ -145,9 +153,23 @@ def rehearse(
             replace(
                 each,
                 images_per_s=figures.images_per_s,
+                waiting_share=figures.waiting_share,
                 held_back=bound.text.partition(":")[0] if bound else "",
                 hosts=len(layout.hosts_used),
                 price_per_hour=layout.price_per_hour,
             )
         )
     return sorted(found, key=lambda each: -each.images_per_s)
+
+
+def write_prediction(folder: Path, cluster: str, rehearsed: Candidate) -> Path:
+    """Write what a rehearsal says of a run into its folder."""
+    told = {
+        "cluster": cluster,
+        "images_per_s": rehearsed.images_per_s,
+        "waiting_share": rehearsed.waiting_share,
+        "held_back": rehearsed.held_back,
+    }
+    path = folder / PREDICTION_FILE
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return path

@@ -8,20 +8,29 @@ in the stage that its newest checkpoint belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from polyrhythm.api.observed_run import Run
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.config.stages import Stages
+from polyrhythm.config.stages import Stage, Stages
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Event, RunEnded
 from polyrhythm.reporting.event_log import Observer
+from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
+
+STAGES_FILE = "stages.json"
+"""In a run folder: the epochs that were done at the end of each stage that is over."""
 
 Play = Callable[[Job, Sequence[Observer], bool], Run]
 """Makes the run of a job for some observers; whether it is the last one."""
@@ -53,23 +62,37 @@ def in_stages(
         assemble(config.model_copy(update={"strategy": stage.strategy}), kept) for stage in stages.stages
     ]  # all of them, so that what is impossible is refused before anything is trained
     total = jobs[0].learning.epochs
-    ends, done = stages.ends(total), epochs_done(folder)
-    told, run = [], None
-    for number, (job, end) in enumerate(zip(jobs, ends, strict=True)):
-        last = number == len(jobs) - 1
-        told.append({"strategy": str(job.strategy), "epochs": end - (ends[number - 1] if number else 0)})
-        if done >= end and not last:
+    ends, over = stages.ends(total), _over(folder)
+    told, run, last = [], None, False
+    for number, (stage, job, end) in enumerate(zip(stages.stages, jobs, ends, strict=True)):
+        begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
+        if number == len(over) and end is not None and end <= done and number + 1 < len(jobs):
+            over = [*over, end]  # as a checkpoint says that its file does not
+        if number < len(over) and over[number] < total:
+            told.append(
+                {"strategy": str(job.strategy), "epochs": over[number] - (over[number - 1] if number else 0)}
+            )
             continue
-        begun = bool(checkpoints(folder / FOLDER))
+        last = number == len(jobs) - 1
         part = replace(
             job,
-            learning=replace(job.learning, epochs=end, all_epochs=total),
+            learning=replace(job.learning, epochs=end or total, all_epochs=total),
             checkpointing=replace(kept, resume=begun),
+            until=stage.target or job.until,
         )
-        run = play(part, observers if last else [Lasting(each) for each in observers], last)
+        follows = partial(_follows, stage, job.until, total)
+        run = play(part, observers if last else [Lasting(each, follows) for each in observers], last)
         if run.outcome != "done":
             break
+        over = [*over[:number], int(run.figures["epochs"])]
+        _end_at_epoch(folder)
+        told.append({"strategy": str(job.strategy), "epochs": over[-1] - (over[-2] if number else 0)})
+        (folder / STAGES_FILE).write_text(json.dumps({"epochs_done": over}) + "\n", encoding="utf-8")
+        if not follows(run.figures):
+            break
     assert run is not None
+    if not last:
+        write_report(folder)
     return replace(run, figures=run.figures | {"strategy": str(stages), "stages": told})
 
 
@@ -85,7 +108,6 @@ def refuse_together(what: str, config: RunConfig) -> None:
     """
     for given, option in (
         (config.updates is not None, "--updates"),
-        (config.until is not None, "--until"),
         (config.freeze_epochs is not None, "--freeze-epochs"),
         (config.listen is not None, "--listen"),
         (config.keep_checkpoints == 0, "--keep-checkpoints 0"),
@@ -94,26 +116,74 @@ def refuse_together(what: str, config: RunConfig) -> None:
             raise RequestError(f"{option} and {what} cannot be had together: leave one of them out")
 
 
+def _follows(stage: Stage, until: Target | None, total: int, figures: Mapping[str, Any]) -> bool:
+    """Return whether a stage that ended with these figures leaves the next one anything to do."""
+    if figures["epochs"] >= total:
+        return False
+    if until is None or figures.get("test_top1") is None:
+        return True
+    loss, top1, top5 = (figures[name] for name in ("test_loss", "test_top1", "test_top5"))
+    return not until.reached(loss=loss, top1=top1, top5=top5)
+
+
+def _over(folder: Path) -> list[int]:
+    """Return how many epochs were done at the end of each stage that is over, as far as checkpoints still hold them."""
+    try:
+        found = json.loads((folder / STAGES_FILE).read_bytes())["epochs_done"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    done = epochs_done(folder)
+    return [int(epochs) for epochs in found if int(epochs) <= done]
+
+
+def _end_at_epoch(folder: Path) -> None:
+    """Remove checkpoints of steps behind an epoch's end, taken while workers heard that a target is reached."""
+    found = _readable(folder)
+    for path, epochs in found:
+        if [each for _, each in found].count(epochs) > 1 and (path, epochs) != next(
+            entry for entry in reversed(found) if entry[1] == epochs
+        ):
+            path.unlink()
+
+
 def epochs_done(folder: Path) -> int:
     """Return the epochs of the newest checkpoint that can be read; 0 without one."""
+    return next((epochs for _, epochs in _readable(folder)), 0)
+
+
+def _readable(folder: Path) -> list[tuple[Path, int]]:
+    """Return the checkpoints that can be read, the newest first, and how many epochs each has done."""
+    found = []
     for path in checkpoints(folder / FOLDER):
-        try:
-            return int(load_checkpoint(path)[1]["epoch"])
-        except RequestError:
-            continue
-    return 0
+        with suppress(RequestError):
+            found.append((path, int(load_checkpoint(path)[1]["epoch"])))
+    return found
 
 
 class Lasting:
-    """An observer for which the next stage is the same run."""
+    """An observer for which the next stage is the same run.
 
-    def __init__(self, observer: Observer) -> None:
+    Args:
+        observer: of the whole run.
+        follows: whether another stage follows one that has ended with these figures; default: always.
+    """
+
+    def __init__(
+        self, observer: Observer, follows: Callable[[Mapping[str, Any]], bool] = lambda figures: True
+    ) -> None:
         self._observer = observer
+        self._follows = follows
+        self._over = False
 
     def on_event(self, event: Event) -> None:
         """Pass an event on, but for an end after which the next stage begins."""
-        if not (isinstance(event, RunEnded) and event.outcome == "done"):
-            self._observer.on_event(event)
+        if isinstance(event, RunEnded):
+            if event.outcome == "done" and self._follows(event.result):
+                return
+            self._over = True
+        self._observer.on_event(event)
 
     def close(self) -> None:
-        """Do nothing: the next stage follows."""
+        """Close the observer if the run is over; else the next stage follows."""
+        if self._over:
+            self._observer.close()

@@ -33,11 +33,12 @@ from typing import Any, Unpack
 
 import torch
 
-from polyrhythm.api.auto import Auto
+from polyrhythm.api.auto import Auto, Choice
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
+from polyrhythm.api.rehearsal import write_prediction
 from polyrhythm.api.stages import in_stages
 from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
 from polyrhythm.config.model import name_of
@@ -109,7 +110,7 @@ def train(
                     "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
                 )
             config = _with_torchruns_workers(config, options)
-        config, reason = _decided(config, resume, start_method)
+        config, choice = _decided(config, resume, start_method)
         stages = Stages.parse(str(config.strategy))
         if stages is not None:
             return _train_in_stages(stages, config, out, resume, again, observers, start_method)
@@ -146,18 +147,20 @@ def train(
         return _train_under_torchrun(job, config, observers)
     check_loopback(config.port)
     allow_descriptors(config.workers + job.traits.servers)
-    return _train_here(job, config, observers, start_method, remark=reason)
+    return _train_here(job, config, observers, start_method, choice=choice)
 
 
-def _decided(config: RunConfig, resume: str | Path | None, start_method: str) -> tuple[RunConfig, str]:
-    """Choose a run's strategy if that was left to its start; return the configuration, and the choice in a line."""
+def _decided(
+    config: RunConfig, resume: str | Path | None, start_method: str
+) -> tuple[RunConfig, Choice | None]:
+    """Choose a run's strategy if that was left to its start; return the configuration, and what was chosen."""
     auto = Auto.parse(str(config.strategy))
     if auto is None:
-        return config, ""
+        return config, None
     if resume is not None:
         raise RequestError("--strategy auto decides at a run's start: name the strategy to go on with")
-    spec, reason = auto.choose(config, start_method)
-    return config.model_copy(update={"strategy": spec}), f"strategy auto takes {reason}"
+    choice = auto.choose(config, start_method)
+    return config.model_copy(update={"strategy": choice.candidate.strategy}), choice
 
 
 def _train_in_stages(
@@ -184,7 +187,8 @@ def _train_in_stages(
     label = "stages" if stages is not None else "growing"
     folder = Path(resume) if resume is not None else choose_folder(out, f"{label}-{_short_name(config)}")
     done = finished_run(folder) if resume is not None else None
-    if done is not None and done.figures["epochs"] >= (config.epochs or 0):
+    reached = done is not None and config.until is not None and done.figures.get("reached")
+    if done is not None and (reached or done.figures["epochs"] >= (config.epochs or 0)):
         if not again:
             raise all_done(folder, done.figures["epochs"])
         return done
@@ -324,7 +328,7 @@ def _train_here(
     start_method: str,
     *,
     reports: bool = True,
-    remark: str = "",
+    choice: Choice | None = None,
 ) -> Run:
     seconds = None
     if isinstance(config.data, str | Path) and not job.checkpointing.resume:
@@ -333,8 +337,10 @@ def _train_here(
         _observed_with_trace(job, config, observers) as observed,
         entrance_of(observed.claimed(job), config) as entrance,
     ):
-        if remark:
-            observed.on_event(Notice(time_s=0, text=remark))
+        if choice is not None:
+            observed.on_event(Notice(time_s=0, text=f"strategy auto takes {choice.reason}"))
+            assert job.checkpointing.folder is not None
+            write_prediction(job.checkpointing.folder, choice.cluster, choice.candidate)
         if seconds is not None:
             observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
         # a GPU that this process has touched cannot be used by a fork of it

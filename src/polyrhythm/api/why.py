@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
+from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers, write_prediction
 from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace, laid_out
 from polyrhythm.compression.payoff import Payoff
 from polyrhythm.config.assemble import strategy_from
@@ -19,7 +19,7 @@ from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
-from polyrhythm.reporting.comparison import read_run
+from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
@@ -88,18 +88,8 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     """
     folder = Path(run)
     read = read_run(folder)
-    file = folder / CLUSTER_FILE
-    if cluster is None and not file.is_file():
-        raise RequestError(
-            f"{folder} was a real run: write its machines down with `polyrhythm profile`, and give --cluster "
-            "profile.yaml"
-        )
-    given = {key: value for key, value in read.config.items() if value is not None}
-    config = configure({}, given)
-    where = at_its_pace(open_cluster(file if cluster is None else cluster), config)
-    options = {key: value for key, value in given.items() if key not in _NOT_OF_A_REHEARSAL}
-    strategy, workers, batch = str(config.strategy), config.workers, config.batch_size
-    as_it_was = Candidate(strategy=strategy, family=strategy, workers=workers, options={})
+    where, as_it_was, options, config = _as_it_was(read, cluster)
+    strategy, workers, batch = as_it_was.strategy, as_it_was.workers, config.batch_size
     tried: dict[str, tuple[Candidate, str]] = {}
 
     def offer(what: str, caution: str, spec: str = strategy, **changed: Any) -> None:
@@ -164,6 +154,51 @@ def _payoff(where: Cluster, config: RunConfig) -> Payoff | None:
     dry_run, _ = assemble_dry_run(config, 1)
     link = laid_out(where, dry_run).slowest_link_bytes_per_s
     return payoff_of(dry_run.strategy, dry_run.sizes.shapes, dry_run.sizes.dtype, config.workers, link)
+
+
+def _as_it_was(
+    read: ComparedRun, cluster: str | Path | None
+) -> tuple[Cluster, Candidate, dict[str, Any], RunConfig]:
+    """Return what a run is rehearsed on, the run as it was, its other options, and its configuration."""
+    file = read.folder / CLUSTER_FILE
+    if cluster is None and not file.is_file():
+        raise RequestError(
+            f"{read.folder} was a real run: write its machines down with `polyrhythm profile`, and give --cluster "
+            "profile.yaml"
+        )
+    given = {key: value for key, value in read.config.items() if value is not None}
+    config = configure({}, given)
+    where = at_its_pace(open_cluster(file if cluster is None else cluster), config)
+    options = {key: value for key, value in given.items() if key not in _NOT_OF_A_REHEARSAL}
+    strategy = str(config.strategy)
+    return (
+        where,
+        Candidate(strategy=strategy, family=strategy, workers=config.workers, options={}),
+        options,
+        config,
+    )
+
+
+def predict_run(run: str | Path, cluster: str | Path) -> Path:
+    """Rehearse a run as it was, and write what that predicts beside its events, for its report.
+
+    Args:
+        run: its folder.
+        cluster: a cluster file or ready cluster, of the machines that it ran on.
+
+    Returns:
+        The file.
+
+    Raises:
+        RequestError: there is no such run or cluster, or the run cannot be rehearsed on it.
+    """
+    folder = Path(run)
+    where, as_it_was, options, _ = _as_it_was(read_run(folder), cluster)
+    refused: dict[str, str] = {}
+    found = rehearse(where, [as_it_was], options, refused)
+    if not found:
+        raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
+    return write_prediction(folder, where.name, found[0])
 
 
 def _servers(strategy: str, workers: int) -> list[tuple[str, int, str]]:

@@ -24,7 +24,10 @@ def compare(
         typer.Argument(metavar="[RECIPE | RUN…]", help="A YAML file of options, or runs that exist."),
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option(help="What to compare, for example synchronous; local_sgd(steps=16).")
+        str | None,
+        typer.Option(
+            help="What to compare, as synchronous; local_sgd(steps=16) (default with --cluster: ten of all families)."
+        ),
     ] = None,
     workers: Annotated[str, typer.Option(help="Numbers of workers, for example 1,2,4.")] = "2",
     seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every combination.")] = 1,
@@ -70,6 +73,7 @@ def compare(
 ) -> None:
     """Train the same job in several ways, real or simulated, or read runs that exist: a table and a report."""
     from polyrhythm.api import compare as comparing
+    from polyrhythm.api.rehearsal import STRATEGIES
 
     given = [Path(each) for each in what or ()]
     folders = [path for path in given if path.is_dir()]
@@ -89,7 +93,7 @@ def compare(
                 simulation["gradients"] = gradients
             plan = comparing.plan(
                 given[0] if given else None,
-                strategies=strategies or "",
+                strategies=strategies or ("" if cluster is None else STRATEGIES),
                 workers=_numbers(workers),
                 seeds=seeds,
                 first_seed=first_seed,

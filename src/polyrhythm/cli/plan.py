@@ -37,6 +37,12 @@ def plan(
     compressors: Annotated[
         str, typer.Option(help="Compressors to try as well, with ; between: int8; top_k(density=0.01).")
     ] = "",
+    machines: Annotated[
+        str,
+        typer.Option(
+            help="Machines of the cluster's price list to choose among as well, with ; between, or all."
+        ),
+    ] = "",
     budget: Annotated[str | None, typer.Option(help="At most so much money, as 20 or 20USD.")] = None,
     deadline: Annotated[str | None, typer.Option(help="At most so long, as 90s, 30m or 2h.")] = None,
     optimise: Annotated[
@@ -70,6 +76,7 @@ def plan(
         batch_sizes=() if batch_sizes is None else _list(batch_sizes, int, "batch-sizes"),
         rates=() if rates is None else _list(rates, float, "rates"),
         compressors=compressors,
+        machines=machines,
         budget=money,
         currency=currency,
         deadline_s=_seconds(deadline),
@@ -97,6 +104,7 @@ def _say(found: Plan) -> None:
             rank,
             candidate.strategy,
             str(candidate.workers),
+            candidate.machine,
             ", ".join(f"{key}={value}" for key, value in candidate.options.items()),
             whole(candidate.images_per_s),
             duration(choice.seconds[0]),
@@ -107,7 +115,7 @@ def _say(found: Plan) -> None:
 
     shown = found.choices[:_SHOWN]
     money = f"price {found.currency}".strip()
-    heads = ["", "strategy", "workers", "options", "images/s", "time", "from, to", money, "Pareto"]
+    heads = ["", "strategy", "workers", "machine", "options", "images/s", "time", "from, to", money, "Pareto"]
     rows = [row(str(place), each) for place, each in enumerate(shown, 1)]
     kept = [place for place, _ in enumerate(heads) if any(line[place] not in ("", UNKNOWN) for line in rows)]
     within = f" within {found.allowed}" if found.allowed else ""

@@ -16,22 +16,50 @@ def report(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN…", help="Folders of runs, also of killed or running ones.")
     ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="The machines of the runs, as `profile` wrote them: rehearse each run, and show what that predicts."
+        ),
+    ] = None,
+    plots: Annotated[
+        str, typer.Option(help="Write every plot as a picture, too: png, svg, pdf, or several with commas.")
+    ] = "",
     json: Json = False,
 ) -> None:
-    """Write the report of each run from its events, as far as it came."""
-    from polyrhythm.reporting.pages.report import write_report
+    """Write the report of each run from its events, as far as it came; of comparisons, the plots."""
+    from polyrhythm.api.compare import PLAN_FILE, plots_of_comparison
+    from polyrhythm.api.why import predict_run
+    from polyrhythm.reporting.pages.plot_files import FOLDER, write_plots
+    from polyrhythm.reporting.pages.report import plots_of, read_figures, write_report
 
-    for run in runs:
-        if not Path(run).is_dir():
-            raise RequestError(f"{run} is not the folder of a run")
-    written = []
-    for run in runs:
+    formats = [name.strip() for name in plots.split(",") if name.strip()]
+    folders = [Path(run) for run in runs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise RequestError(f"{folder} is not the folder of a run")
+    written, pictures = [], []
+    for folder in folders:
+        compares = (folder / PLAN_FILE).is_file()
+        if compares and not formats:
+            raise RequestError(
+                f"{folder} is a comparison, whose report is there: --plots png writes its plots"
+            )
+        if cluster is not None and not compares:
+            predict_run(folder, cluster)
         try:
-            written.append(write_report(Path(run)))
+            if not compares:
+                written.append(write_report(folder))
+            if formats:
+                drawn = plots_of_comparison(folder) if compares else plots_of(read_figures(folder), folder)
+                pictures += write_plots(drawn, folder / FOLDER, formats)
         except OSError as error:
-            raise RequestError(f"cannot write the report of {run}: {error.strerror or error}") from None
+            raise RequestError(f"cannot write the report of {folder}: {error.strerror or error}") from None
     if json:
-        print_json({"reports": [str(path) for path in written]})
-    else:
-        for path in written:
-            print(f"report      {path}")
+        told = {"reports": list(map(str, written))} | ({"plots": list(map(str, pictures))} if formats else {})
+        print_json(told)
+        return
+    for path in written:
+        print(f"report      {path}")
+    for path in pictures:
+        print(f"plot        {path}")

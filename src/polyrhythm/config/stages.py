@@ -1,8 +1,8 @@
 """A strategy of strategies: `stages("synchronous until 0.1; parameter_server(servers=1)")`.
 
 Each stage ends at the end of an epoch, where the next strategy goes on with parameters, optimiser state, schedule and
-counts. `until` is followed by a share of the run's epochs (below 1), or by a number of whole epochs (`until 3 epochs`);
-the last stage has none.
+counts. `until` is followed by a share of the run's epochs (below 1), by a number of whole epochs (`until 3 epochs`), or
+by what a test is to reach (`until top1=0.8`); the last stage has none. A stage whose target is not reached is the last.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.specs import split_outside
 
 _FORM = 'write stages("synchronous until 0.1; parameter_server(servers=1)")'
@@ -24,10 +25,12 @@ class Stage:
     Attributes:
         strategy: its spec.
         until: the share of the run's epochs after which it ends, if below 1; else how many epochs; 0: with the run.
+        target: what a test is to reach for it to end, in place of `until`; None: nothing.
     """
 
     strategy: str
     until: float = 0.0
+    target: Target | None = None
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,12 @@ class Stages:
         parts = []
         for stage in self.stages:
             until = f" until {stage.until:g}" if stage.until else ""
+            until = until if stage.target is None else f" until {stage.target.metric}={stage.target.value:g}"
             parts.append(f"{stage.strategy}{until}{' epochs' if stage.until >= 1 else ''}")
         return f'stages("{"; ".join(parts)}")'
 
-    def ends(self, epochs: int) -> list[int]:
-        """Return how many epochs are done when each stage ends.
+    def ends(self, epochs: int) -> list[int | None]:
+        """Return how many epochs are done when each stage ends; None where a test decides that.
 
         Args:
             epochs: of the run.
@@ -77,10 +81,13 @@ class Stages:
         Raises:
             RequestError: a stage would be without an epoch.
         """
-        found: list[int] = []
+        found: list[int | None] = []
+        before = 0
         for stage in self.stages:
+            if stage.target is not None:
+                found.append(None)
+                continue
             end = epochs if not stage.until else round(stage.until * (epochs if stage.until < 1 else 1))
-            before = found[-1] if found else 0
             if end <= before or end > epochs or (stage.until and end == epochs):
                 at = (
                     f"{stage.until:g} of {epochs} epochs"
@@ -92,6 +99,7 @@ class Stages:
                     "a stage without one; give more --epochs, or other shares"
                 )
             found.append(end)
+            before = end
         return found
 
 
@@ -105,10 +113,13 @@ def _stage(text: str, *, last: bool) -> Stage:
         raise RequestError(
             f"the last stage lasts to the end of the run: leave {word.strip()} {until.strip()} out"
         )
+    if "=" in until:
+        return Stage(strategy.strip(), target=Target.parse(until.strip()))
     found = re.fullmatch(r"\s*(?:([0-9]+)\s+epochs?|(0?\.[0-9]+))\s*", until)
     if found is None:
         raise RequestError(
-            f"cannot read until {until.strip()!r:.40}: write a share of the run, as in until 0.1, or until 3 epochs"
+            f"cannot read until {until.strip()!r:.40}: write a share of the run, as in until 0.1, until 3 epochs, or "
+            "until top1=0.8"
         )
     value = float(found[1] or found[2])
     if value <= 0:

@@ -1,28 +1,31 @@
-"""The energy that this host's processors take, where the kernel tells it (RAPL, `/sys/class/powercap`).
+"""The energy that this host takes: its processors, where the kernel tells it (RAPL), and its GPUs, by NVML.
 
     intel-rapl:0/     name: package-0      energy_uj: 1234567      max_energy_range_uj: 262143328850
     intel-rapl:0:0/   name: core           in the package's
     intel-rapl:0:1/   name: dram           not in it
 
 Counters are microjoules since some moment, and begin again at 0 beyond their range: at 100 W after some 40 minutes, so
-they must be looked at more often. AMD's processors have the same files. Mostly only root may read them.
+they must be looked at more often. AMD's processors have the same files (`/sys/class/powercap`). Mostly only root may
+read them. NVML counts millijoules of a GPU since its driver was loaded, from Volta on; `nvidia-ml-py` reads it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyCounter:
-    """Adds up what all packages and their memory take.
+    """Adds up what all packages and their memory take, and all GPUs.
 
     Args:
-        root: where the kernel shows them.
+        root: where the kernel shows processors.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
+        self._nvml, self._gpus = _gpus()
         self._domains: dict[Path, tuple[int, int]] = {}  # the latest reading, and the range, in microjoules
         self._sum_uj = 0
         for folder in sorted(root.glob("*rapl:*")):
@@ -39,6 +42,16 @@ class EnergyCounter:
         """What was taken since this object was made, up to the latest `look`; None where nobody tells."""
         return self._sum_uj / 1e6 if self._domains else None
 
+    @property
+    def gpu_joules(self) -> float | None:
+        """What all GPUs have taken since this object was made, up to now; None where nobody tells."""
+        taken = [
+            now - before
+            for gpu, before in self._gpus.items()
+            if (now := _taken_mj(self._nvml, gpu)) is not None
+        ]
+        return sum(taken) / 1e3 if taken else None
+
     def look(self) -> None:
         """Read the counters; a domain that cannot be read any more is left out from here on."""
         for folder, (before, counted) in list(self._domains.items()):
@@ -52,3 +65,25 @@ class EnergyCounter:
 
 def _reading(folder: Path) -> int:
     return int((folder / "energy_uj").read_text(encoding="ascii"))
+
+
+def _gpus() -> tuple[Any, dict[Any, int]]:
+    """Return NVML's library, and the millijoules that each GPU has counted so far; none where there is no NVML."""
+    try:
+        import pynvml as nvml
+    except ImportError:
+        return None, {}
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:  # no driver, or no GPU
+        return None, {}
+    counted = {handle: _taken_mj(nvml, handle) for handle in handles}
+    return nvml, {handle: taken for handle, taken in counted.items() if taken is not None}
+
+
+def _taken_mj(nvml: Any, gpu: Any) -> int | None:
+    try:
+        return int(nvml.nvmlDeviceGetTotalEnergyConsumption(gpu))
+    except nvml.NVMLError:  # older than Volta, or gone
+        return None

@@ -137,7 +137,15 @@ def _told(
     return found
 
 
-UNKNOWNS = ("step_time", "spread", "nic_bandwidth", "nic_latency", "inside_bandwidth", "server_bandwidth")
+UNKNOWNS = (
+    "step_time",
+    "spread",
+    "nic_bandwidth",
+    "nic_latency",
+    "inside_bandwidth",
+    "server_bandwidth",
+    "server_update",
+)
 """What can be fitted: by how much steps are longer than the file says, the rest in its own units."""
 
 
@@ -164,6 +172,10 @@ def value_of(cluster: Cluster, unknown: str) -> float:
             return cluster.nic.latency_s
         case "inside_bandwidth":
             return cluster.inside.bandwidth_bytes_per_s
+        case "server_update":
+            if cluster.server_update is None:
+                raise RequestError("server_update is not in the cluster file: give a guess to begin with")
+            return cluster.server_update.bandwidth_bytes_per_s
         case _:
             return cluster.server_bandwidth_bytes_per_s or cluster.nic.bandwidth_bytes_per_s
 
@@ -184,6 +196,10 @@ def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
         changed["inside"] = cluster.inside.model_copy(update=inside)
     if "server_bandwidth" in values:
         changed["server_bandwidth_bytes_per_s"] = values["server_bandwidth"]
+    if "server_update" in values:
+        assert cluster.server_update is not None
+        update = {"bandwidth_bytes_per_s": values["server_update"]}
+        changed["server_update"] = cluster.server_update.model_copy(update=update)
     return cluster.model_copy(update=changed)
 
 

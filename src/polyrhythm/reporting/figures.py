@@ -119,6 +119,8 @@ class RunFigures:
         before = self.started
         if before is None or (before.workers, before.strategy) != (event.workers, event.strategy):
             self._furthest.clear()  # others count their steps from the start
+            if event.images_before is not None:  # what workers had said before may be more than counts
+                self.images_seen = event.images_before
         self.started = event
         self.absent.clear()
 
@@ -173,7 +175,9 @@ class RunFigures:
     def _images_seen_before(self, first: WorkerProgress) -> int:
         # A resumed run whose earlier part is not at hand: every worker did as many such steps.
         steps_before = first.step - first.steps
-        if not steps_before or not first.steps or self.started is None:
+        if self.started is None or self.started.images_before is not None:
+            return self.images_seen
+        if not steps_before or not first.steps:
             return 0
         return round(self.started.workers * steps_before * first.images / first.steps)
 
@@ -307,7 +311,9 @@ def _resumed_from(events: list[Event], start: RunStarted) -> CheckpointSaved:
 
 def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
     match event:
-        case WorkerProgress() | WorkerTimings() | NoiseMeasured():
+        case WorkerProgress():  # a slower worker's steps behind the checkpoint are below its step
+            return event.step <= checkpoint.step and event.time_s <= checkpoint.time_s
+        case WorkerTimings() | NoiseMeasured():
             return event.step <= checkpoint.step
         case Evaluated():
             return event.epoch <= checkpoint.epoch

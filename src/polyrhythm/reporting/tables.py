@@ -44,10 +44,17 @@ _LABELS = {
     "cluster": "Cluster",
     "hosts": "Hosts used",
     "energy_j": "Energy of this host's processors",
+    "gpu_energy_j": "Energy of this host's GPUs",
     "price": "Price",
     "currency": "Currency",
     "parameters_sha256": "SHA-256 of the parameters",
 }
+
+
+def _energy(joules: float) -> str:
+    return f"{joules / 3600:,.3g} Wh ({joules:,.0f} J), whatever else ran on them"
+
+
 _WRITTEN: dict[str, Callable[[Any], str]] = {
     "seconds": lambda value: duration(value) + (f" ({value:,.1f} s)" if value >= MINUTE_S else ""),
     "images_per_s": whole,
@@ -58,7 +65,8 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "train_loss": lambda value: f"{value:.4f}",
     "test_loss": lambda value: f"{value:.4f}",
     "bytes_sent_per_step": whole,
-    "energy_j": lambda value: f"{value / 3600:,.3g} Wh ({value:,.0f} J), whatever else ran on them",
+    "energy_j": _energy,
+    "gpu_energy_j": _energy,
     "price": lambda value: "not known" if value is None else f"{value:.4g}",
     "messages_refused": lambda value: ", ".join(f"{count} {reason}" for reason, count in value.items()),
     "staleness": lambda value: f"mean {value['mean']:.2f}, largest {value['max']}",

@@ -165,6 +165,18 @@ class Calendar:
         """Return the images of an epoch that these workers see."""
         return self._images[epoch]
 
+    def images_after(self, steps: Sequence[int]) -> int:
+        """Return the images of the run that are left when each worker has done so many steps."""
+        furthest = max(steps)
+        whole = self.epoch_of(furthest)
+        whole += whole < self.epochs and furthest > self._starts[whole]
+        begun = sum(
+            self.images(step, worker)
+            for worker, done in enumerate(steps)
+            for step in range(done, self._starts[whole])
+        )
+        return begun + sum(self._images[whole:])
+
     def begun_with(self, steps: Sequence[int]) -> dict[int, tuple[Stretch, ...]]:
         """Return the stretches of all epochs that are not over when each worker has done so many steps of the run."""
         found: dict[int, tuple[Stretch, ...]] = {}

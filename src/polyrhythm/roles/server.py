@@ -138,9 +138,19 @@ def serve(
 
 
 def _handlers(part: ServerPart, world: World) -> tuple[HandleMessage, HandleLoss]:
+    found: tuple[HandleMessage, HandleLoss] = part.on_message, part.on_loss
     if world.observer is not None:
-        return world.observer.handlers(world.network.rank, part)
-    return part.on_message, part.on_loss
+        found = world.observer.handlers(world.network.rank, part)
+    if world.handling is None:
+        return found
+    (handle, on_loss), handling = found, world.handling
+
+    def taking_its_time(source: int, message: Message) -> list[tuple[int, Message]]:
+        if message.tensor is not None and message.kind not in _OUTSIDE_STEPS:
+            handling(message)
+        return handle(source, message)
+
+    return taking_its_time, on_loss
 
 
 def _handle_loss(

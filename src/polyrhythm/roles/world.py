@@ -192,6 +192,7 @@ class World:
         leader_returns: whether worker 0 gets a successor when it is lost.
         ledger: of the run so far, on this rank's clock, for a successor of worker 0.
         observer: of a simulated run; None: nobody observes it.
+        handling: passes the time that a server takes for a message of a step; None: it passes by itself.
     """
 
     network: Communicator
@@ -207,6 +208,7 @@ class World:
     leader_returns: bool = False
     ledger: Ledger | None = None
     observer: Observer | None = None
+    handling: Callable[[Message], None] | None = None
 
     @property
     def rejoins(self) -> bool:

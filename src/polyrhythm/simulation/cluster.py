@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from functools import cached_property
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.simulation.injection.fault import Faults
 from polyrhythm.simulation.prices import open_prices
@@ -34,6 +38,16 @@ class Link(Described):
     bandwidth_bytes_per_s: Positive
 
 
+class Level(Link):
+    """A level of a tree inside a host: so many neighbouring places share one link to the rest, in each direction.
+
+    Attributes:
+        places: of workers below each link; 1: every accelerator has its own.
+    """
+
+    places: Count
+
+
 class HostKind(Described):
     """Some equal hosts.
 
@@ -49,6 +63,8 @@ class HostKind(Described):
         nic: its link to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
         memory_bytes: of each, for all its workers together; None: not known.
+        tree: takes its place: levels of links from each place of a worker up to the host's memory and NIC, such as two
+            accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
         server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
@@ -64,18 +80,32 @@ class HostKind(Described):
     nic: Link | None = None
     inside: Link | None = None
     memory_bytes: Positive | None = None
+    tree: tuple[Level, ...] = ()
     server_takes: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> HostKind:
+        for below, above in pairwise(self.tree):
+            if above.places <= below.places or above.places % below.places:
+                raise RequestError(
+                    f"tree: the {above.places} places of a level must be a multiple of the {below.places} below it"
+                )
+        return self
 
     @property
     def places(self) -> int:
         """How many workers it holds."""
         return self.workers or self.accelerators or 1
 
-    def slowed_by(self, servers: int) -> float:
-        """Return by how much steps of its workers are longer beside so many servers; infinite if nothing is left."""
+    @property
+    def taken_by_a_server(self) -> float:
+        """The share of its computing that a server takes from the workers beside it while it is at work."""
         own = self.server_takes
-        takes = own if own is not None else 0.0 if self.accelerators else 1 / self.cores
-        left = 1 - servers * takes
+        return own if own is not None else 0.0 if self.accelerators else 1 / self.cores
+
+    def slowed_by(self, servers: float) -> float:
+        """Return by how much steps of its workers are longer beside so many servers; infinite if nothing is left."""
+        left = 1 - servers * self.taken_by_a_server
         return 1 / left if left > 1e-9 else float("inf")
 
 
@@ -110,6 +140,35 @@ class PassingSlowness(Described):
         if self.to_s <= self.from_s:
             raise RequestError(f"to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
         return self
+
+
+class SharedSlowness(Described):
+    """Every host has good and bad times, which all its ranks have together: a factor on their steps, drawn anew.
+
+    Attributes:
+        sigma: of the factor, which is log-normal with a mean of 1.
+        lasts_s: for how long each holds.
+    """
+
+    sigma: NonNegative
+    lasts_s: Positive
+
+    def factor(self, seed: int, host: int, now_s: float) -> float:
+        """Return by how much steps that begin now take longer on a host."""
+        drawn = Random(seed_for("shared slowness", seed, host, int(now_s // self.lasts_s)))
+        return math.exp(self.sigma * drawn.gauss() - self.sigma**2 / 2)
+
+
+class ServerUpdate(Described):
+    """What a message that updates a shard costs the processor of its server, before the answer leaves.
+
+    Attributes:
+        seconds: of each.
+        bandwidth_bytes_per_s: of the shard: reading the gradient, updating, copying the answer.
+    """
+
+    seconds: NonNegative = 0.0
+    bandwidth_bytes_per_s: Positive
 
 
 class StepWork(Described):
@@ -169,11 +228,14 @@ class Cluster(Described):
         racks: of the hosts, if there are any.
         server_bandwidth_bytes_per_s: what one server receives from other hosts, and sends to them, at most; default:
             what its host's NIC carries. A server that copies and packs what it sends may be far from that.
+        server_update: what an update costs its server's processor; None: nothing that is not in its bandwidth, and
+            workers beside a server are always slowed as if it never paused.
         step_time: compute seconds of a step on a host of speed 1, of whatever `step_of` says.
         step_of: what that step was; None: it is taken for that of any network and batch.
         step_factor: by which `step_time` is multiplied for the network and batch at hand.
         slow: by rank, the factor by which all its steps are longer.
         passing_slowness: of some ranks, or of all ranks of some hosts, for some time.
+        shared_slowness: of all hosts, each at its own times.
         prices: a ready price list, or the file of one, for hosts that name their `machine`.
         currency: of its prices; that of `prices` if it is empty.
         faults: what goes wrong.
@@ -186,11 +248,13 @@ class Cluster(Described):
     inside: Link
     racks: Racks | None = None
     server_bandwidth_bytes_per_s: Positive | None = None
+    server_update: ServerUpdate | None = None
     step_time: Annotated[StepTime, chosen("step time", STEP_TIMES)]
     step_of: StepWork | None = None
     step_factor: Positive = 1.0
     slow: dict[Annotated[int, Field(ge=0)], Positive] = {}
     passing_slowness: tuple[PassingSlowness, ...] = ()
+    shared_slowness: SharedSlowness | None = None
     prices: str | None = None
     currency: str = ""
     faults: Faults = ()
@@ -270,6 +334,45 @@ def _priced(cluster: Cluster) -> Cluster:
         for kind in cluster.hosts
     )
     return cluster.model_copy(update={"hosts": hosts, "currency": known.currency})
+
+
+def machines_of(cluster: Cluster) -> list[str]:
+    """Return the machines of a cluster's price list that say what they are."""
+    if cluster.prices is None:
+        raise RequestError(
+            f"cluster {cluster.name} has no price list whose machines could be chosen: give it prices: NAME_OR_FILE"
+        )
+    return [name for name, machine in open_prices(cluster.prices).machines.items() if machine.described]
+
+
+def with_machine(cluster: Cluster, name: str) -> Cluster:
+    """Return a cluster of as many hosts, all of them one machine of its price list, with the same links between them.
+
+    Raises:
+        RequestError: it has no such list or machine, or the list does not say what the machine is.
+    """
+    known = machines_of(cluster)
+    assert cluster.prices is not None
+    prices = open_prices(cluster.prices)
+    price = prices.of_an_hour(name)
+    machine = prices.machines[name]
+    if name not in known:
+        lacks = "cores" if machine.cores is None else "speed"
+        raise RequestError(f"price list {cluster.prices} does not say what {name} is: give it {lacks}")
+    assert machine.cores is not None
+    host = HostKind(
+        name=name,
+        count=len(cluster.machines),
+        cores=machine.cores,
+        accelerators=machine.accelerators,
+        workers=machine.workers,
+        speed=machine.speed or machine.cores / cluster.hosts[0].cores,
+        machine=name,
+        price_per_hour=price,
+    )
+    # Not `model_copy`, which would copy the list of its machines.
+    values = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    return Cluster(**{**values, "hosts": (host,), "currency": prices.currency})
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -55,10 +55,14 @@ class Layout:
         return min(link.bandwidth_bytes_per_s for link in links)
 
     def step_factor(self, worker: int) -> float:
-        """Return by how much a step is longer than the cluster's, on a host of speed 1 that is the workers' alone."""
+        """Return by how much a step is longer than the cluster's, on a host of speed 1 that is the workers' alone.
+
+        Where the cluster says what updates cost, servers slow workers only while they are at work, which is not in it.
+        """
         host = self.host_of[worker]
         machine = self.cluster.machines[host]
-        servers = sum(self.host_of[rank] == host for rank in self.roles.servers)
+        always = self.cluster.server_update is None
+        servers = sum(self.host_of[rank] == host for rank in self.roles.servers) if always else 0
         return machine.slowed_by(servers) / machine.speed * self.cluster.step_factor
 
 

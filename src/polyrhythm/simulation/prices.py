@@ -6,6 +6,7 @@
     machines:
       rented: {per_hour: 0.19}                 or per_second, per_minute, per_year
       bought: {purchase: 2400, years: 4, watts: 250, electricity_per_kwh: 0.30}
+      larger: {per_hour: 0.76, cores: 16, speed: 3.5}         what it is, for plans that choose among machines
 
 Own hardware costs `purchase / years` and its electricity, for every hour of a year of 8,760, used or not.
 """
@@ -16,11 +17,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.specs import plainly
-from polyrhythm.training.quantities import NonNegative, Positive
+from polyrhythm.training.quantities import Count, NonNegative, Positive
 from polyrhythm.user_files import parse_yaml, read_text
 
 HOURS_A_YEAR = 8760
@@ -29,7 +30,15 @@ _RATES = {"per_second": 3600.0, "per_minute": 60.0, "per_hour": 1.0, "per_year":
 
 
 class MachinePrice(BaseModel):
-    """What a machine costs: one rate, or what it was bought for."""
+    """What a machine costs: one rate, or what it was bought for; and what it is, where that is told.
+
+    Attributes:
+        cores: of it; None: nobody says what it is.
+        accelerators: of it.
+        workers: places for workers; None: one an accelerator, else one.
+        speed: of a worker, over one on a host of speed 1 of a cluster; None: as its cores are to those of the cluster's
+            first host, where it has no accelerators.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,6 +50,10 @@ class MachinePrice(BaseModel):
     years: Positive | None = None
     watts: NonNegative = 0.0
     electricity_per_kwh: NonNegative = 0.0
+    cores: Count | None = None
+    accelerators: Annotated[int, Field(ge=0)] = 0
+    workers: Count | None = None
+    speed: Positive | None = None
 
     @model_validator(mode="after")
     def _check(self) -> MachinePrice:
@@ -52,6 +65,11 @@ class MachinePrice(BaseModel):
         if (self.purchase is None) != (self.years is None):
             raise RequestError("purchase goes with years, over which it is written off")
         return self
+
+    @property
+    def described(self) -> bool:
+        """Whether its price list says what it is, so that a plan may choose it."""
+        return self.cores is not None and (self.speed is not None or not self.accelerators)
 
     @property
     def of_an_hour(self) -> float:

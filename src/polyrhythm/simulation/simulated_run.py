@@ -2,7 +2,8 @@
 
 The links of a cluster are numbered, and a message takes a way over them:
 
-    host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share
+    host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share,
+                                                                    or a tree: up to where two places meet, and down
 
 A server that reads and writes slower than its host's NIC has a link of its own in each direction besides. The compute
 time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
@@ -11,6 +12,7 @@ time of each worker's steps is drawn, scaled by its host, and longer where the c
 from __future__ import annotations
 
 import gc
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,7 +45,7 @@ class Wiring:
     Attributes:
         bandwidths: of all links, in bytes/s; first every host's sending NIC, then every receiving one, then the
             insides of hosts, then every rack's uplink and every rack's downlink, then every server's sending and
-            every server's receiving, where the cluster limits them.
+            every server's receiving, where the cluster limits them, then those of the trees inside hosts.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -63,14 +65,58 @@ class Wiring:
         self._receiving: dict[int, tuple[int, ...]] = {}
         if cluster.server_bandwidth_bytes_per_s is not None:
             self._limit_servers(layout.roles.servers, cluster.server_bandwidth_bytes_per_s)
+        self._machines = cluster.machines
+        self._up: dict[int, list[int]] = {}
+        """By worker: the link upwards of every level of its host's tree, from its place on; the next is downwards."""
+        self._plant(layout)
+
+    def _plant(self, layout: Layout) -> None:
+        """Number the links of the trees inside hosts."""
+        known: dict[tuple[int, int, int], int] = {}
+        placed: Counter[int] = Counter()
+        for worker in layout.roles.workers:
+            host = self._host_of[worker]
+            place, placed[host] = placed[host], placed[host] + 1
+            found = []
+            for level, below in enumerate(self._machines[host].tree):
+                key = (host, level, place // below.places)
+                if key not in known:
+                    known[key] = len(self.bandwidths)
+                    self.bandwidths += [below.bandwidth_bytes_per_s] * 2
+                found.append(known[key])
+            if found:
+                self._up[worker] = found
+
+    def _climbed(self, rank: int, levels: int) -> float:
+        tree = self._machines[self._host_of[rank]].tree
+        return sum(level.latency_s for level in tree[:levels]) if rank in self._up else 0.0
+
+    def _through_tree(self, source: int, to: int) -> Route:
+        """Return the way between two ranks of a host that has a tree: up to where they meet, and down again."""
+        up, down = self._up.get(source, []), self._up.get(to, [])
+        meet = next(
+            (level for level, (one, other) in enumerate(zip(up, down, strict=False)) if one == other), None
+        )
+        climbed, fallen = up[:meet], down[:meet]
+        links = (*climbed, *(link + 1 for link in reversed(fallen)))
+        if not links:  # below one link of the lowest level
+            here = self._host_of[source]
+            return Route((2 * self._hosts + here,), self._inside_latency_s[here])
+        latency_s = self._climbed(source, len(climbed)) + self._climbed(to, len(fallen))
+        return Route(links, latency_s)
 
     def route(self, source: int, to: int) -> Route:
         """Return the way from one rank to another."""
         here, there = self._host_of[source], self._host_of[to]
+        if here == there and (source in self._up or to in self._up):
+            return self._through_tree(source, to)
         if here == there:
             return Route((2 * self._hosts + here,), self._inside_latency_s[here])
         latency_s = max(self._nic_latency_s[here], self._nic_latency_s[there])
-        ends = (here, self._hosts + there, *self._sending.get(source, ()), *self._receiving.get(to, ()))
+        out, into = self._up.get(source, ()), self._up.get(to, ())
+        latency_s += self._climbed(source, len(out)) + self._climbed(to, len(into))
+        own = (*self._sending.get(source, ()), *self._receiving.get(to, ()))
+        ends = (*out, here, self._hosts + there, *own, *(link + 1 for link in into))
         if self._racks is None:
             return Route(ends, latency_s)
         up, down = here // self._racks.hosts, there // self._racks.hosts
@@ -126,7 +172,60 @@ def check_slowness(layout: Layout) -> None:
             )
 
 
-def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[], float]:
+class ServerWork:
+    """What updates take of servers' processors, and what that leaves to the workers beside them.
+
+    A worker's next step is slowed by the share of the time since its last one began in which servers of its host were
+    at work.
+
+    Args:
+        layout: of a cluster that says what updates cost.
+        clock: the simulation's.
+        nbytes_of: gives the bytes of a message on the links.
+    """
+
+    def __init__(self, layout: Layout, clock: Clock, nbytes_of: Callable[[Message], int]) -> None:
+        self._layout = layout
+        self._clock = clock
+        self._nbytes_of = nbytes_of
+        self._busy_s: defaultdict[int, float] = defaultdict(float)  # by host
+        self._looked: dict[
+            int, tuple[float, float]
+        ] = {}  # by worker: when, and how busy its host had been by then
+
+    def handling(self, server: int) -> Callable[[Message], None] | None:
+        """Return what passes the time of a server's updates; None where they cost nothing."""
+        cost = self._layout.cluster.server_update
+        if cost is None:
+            return None
+        host = self._layout.host_of[server]
+
+        def handle(message: Message) -> None:
+            seconds = cost.seconds + self._nbytes_of(message) / cost.bandwidth_bytes_per_s
+            self._clock.sleep(seconds)
+            self._busy_s[host] += seconds
+
+        return handle
+
+    def slowdown(self, worker: int) -> float:
+        """Return by how much the step of a worker is longer that begins now."""
+        host, now = self._layout.host_of[worker], self._clock.now()
+        before_s, busy_s = self._looked.get(worker, (now, 0.0))
+        self._looked[worker] = now, self._busy_s[host]
+        if now <= before_s:
+            return 1.0
+        machine = self._layout.cluster.machines[host]
+        servers = (self._busy_s[host] - busy_s) / (now - before_s)
+        return min(machine.slowed_by(servers), _MOST_SLOWED)
+
+
+_MOST_SLOWED = 20.0
+"""Beside servers that would leave nothing, workers still get a twentieth: the scheduler is fair."""
+
+
+def step_times(
+    layout: Layout, clock: Clock, seed: int, rank: int, work: ServerWork | None = None
+) -> Callable[[], float]:
     """Return a function that draws the seconds of a worker's next step, which begins now.
 
     Args:
@@ -134,13 +233,15 @@ def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[
         clock: the simulation's.
         seed: of the run.
         rank: the worker's.
+        work: of the servers; None where their updates cost nothing of their own.
     """
     cluster = layout.cluster
     generator = generator_for_rank(seed, rank)
     factor = layout.step_factor(rank) * cluster.slow.get(rank, 1.0)
     host = layout.host_of[rank]
     passing = [entry for entry in cluster.passing_slowness if entry.rank == rank or entry.host == host]
-    if factor == 1.0 and not passing:
+    shared = cluster.shared_slowness
+    if factor == 1.0 and not passing and shared is None and work is None:
         return partial(cluster.step_time.draw, generator)
 
     def draw() -> float:
@@ -148,7 +249,9 @@ def step_times(layout: Layout, clock: Clock, seed: int, rank: int) -> Callable[[
         for entry in passing:
             if entry.from_s <= clock.now() < entry.to_s:
                 seconds *= entry.factor
-        return seconds
+        if shared is not None:
+            seconds *= shared.factor(seed, host, clock.now())
+        return seconds if work is None else seconds * work.slowdown(rank)
 
     return draw
 
@@ -206,6 +309,7 @@ class SimulatedRun:
         tasks: the latest of every rank.
         observer: of all ranks; None: nothing observes them.
         ledger: of the run so far, where worker 0 gets a successor when it is lost; None: it gets none.
+        work: what servers' updates cost; None: nothing.
     """
 
     time: VirtualTime
@@ -219,6 +323,7 @@ class SimulatedRun:
     tasks: dict[int, Task] = field(init=False, default_factory=dict)
     observer: Observer | None = field(init=False, default=None)
     ledger: Ledger | None = field(init=False, default=None)
+    work: ServerWork | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.cluster = SimulatedCluster(self.time, self.network, self.roles.size, self.program.nbytes_of)
@@ -266,6 +371,8 @@ class SimulatedRun:
         made = World(
             network, self.roles, pace, self.stop, self.emit, generation=generation, observer=self.observer
         )
+        if self.work is not None and not self.roles.works(rank):
+            made = replace(made, handling=self.work.handling(rank))
         if self.ledger is None:
             return made
         ledger = self.ledger.copy() if rank == LEADER and generation else None
@@ -319,10 +426,15 @@ def modelled_run(
     if timeline is not None:
         network = ObservedNetwork(network, time, timeline)
 
+    work = None
+    if layout.cluster.server_update is not None:
+        work = ServerWork(layout, time, program.nbytes_of)
+
     def draws(rank: int) -> Draw:
-        return step_times(layout, time, seed, rank)
+        return step_times(layout, time, seed, rank, work)
 
     made = SimulatedRun(time, network, layout.roles, program, draws, stop or StopRequest(), emit)
+    made.work = work
     made.cluster.host_of = layout.host_of
     return made
 

@@ -77,6 +77,12 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("strategies: [synchronous]", "strategies: [synchronos]", "did you mean synchronous"),
         ("grid: {}", "grid: {lr: [0.1], lr: [0.2]}", "lr is given twice"),
         ("grid: {}", "grid: [", "plan.yaml is not YAML"),
+        ("until: null", "until: null\ncases: [{workers: 2}]", "a case lacks its strategy or its workers"),
+        (
+            "until: null",
+            "until: null\ncases: [{strategy: synchronos, workers: 2}]",
+            "did you mean synchronous",
+        ),
         (PLAN, "[]", "no plan of a comparison"),
         (PLAN, "!!python/object/apply:os.system ['true']", "is not YAML"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.api import plan as planning
+from polyrhythm.api.compare import carry_out, read_plan
 from polyrhythm.api.plan import Choice, plan
 from polyrhythm.api.rehearsal import Candidate, with_servers
 from polyrhythm.errors import RequestError
@@ -106,6 +107,75 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     assert "--strategy synchronous --workers 1 --until top1=0.5" in best.command
     assert "images/s on 1 host" in found.explained(best)
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())["choices"][0]["workers"] == 1
+
+    # Its trials go on as a comparison's runs do: cut one short, and that one alone is made again.
+    log = folder / "events.jsonl"
+    log.write_bytes(log.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
+    (row,) = carry_out(read_plan(tmp_path / "plan"), resume=tmp_path / "plan", jobs=1).comparison.rows
+    assert [(run.folder, run.outcome) for run in row.runs] == [(folder, "done")]
+    assert "polyrhythm plan --cluster ut_austin" in (tmp_path / "plan" / "report.html").read_text()
+
+
+MACHINES = """
+currency: EUR
+date: 2025-01
+source: a test
+machines:
+  quick: {per_hour: 10, cores: 8}
+  cheap: {per_hour: 0.1, cores: 1}
+  unknown: {per_hour: 1}
+  card: {per_hour: 1, cores: 8, accelerators: 1}
+"""
+
+
+def priced(tmp_path: Path) -> Path:
+    (tmp_path / "prices.yaml").write_text(MACHINES)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"name: own\nhosts: [{{name: box, count: 2, cores: 2, price_per_hour: 1}}]\nprices: {tmp_path}/prices.yaml\n"
+        "currency: EUR\nnic: {latency_s: 1.0e-5, bandwidth_bytes_per_s: 1.0e+9}\n"
+        "inside: {latency_s: 1.0e-6, bandwidth_bytes_per_s: 1.0e+10}\nstep_time: constant(seconds=0.1)\n"
+    )
+    return path
+
+
+def test_machines_of_a_price_list_are_candidates(tmp_path: Path) -> None:
+    """Four times the cores at ten times the price are soonest, half of them at a tenth of it are cheapest."""
+    asked = {
+        **JOB,
+        "cluster": priced(tmp_path),
+        "strategies": "synchronous",
+        "workers": [1],
+        "seeds": 1,
+        "jobs": 1,
+    }
+    asked |= {"target": "top1=0.5", "epochs": 3, "machines": "quick; cheap"}
+    found = plan(**asked, out=tmp_path / "time")
+    assert [each.candidate.machine for each in found.choices] == ["quick", "", "cheap"]
+    quick, own, cheap = found.choices
+    assert (quick.seconds[0], cheap.seconds[0]) == pytest.approx(
+        (own.seconds[0] / 4, own.seconds[0] * 2), rel=0.1
+    )
+    assert cheap.price == pytest.approx(0.1 / 3600 * cheap.seconds[0])
+    assert {each.candidate.machine for each in found.pareto} == {"quick", "", "cheap"}
+    assert "on 1 host (quick)" in found.explained(quick)
+    cheapest = plan(**asked, optimise="money", budget=1, currency="EUR", out=tmp_path / "money")
+    assert [each.candidate.machine for each in cheapest.choices] == ["cheap", "", "quick"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "message"),
+    [
+        ("quik", "did you mean quick"),
+        ("unknown", "does not say what unknown is: give it cores"),
+        ("card", "does not say what card is: give it speed"),
+    ],
+)
+def test_machines_that_are_not_known_are_refused(machines: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        plan(**{**JOB, "cluster": priced(tmp_path), "target": "top1=0.5", "machines": machines})
+    with pytest.raises(RequestError, match="office has no price list"):
+        plan(**{**JOB, "cluster": "office", "target": "top1=0.5", "machines": machines})
 
 
 def test_too_small_a_budget_says_what_the_cheapest_takes() -> None:

@@ -31,20 +31,20 @@ def cluster(link: str, tmp_path: Path) -> Cluster:
 
 
 def test_where_links_are_fast_one_large_batch_is_taken(tmp_path: Path) -> None:
-    spec, reason = Auto().chosen(cluster("1.0e+10", tmp_path), configure({}, JOB))
-    assert spec == "synchronous"
-    assert "synchronous" in reason
+    found = Auto().chosen(cluster("1.0e+10", tmp_path), configure({}, JOB))
+    assert found.candidate.strategy == "synchronous"
+    assert "synchronous" in found.reason
 
 
 def test_where_links_are_slow_rare_exchanges_outweigh_what_they_cost(tmp_path: Path) -> None:
     where = cluster("2.0e+5", tmp_path)
-    spec, reason = Auto().chosen(where, configure({}, JOB))
-    assert spec == "local_sgd(steps=16)"
-    assert reason.startswith("local_sgd(steps=16): ")
-    assert " times those of " in reason
-    safe, why = Auto(margin=1000).chosen(where, configure({}, JOB))
-    assert safe != spec
-    assert "may cost (auto(margin=1000))" in why
+    found = Auto().chosen(where, configure({}, JOB))
+    assert found.candidate.strategy == "local_sgd(steps=16)"
+    assert found.reason.startswith("local_sgd(steps=16): ")
+    assert " times those of " in found.reason
+    safe = Auto(margin=1000).chosen(where, configure({}, JOB))
+    assert safe.candidate.strategy != found.candidate.strategy
+    assert "may cost (auto(margin=1000))" in safe.reason
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,9 @@ def test_a_run_says_what_was_taken_and_why(tmp_path: Path, monkeypatch: pytest.M
     ]
     assert said.startswith("strategy auto takes synchronous: ")
     assert "strategy: synchronous\n" in (out / "config.yaml").read_text()
+    page = (out / "report.html").read_text()
+    assert "Predicted, and what happened" in page
+    assert "Rehearsed in virtual time on c:" in page
     with pytest.raises(RequestError, match="decides at a run's start"):
         train(resume=out, strategy="auto", start_method="fork")
 

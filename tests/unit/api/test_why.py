@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.why import why
+from polyrhythm.api.why import predict_run, why
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.simulation.cluster import cluster_text
 from unit.simulation.clusters import cluster
 
 JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "workers": 4, "epochs": 2, "batch_size": 32}
@@ -41,6 +44,26 @@ def test_a_run_that_computes_all_the_time_gains_nothing_from_servers(tmp_path: P
     gains = {change.what: change.gain for change in why(tmp_path / "run").changes}
     assert gains["2 servers on hosts of their own"] == pytest.approx(0, abs=0.01)
     assert gains["a batch of 64"] == pytest.approx(0, abs=0.05)
+
+
+def test_a_report_shows_what_was_predicted_beside_what_happened(tmp_path: Path) -> None:
+    """On the cluster that it ran on the prediction is right; on one of half the speed it is half the rate."""
+    where = cluster({"count": 4}, step_time="constant(seconds=0.1)")
+    run = simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **JOB)
+    other = tmp_path / "slower.yaml"
+    other.write_text(cluster_text(cluster({"count": 4}, name="slower", step_time="constant(seconds=0.2)")))
+    for machines, factor in ((tmp_path / "run" / "cluster.yaml", 1.0), (other, 0.5)):
+        told = json.loads(predict_run(tmp_path / "run", machines).read_text())
+        assert told["images_per_s"] == pytest.approx(
+            factor * 1280
+        )  # four batches of 32 in a tenth of a second
+        page = write_report(tmp_path / "run").read_text()
+        assert "Predicted, and what happened" in page
+        off = told["images_per_s"] / run.figures["images_per_s"] - 1  # the run's last batches are smaller
+        assert f"<td>{100 * off:+.1f} %</td>" in page
+        assert f"on {told['cluster']}: a dry run" in page
+    (tmp_path / "run" / "prediction.json").write_text('{"cluster": "x"}')
+    assert "Predicted" not in write_report(tmp_path / "run").read_text()
 
 
 def test_a_real_run_needs_to_be_told_its_machines(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from polyrhythm.config.stages import Stage, Stages
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
 
 
 def test_stages_are_read_and_written() -> None:
@@ -21,6 +22,12 @@ def test_stages_are_read_and_written() -> None:
     assert str(read) == text
     assert read.ends(20) == [2, 8, 20]
     assert Stages.parse("stages(synchronous until .5; d_psgd)").ends(4) == [2, 4]  # type: ignore[union-attr]
+    target = 'stages("synchronous until top1=0.8; easgd until 0.75; local_sgd")'
+    until = Stages.parse(target)
+    assert until is not None
+    assert str(until) == target
+    assert until.stages[0] == Stage("synchronous", target=Target("top1", 0.8))
+    assert until.ends(4) == [None, 3, 4]
     assert Stages.parse("synchronous") is None
     assert Stages.parse("pipeline(stages=4)") is None
 
@@ -32,6 +39,7 @@ def test_stages_are_read_and_written() -> None:
         ("stages(synchronous; local_sgd)", "only the last stage has no end"),
         ("stages(synchronous until 0.5; local_sgd until 0.9)", "the last stage lasts to the end"),
         ("stages(synchronous until dawn; local_sgd)", "cannot read until 'dawn'"),
+        ("stages(synchronous until top1=2; local_sgd)", "cannot read the target 'top1=2'"),
         ("stages(synchronous until 0 epochs; local_sgd)", "no epoch"),
         ("stages(')", "cannot read"),
     ],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -43,3 +46,60 @@ def test_where_nobody_tells_nothing_is_known(tmp_path: Path) -> None:
     counter = EnergyCounter(tmp_path)
     counter.look()
     assert counter.joules is None
+
+
+class NoNvml(Exception):
+    """As NVML's own error."""
+
+
+def imitated_nvml(counters: dict[int, int | None]) -> Any:
+    """A library whose GPUs have counted so many millijoules; None: one that cannot count."""
+
+    def taken(handle: int) -> int:
+        counted = counters[handle]
+        if counted is None:
+            raise NoNvml("not supported")
+        return counted
+
+    made: Any = ModuleType("pynvml")
+    made.NVMLError = NoNvml
+    made.nvmlInit = lambda: None
+    made.nvmlDeviceGetCount = lambda: len(counters)
+    made.nvmlDeviceGetHandleByIndex = lambda index: index
+    made.nvmlDeviceGetTotalEnergyConsumption = taken
+    return made
+
+
+def test_gpus_are_added_up_from_where_they_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters: dict[int, int | None] = {0: 5_000, 1: 70_000, 2: None}
+    monkeypatch.setitem(sys.modules, "pynvml", imitated_nvml(counters))
+    counter = EnergyCounter(tmp_path)
+    counters |= {0: 6_500, 1: 70_250}
+    assert counter.gpu_joules == pytest.approx(1.75)
+    counters[1] = None  # it has fallen off the bus
+    assert counter.gpu_joules == pytest.approx(1.5)
+    assert counter.joules is None
+
+
+def test_without_a_driver_or_the_library_gpus_tell_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = imitated_nvml({0: 1})
+
+    def no_driver() -> None:
+        raise NoNvml("driver not loaded")
+
+    nvml.nvmlInit = no_driver
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert EnergyCounter(tmp_path).gpu_joules is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert EnergyCounter(tmp_path).gpu_joules is None
+
+
+def test_the_imitated_library_has_the_names_of_the_real_one() -> None:
+    real = pytest.importorskip("pynvml")
+    assert [
+        name
+        for name in vars(imitated_nvml({}))
+        if name.startswith(("nvml", "NVML")) and not hasattr(real, name)
+    ] == []

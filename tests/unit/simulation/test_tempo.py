@@ -1,12 +1,23 @@
 from __future__ import annotations
 
-import pytest
+import math
+import statistics
 
+import pytest
+import torch
+
+from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
+from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
+from polyrhythm.events import Event
+from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.simulated_run import check_slowness, step_times
+from polyrhythm.simulation.run import simulate_dry_on
+from polyrhythm.simulation.simulated_run import ServerWork, check_slowness, step_times
 from polyrhythm.strategies.placements.shared import Shared
+from polyrhythm.training.model_sizes import ModelSizes
 from unit.simulation.clusters import cluster
 
 
@@ -28,6 +39,65 @@ def test_slowness_passes() -> None:
         time.at(at_s, lambda: drawn.append(draw()))
     time.run()
     assert drawn == [1.0, 3.0, 15.0, 5.0, 1.0]
+
+
+def test_ranks_of_a_host_have_its_good_and_bad_times_together() -> None:
+    where = cluster({"workers": 2, "count": 2}, shared_slowness={"sigma": 0.3, "lasts_s": 10})
+    layout, time, seen = lay_out(where, 4, 0, Shared()), VirtualTime(), []
+    draws = [step_times(layout, time, 5, rank) for rank in range(4)]
+    for at_s in (0.0, 9.0, 10.0):
+        time.at(at_s, lambda: seen.append([draw() for draw in draws]))
+    time.run()
+    (first, second, third, fourth), later, other = seen
+    assert first == second != third == fourth
+    assert later == seen[0]
+    assert other[0] == other[1] != first
+    factors = [where.shared_slowness.factor(0, 0, 10.0 * turn) for turn in range(4000)]
+    assert statistics.mean(factors) == pytest.approx(1, abs=0.02)
+    assert statistics.stdev([math.log(factor) for factor in factors]) == pytest.approx(0.3, rel=0.05)
+
+
+def test_updates_take_a_servers_time_and_the_workers_beside_it_feel_it() -> None:
+    """Each gradient of 4 bytes takes 1 s of a core of four: in a second in which one is handled, a step takes 4/3 s."""
+    cost = {"seconds": 0.5, "bandwidth_bytes_per_s": 8}
+    layout = lay_out(cluster({"cores": 4}, {"cores": 4}, server_update=cost), 2, 1, Shared())
+    assert [layout.step_factor(rank) for rank in range(2)] == [1, 1]
+    time, seen = VirtualTime(), []
+    work = ServerWork(layout, time, lambda message: message.tensor.nbytes)
+    beside, apart = (step_times(layout, time, 0, rank, work) for rank in (1, 0))
+    handle = work.handling(2)
+    assert handle is not None
+
+    def serve() -> None:
+        for _ in range(2):
+            handle(Message(Kind.PUSH, torch.zeros(1)))
+        time.sleep(2)
+
+    time.spawn("server", serve)
+    for at_s in (0.0, 1.5, 2.5, 4.0):
+        time.at(at_s, lambda: seen.append((time.now(), beside(), apart())))
+    time.run()
+    assert [each[0] for each in seen] == [0, 1.5, 2.5, 4]
+    assert [each[2] for each in seen] == [1, 1, 1, 1]
+    assert [each[1] for each in seen] == pytest.approx([1, 1 / (1 - 1 / 1.5 / 4), 4 / 3, 1])
+
+
+def test_a_server_that_updates_slowly_bounds_a_run() -> None:
+    """Four workers of a step a second each ask one server that takes a second an update: one update a second in all."""
+    found = {}
+    a_gradient = 103 * 4 + HEADER_BYTES
+    for cost in (None, {"seconds": 0.5, "bandwidth_bytes_per_s": 2 * a_gradient}):
+        where = cluster({"count": 4}, {"cores": 4}, server_update=cost)
+        strategy = strategy_from("parameter_server(placement=dedicated)")
+        dry_run = DryRun(
+            strategy=strategy, workers=4, sizes=ModelSizes((103,), (1.0,)), steps=20, batch_size=1
+        )
+        events: list[Event] = []
+        simulate_dry_on(lay_out(where, 4, 1, strategy.traits(4).placement), dry_run, events.append)
+        figures = RunFigures.of(events)
+        found[cost is not None] = figures.sustained_images_per_s
+    assert found[False] == pytest.approx(4)
+    assert found[True] == pytest.approx(1, rel=0.01)
 
 
 def test_draws_depend_on_the_seed_and_the_rank_alone() -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.simulation.cluster import Cluster
+from polyrhythm.errors import RequestError
+from polyrhythm.simulation.cluster import Cluster, parse_cluster
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.simulated_run import Wiring
 from polyrhythm.strategies.placements.shared import Shared
@@ -70,3 +71,48 @@ def test_a_server_that_is_slower_than_its_nic_limits_what_others_send_it_and_get
     assert arrivals(where, 3, (0, server, 512), (1, server, 512), servers=1) == [2.25, 2.25]
     assert arrivals(where, 3, (server, 0, 512), (1, server, 512), servers=1) == [1.25, 1.25]
     assert arrivals(where, 3, (2, server, 4096), (0, 1, 1024), servers=1) == [1.125, 1.25]
+
+
+TREE = [
+    {"places": 1, "latency_s": 0.125, "bandwidth_bytes_per_s": 2048},  # an accelerator to its switch
+    {"places": 2, "latency_s": 0.25, "bandwidth_bytes_per_s": 1024},  # a switch to its processor
+    {"places": 4, "latency_s": 0.5, "bandwidth_bytes_per_s": 512},  # a processor to memory and NIC
+]
+
+
+def test_in_a_tree_a_message_climbs_to_where_two_places_meet() -> None:
+    where = cluster({"workers": 4, "tree": TREE}, {}, nic=NIC, inside=INSIDE)
+    assert arrivals(where, 5, (0, 1, 2048)) == [1.25]  # below one switch
+    assert arrivals(where, 5, (0, 2, 2048)) == [2.75]  # over both switches, which carry half as much
+    assert arrivals(where, 5, (0, 4, 2048)) == [4 + 0.875 + 0.25]  # up to the top, and over the NICs
+    assert arrivals(where, 5, (4, 3, 512)) == [1 + 0.25 + 0.875]  # and down
+
+
+def test_those_below_a_switch_share_its_link_and_each_direction_is_another() -> None:
+    where = cluster({"workers": 4, "tree": TREE[:2]}, inside=INSIDE)
+    assert arrivals(where, 4, (0, 2, 1024), (1, 3, 1024)) == [2.75, 2.75]
+    assert arrivals(where, 4, (0, 2, 1024), (3, 1, 1024)) == [1.75, 1.75]
+    assert arrivals(where, 4, (0, 1, 1024), (2, 3, 1024)) == [0.75, 0.75]
+
+
+def test_a_server_is_at_the_top_of_the_tree() -> None:
+    where = cluster({"workers": 2, "cores": 2, "tree": TREE[:2]}, nic=NIC, inside=INSIDE)
+    assert arrivals(where, 2, (1, 2, 1024), servers=1) == [1.375]
+
+
+def test_places_without_a_link_of_their_own_talk_over_the_link_inside() -> None:
+    where = cluster({"workers": 4, "tree": TREE[1:2]}, inside=INSIDE)
+    assert arrivals(where, 4, (0, 1, 4096), (0, 2, 1024)) == [1.125, 1.5]
+
+
+def test_levels_of_a_tree_lie_one_in_the_other() -> None:
+    with pytest.raises(
+        RequestError, match="tree: the 3 places of a level must be a multiple of the 2 below it"
+    ):
+        parse_cluster(
+            "hosts: [{name: a, count: 1, tree: [{places: 2, latency_s: 0, bandwidth_bytes_per_s: 1}, "
+            "{places: 3, latency_s: 0, bandwidth_bytes_per_s: 1}]}]\n"
+            "nic: {latency_s: 0, bandwidth_bytes_per_s: 1}\ninside: {latency_s: 0, bandwidth_bytes_per_s: 1}\n"
+            "step_time: constant(seconds=1)\n",
+            "trees.yaml",
+        )

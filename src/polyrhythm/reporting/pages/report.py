@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from polyrhythm.reporting.figures import ServerLoad
 
 _MANY_CLASSES = 20
+PREDICTION_FILE = "prediction.json"
+"""In a run folder: what a rehearsal has said of the run."""
 
 
 def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
@@ -39,12 +41,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
         OSError: the report cannot be written.
         Superseded: the folder is another's.
     """
-    figures = RunFigures.of(read_events(folder / "events.jsonl"))
-    if figures.started is None:
-        raise RequestError(
-            f"{folder / 'events.jsonl'} holds no run that started; give the folder of another run"
-        )
-    html = render(figures, folder, _config(folder), _environment(folder))
+    html = render(read_figures(folder), folder, _config(folder), _environment(folder))
     path = folder / "report.html"
     unfinished = claim.draft(path)
     try:
@@ -53,6 +50,26 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def read_figures(folder: Path) -> RunFigures:
+    """Return what the events of a run folder add up to.
+
+    Raises:
+        RequestError: the folder holds no readable run.
+    """
+    figures = RunFigures.of(read_events(folder / "events.jsonl"))
+    if figures.started is None:
+        raise RequestError(
+            f"{folder / 'events.jsonl'} holds no run that started; give the folder of another run"
+        )
+    return figures
+
+
+def plots_of(figures: RunFigures, folder: Path) -> list[Plot]:
+    """Return every plot of a run's report."""
+    step = timeline(folder / "trace.json")
+    return [*plots(figures), *([step] if step is not None else [])]
 
 
 def _config(folder: Path) -> str:
@@ -73,9 +90,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
     """Return the HTML of a report of a run that has started; sections without content are left out."""
-    known, drawn = facts(figures), plots(figures)
-    step = timeline(folder / "trace.json")
-    drawn += [step] if step is not None else []
+    known, drawn = facts(figures), plots_of(figures, folder)
     title = f"{known['model']} on {known['data']}"
     sections = [
         _banner(figures),
@@ -85,6 +100,7 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
         _confusion(known),
         _pictures(folder),
         _section("What held it back", _held_back(figures)),
+        _section("Predicted, and what happened", _predicted(folder, figures, known)),
         _section(HEADING, _timings(figures)),
         _section("Where training images came from", _cache(figures)),
         _section("Notices", _notices(figures)),
@@ -308,6 +324,42 @@ def _load(server: int, load: ServerLoad) -> str:
     return (
         f"server {server}: busy {percent(load.busy_share)} of the time, a queue of {load.queue:.1f}{dropped}"
     )
+
+
+def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> str:
+    """Return the rehearsal of a run beside the run, where one was made of it (`PREDICTION_FILE`)."""
+    try:
+        told = json.loads((folder / PREDICTION_FILE).read_bytes())
+        where, rate = str(told["cluster"]), float(told["images_per_s"])
+        waiting, bound = float(told["waiting_share"]), str(told["held_back"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    happened = float(known.get("images_per_s", 0.0))
+    rows: list[tuple[str, ...]] = [("images/s", whole(rate), whole(happened), _off(rate, happened))]
+    if rate > 0 and happened > 0 and figures.images_seen:
+        times = figures.images_seen / rate, figures.images_seen / happened
+        rows.append(("time of these images", *map(duration, times), _off(*times)))
+    rows.append(("time spent waiting", percent(waiting), percent(figures.waiting_share), ""))
+    found = held_back(figures)
+    rows.append(("bound by", bound, found.text.partition(":")[0] if found else "", ""))
+    head = "".join(
+        f'<th scope="col">{cell}</th>' for cell in ("", "predicted", "happened", "prediction is off by")
+    )
+    lines = [
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, *cells in rows
+    ]
+    note = f"Rehearsed in virtual time on {where}: a dry run, which knows nothing of tests and checkpoints."
+    return (
+        f'<div class="scroll"><table class="classes"><tr>{head}</tr>{"".join(lines)}</table></div>'
+        f'<p class="soft small">{escape(note)}</p>'
+    )
+
+
+def _off(predicted: float, happened: float) -> str:
+    return f"{100 * (predicted / happened - 1):+.1f} %" if happened > 0 else ""
 
 
 def _options(known: Mapping[str, Any], config: str) -> str:

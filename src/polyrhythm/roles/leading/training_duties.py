@@ -43,7 +43,7 @@ from polyrhythm.evaluation.predictions import (
 from polyrhythm.events import Evaluated, Event, Notice, RunEnded, RunStarted
 from polyrhythm.models.weights import save_weights
 from polyrhythm.roles import result
-from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot
+from polyrhythm.roles.checkpointing.archive import Archive, Archivist, Snapshot, counted_steps
 from polyrhythm.roles.checkpointing.handing_over import handed_over
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, recording_of
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, mean_buffers
@@ -83,6 +83,8 @@ class TrainingDuties(Duties):
             self._deal_from(ledger.deal, ledger.drawn)
         self._too_few: int | None = None
         """How many workers were left when there were too few."""
+        self._images_before: int | None = None
+        """Images that counted as done in the checkpoint that this run goes on from."""
 
     def attach(self, leader: Leader) -> None:
         super().attach(leader)
@@ -131,12 +133,28 @@ class TrainingDuties(Duties):
             worker: replace(snapshot.worker(worker, replicated), behind=worker in behind)
             for worker in range(1, self.job.workers)
         }
+        own = snapshot.worker(0, replicated)
+        self._images_before = self._images_done(snapshot)
         servers, strategy = snapshot.servers, self.job.strategy
         if isinstance(strategy, RecutsServers):
             servers = strategy.recut(servers, self._replica.plan)
         self.leader.hand_out(others, servers, behind)
         self._emitter.earlier_s = snapshot.seconds
-        return snapshot.worker(0, replicated)
+        return own
+
+    def _images_done(self, snapshot: Snapshot) -> int | None:
+        """Return the images of the run that count as done in a checkpoint; None where nobody knows."""
+        workers = self.job.workers
+        try:
+            rule = self.job.strategy.resharding(workers, workers)
+        except RequestError:
+            return None
+        _, steps = counted_steps(snapshot, self.job, rule)
+        if self.deal is None:
+            calendar = self.job.calendar
+            return sum(calendar.dealt) - calendar.images_after(steps)
+        dealt = sum(self.deal.images_from(worker, step) for worker, step in enumerate(steps))
+        return self.job.deck.all_images - self.deal.undealt - dealt
 
     def take_up(self) -> None:
         assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
@@ -155,6 +173,7 @@ class TrainingDuties(Duties):
             self.job.checkpointing.claim.remove(folder / ARRIVALS_FILE)
         self._emitter.begin()
         opening = self._figures.opening(epoch, self._emitter.earlier_s)
+        opening = replace(opening, images_before=self._images_before)
         self._emitter.say(opening if self.deal is None else replace(opening, deal=self.deal.opening))
         strategy, of_data = self.job.strategy, self.job.dataset.remark
         of_strategy = strategy.remark(self.job.workers) if isinstance(strategy, Remarks) else ""
