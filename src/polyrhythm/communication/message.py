@@ -77,6 +77,9 @@ class Kind(IntEnum):
     DRAW = 30  # a worker asks for its next batches
     GRANT = 31  # to a worker: the batches that it has drawn
     COUNTED = 32  # a server to the leader: how many steps of a lost worker count
+    PART = (
+        33  # a stretch of a gradient whose PUSH follows, or of the parameters of an answer that came before
+    )
 
 
 class Reason(StrEnum):

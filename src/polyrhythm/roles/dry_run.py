@@ -37,7 +37,7 @@ NUMBERS_OF_A_SLICE = 512
 """So the two numbers that travel with bucket 0, which fall to two of its slices, weigh 0.2 % of a slice."""
 MOST_NUMBERS_TOGETHER = 1 << 24
 """Of all workers: 64 MiB of parameters, and as much of gradients."""
-_HANDED_ON = frozenset([Kind.PUSH, Kind.PARAMETERS, Kind.EVENT])
+_HANDED_ON = frozenset([Kind.PUSH, Kind.PART, Kind.PARAMETERS, Kind.EVENT])
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,8 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     if dry_run.timings:
         world = world.timed()
     blocked = None
-    if dry_run.traits.waits_inside:
+    traits = dry_run.traits
+    if traits.waits_inside and (len(dry_run.sizes.buckets) > 1 or not traits.overlaps_passes):
         world, blocked = world.watched()
     workload = (DryPipelineWorkload if dry_run.traits.pipelines else DryWorkload)(dry_run, world)
     drawing = deal_communicator(world) if dry_run.draws else None

@@ -88,8 +88,10 @@ class ModelWorkload:
         # float16 gradients must be scaled back before anyone sends them
         self._scales = self._precision.dtype == torch.float16
         steps = None if job.draws else job.calendar.total_steps
+        # What is announced is final, and a compiled network has no layers that could wait for an answer.
+        announce = not (self._scales or (job.learning.execution.compiled and job.traits.overlaps_passes))
         self.replica = Replica(
-            model, optimizer, job.strategy, world, announce=not self._scales, steps=steps, joined=self._meet
+            model, optimizer, job.strategy, world, announce=announce, steps=steps, joined=self._meet
         )
         self.worker = self.replica.workers.rank
         self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None

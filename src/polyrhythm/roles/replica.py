@@ -216,7 +216,9 @@ class Replica(FlatReplica):
         self._next_bucket = 0
         if self.announces and world.pace is None:
             self._hook_gradients()
-        if self.part.uses_before_use and world.pace is None:
+        # Of what is not announced, some strategies wait for nothing.
+        waits = self.announces or not strategy.traits(workers.size).overlaps_passes
+        if self.part.uses_before_use and waits and world.pace is None:
             self._hook_uses()
 
     @property

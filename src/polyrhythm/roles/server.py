@@ -46,7 +46,7 @@ _OUTSIDE_STEPS = frozenset(
     ]
 )
 """What a run or a successor begins with, a run ends with, and losses cost; workers do not count those bytes either."""
-_CHECKPOINT, _STATE = Kind.CHECKPOINT, Kind.STATE  # an enum is slow to ask for its members
+_CHECKPOINT, _STATE, _PART = Kind.CHECKPOINT, Kind.STATE, Kind.PART  # an enum is slow to ask for its members
 
 
 def serve(
@@ -169,8 +169,8 @@ class Outbox:
     """Sends one server's replies in the background.
 
     A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
-    answered again has had the answer before, so at most one reply a rank is kept. A reply to a rank that is lost, and
-    can be done without, is dropped.
+    answered again has had the answer before, so at most one reply a rank is kept, with its parts. A reply to a rank
+    that is lost, and can be done without, is dropped.
 
     Args:
         faults: says who can be done without.
@@ -182,11 +182,15 @@ class Outbox:
         self._world = world
         self._start_send = world.network.start_send
         self._leaving: dict[int, Handle] = {}
+        self._parts: dict[int, list[Handle]] = {}
 
     def send(self, replies: list[tuple[int, Message]]) -> None:
         """Start sending."""
         leaving, start_send = self._leaving, self._start_send
         for to, reply in replies:
+            if reply[0] is _PART:
+                self._send_part(to, reply)
+                continue
             before = leaving.pop(to, None)
             if before is not None:
                 self._wait(to, before)
@@ -201,6 +205,21 @@ class Outbox:
         for to, handle in self._leaving.items():
             self._wait(to, handle)
         self._leaving.clear()
+        for to, parts in self._parts.items():
+            for handle in parts:
+                self._wait(to, handle)
+        self._parts.clear()
+
+    def _send_part(self, to: int, part: Message) -> None:
+        """Start sending a part, behind what the rank is being sent already."""
+        try:
+            handle = self._start_send(to, part)
+        except PeerLost:
+            if not self._world.goes_on_without(to, self._faults):
+                raise
+            return
+        leaving = [each for each in self._parts.get(to, ()) if not each.done()]
+        self._parts[to] = [*leaving, handle]
 
     def _wait(self, to: int, handle: Handle) -> None:
         try:

@@ -213,6 +213,7 @@ def _watchable(trial: Trial, dry_run: DryRun, faults: tuple[Fault, ...]) -> tupl
         patience_s=patience_s,
         steps=dry_run.steps,
         units=units,
+        buckets=len(dry_run.stand_in.buckets),
     )
     return dry_run, conditions
 

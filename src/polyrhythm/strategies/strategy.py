@@ -128,6 +128,8 @@ class Traits:
             can be drawn from a common deal (`data.dealer`) in place of a fixed share.
         common_start: whether workers, which go in lockstep, can be set to a common point between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
+        overlaps_passes: whether workers do so where the backward pass announces its buckets, and there are several;
+            a loop need not announce any.
         counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
         scales_parts: whether workers that wait for slower ones now and then push each gradient in proportion to its
             samples, so that batches may be of unequal sizes there, too.
@@ -164,6 +166,7 @@ class Traits:
     draws: bool = False
     common_start: bool = False
     waits_between_layers: bool = False
+    overlaps_passes: bool = False
     counts_samples: bool = True
     scales_parts: bool = False
     cuts_network: bool = False
@@ -177,7 +180,7 @@ class Traits:
     @property
     def waits_inside(self) -> bool:
         """Whether workers wait for others inside their passes, and not only between them."""
-        return self.waits_between_layers or self.cuts_network
+        return self.waits_between_layers or self.overlaps_passes or self.cuts_network
 
     def units(self, workers: int) -> tuple[tuple[int, ...], ...]:
         """Return who takes batches of a deal together, by their indices among so many workers."""

@@ -163,7 +163,10 @@ def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
     in_step = consistency.in_step()
     found = general(strategy, conditions)
     found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
-    if in_step:
+    if in_step and strategy.overlaps and conditions.buckets > 1:
+        known = conditions if adds_up(handling) else replace(conditions, gradient=None)
+        found.append(Undisturbed(LateReplicas(known)))
+    elif in_step:
         replicas = Replicas(conditions, [conditions.roles.workers], alone=adds_up(handling))
         found.append(Undisturbed(replicas))
     return found if strategy.replicas == 1 else [OfShards(conditions.roles, found)]

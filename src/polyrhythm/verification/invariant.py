@@ -39,6 +39,7 @@ class Conditions:
         steps: that every worker takes; None: not known.
         units: who draws batches together, by their ranks, where each takes as many as it comes to, and all together
             take `steps` each on average; empty where each worker takes `steps`.
+        buckets: of the flat vector.
     """
 
     roles: RoleAssignment
@@ -47,6 +48,7 @@ class Conditions:
     patience_s: float = float("inf")
     steps: int | None = None
     units: tuple[tuple[int, ...], ...] = ()
+    buckets: int = 1
 
 
 @dataclass(frozen=True, slots=True)

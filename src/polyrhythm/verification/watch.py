@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from polyrhythm.communication.message import Message
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.rank import Parcel, SimulatedRank
 from polyrhythm.roles.world import HandleLoss, HandleMessage
 from polyrhythm.strategies.parameter_server.replication.replicated_server import Entry, ReplicatedServer
+from polyrhythm.strategies.parameter_server.serving.parts import whole_replies
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart
 from polyrhythm.verification.invariant import Delivered, Ended, Handled, Invariant, Regrouped, Stepped
@@ -111,12 +112,17 @@ class Watch:
             return part.on_message, part.on_loss
 
         def handle(source: int, message: Message | None) -> list[tuple[int, Message]]:
+            if (
+                message is not None and message.kind is Kind.PART
+            ):  # nothing has happened until the whole is there
+                return part.on_message(source, message)
             before = part.stats()
             replies = part.on_loss(source) if message is None else part.on_message(source, message)
             after = part.stats()
             applied = Counter(after.staleness) - Counter(before.staleness)
             versions = before.version, after.version
-            self._handled(Handled(self._now(), rank, source, message, replies, *versions, applied))
+            told = whole_replies(replies)
+            self._handled(Handled(self._now(), rank, source, message, told, *versions, applied))
             return replies
 
         return handle, lambda lost: handle(lost, None)

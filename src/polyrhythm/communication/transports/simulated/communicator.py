@@ -20,7 +20,13 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
 from polyrhythm.communication.transports.simulated.network import Network
-from polyrhythm.communication.transports.simulated.rank import Courier, Parcel, SimulatedRank, tell_loss
+from polyrhythm.communication.transports.simulated.rank import (
+    Courier,
+    FollowingParcel,
+    Parcel,
+    SimulatedRank,
+    tell_loss,
+)
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime
 from polyrhythm.errors import PeerLost
 
@@ -58,6 +64,7 @@ class TaskHandle(Handle):
 
 
 _COLLECTIVE = Direct()
+_PART = Kind.PART  # an enum is slow to ask for its members
 _LOOK_EVERY_S = 1e-4
 _Waited = tuple[int | None, int, Want, str]
 """What a receiver waits for: source and tag as it named them, what that means, and in words."""
@@ -119,12 +126,23 @@ class SimulatedCommunicator(Communicator):
         else:
             nbytes, arriving = self._weigh(message)
         home.bytes_sent += nbytes
+        if home.lines or message[0] is _PART:
+            return FollowingParcel(home, receiver, self._context, arriving, nbytes, self._put_on_links)
         parcel = Parcel(home, receiver, self._context, arriving, nbytes)
         if cluster.courier is None:
             cluster.network.transfer(home.rank, member, nbytes, parcel.sent, parcel.arrive)
         else:
             cluster.courier.carry(parcel)
         return parcel
+
+    def _put_on_links(self, parcel: Parcel) -> None:
+        cluster = self._cluster
+        if cluster.courier is not None:
+            cluster.courier.carry(parcel)
+        else:
+            cluster.network.transfer(
+                parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive
+            )
 
     def _weigh(self, message: Message) -> tuple[int, Message]:
         """Return the bytes of a message on the links, and what arrives of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -41,6 +42,7 @@ class SimulatedRank:
         parked: tasks that wait for messages, and for which.
         broken: peers, which may live, whose links with it are broken.
         met: how many had had each rank's number when this one came; no news of them concerns it.
+        lines: by peer, the last of the parcels that leave in their order, while it has not left; see `FollowingParcel`.
     """
 
     # Slots, here and below: among thousands of ranks each line of memory that a step touches is out of the cache.
@@ -52,6 +54,7 @@ class SimulatedRank:
         "cluster",
         "generation",
         "inbox",
+        "lines",
         "met",
         "parked",
         "peers",
@@ -70,6 +73,7 @@ class SimulatedRank:
         self.peers: dict[int, SimulatedRank] = {}
         self.met: dict[int, int] = {}
         self.broken: set[SimulatedRank] = set()
+        self.lines: dict[SimulatedRank, FollowingParcel] = {}
 
     def peer(self, context: int, rank: int) -> SimulatedRank:
         """Return the other end of the link to a rank.
@@ -239,6 +243,48 @@ class Parcel:
             time = self.source.cluster.time
             self._waiter = running()
             time.park("a message to leave", self._waiter)
+
+
+class FollowingParcel(Parcel):
+    """A message that leaves behind another one to the same rank, as the bytes of one connection do.
+
+    Messages of which each is waited for before the next one is sent need not be told to. Parts of one vector do: on
+    links that all flows share they would else arrive together, at the end.
+
+    Args:
+        start: puts it on the links; called as soon as the one before has left.
+    """
+
+    __slots__ = ("_next", "_start")
+
+    def __init__(
+        self,
+        source: SimulatedRank,
+        to: SimulatedRank,
+        context: int,
+        message: Message,
+        nbytes: int,
+        start: Callable[[Parcel], None],
+    ) -> None:
+        super().__init__(source, to, context, message, nbytes)
+        self._start = start
+        self._next: FollowingParcel | None = None
+        before = source.lines.get(to)
+        source.lines[to] = self
+        if before is None:
+            start(self)
+        else:
+            before._next = self
+
+    def sent(self) -> None:
+        super().sent()
+        source, following = self.source, self._next
+        if following is not None:
+            if source.alive:
+                self._next = None
+                following._start(following)
+        elif source.lines.get(self.to) is self:
+            del source.lines[self.to]
 
 
 class Courier(Protocol):

@@ -26,7 +26,11 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
     ReplicatedServer,
 )
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.push_pull import (
+    OverlappedPushPull,
+    OverlappingWorker,
+    ServedWorker,
+)
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers, recut
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
@@ -64,14 +68,22 @@ class Served(WithServers, Compressible, RecutsServers):
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
         compress: what shrinks gradients on the way up, and changes of parameters on the way down; None: nothing.
+        overlap: whether gradients are pushed while the backward pass goes on, and parameters awaited just before
+            their layer's use; the numbers are the same.
     """
 
     replicas: int = Field(default=1, ge=1, le=2)
     eject_after: Count = 5
+    overlap: bool = True
 
     def rules(self) -> tuple[Consistency, Handling]:
         """Return what it is composed of."""
         raise NotImplementedError
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether pushes and pulls travel in parts, where there is more than one bucket."""
+        return self.overlap and self.replicas == 1 and self.compress is None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
@@ -108,7 +120,12 @@ class Served(WithServers, Compressible, RecutsServers):
 
     def goes_on_from(self, before: Strategy) -> bool:
         """Return whether only servers differ: their number, their replicas, and where they run."""
-        others = {"servers": self.servers, "replicas": self.replicas, "placement": self.placement}
+        others = {
+            "servers": self.servers,
+            "replicas": self.replicas,
+            "placement": self.placement,
+            "overlap": self.overlap,
+        }
         return isinstance(before, type(self)) and before.model_copy(update=others) == self
 
     def recut(self, states: Sequence[State], plan: OptimizerPlan) -> list[State]:
@@ -143,6 +160,7 @@ class Served(WithServers, Compressible, RecutsServers):
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,
             plain_alone=self.compress is None,
+            overlaps_passes=self.overlaps,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -160,6 +178,14 @@ class Served(WithServers, Compressible, RecutsServers):
             return CompressedServedWorker(
                 setting,
                 CompressedPushPull(setting, self.compress),
+                dropped_late=consistency.drops,
+                scales_parts=_scales_parts(consistency),
+            )
+        if self.overlaps and len(setting.flat.buckets) > 1 and setting.workers.size > 1:
+            return OverlappingWorker(
+                setting,
+                OverlappedPushPull(setting),
+                own_updates=consistency.own_updates,
                 dropped_late=consistency.drops,
                 scales_parts=_scales_parts(consistency),
             )

@@ -2,18 +2,32 @@
 
 `ServerLink` is what all of them share. `PushPull` exchanges a worker's flat vectors with the servers. `ServedWorker` is
 the worker of all strategies whose workers push every gradient, and continue with what the servers answer.
+
+`OverlappedPushPull` and `OverlappingWorker` do the same while the worker computes:
+
+    at once      | forward |  backward  |··push··|update|··pull··| forward | …
+    overlapped   | forward |  backward  |·|update|·| forward      | …
+                              push of the last layers, …            pull of the first layers, …
+
+A bucket is pushed as soon as the backward pass has it, and its parameters are awaited just before the forward pass
+uses them, the first layers' first: wait-free backpropagation (Zhang et al., "Poseidon", USENIX ATC 2017, arXiv
+1706.03292), in the order of priority-based propagation (Jayarajan et al., MLSys 2019, arXiv 1905.03960). Servers see
+whole gradients (see `parts`), so every consistency, merge rule and aggregator works as ever, with the same bits.
+Departure from the papers: an update is of a whole shard, not of a layer. Of several servers, each answers for itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, message_of
-from polyrhythm.errors import LetGo, PeerLost
+from polyrhythm.errors import LetGo, PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, is_finite, payload
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.planned_push import Planned, packed_push
@@ -22,6 +36,8 @@ from polyrhythm.strategies.worker_part import (
     CatchesUp,
     Follows,
     HearsOfStop,
+    LazyUse,
+    OverlapsBackward,
     SkipsSteps,
     Step,
     UsesServers,
@@ -32,7 +48,7 @@ from polyrhythm.strategies.worker_part import (
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
-_PUSH, _LEAVE = Kind.PUSH, Kind.LEAVE
+_PUSH, _LEAVE, _PART = Kind.PUSH, Kind.LEAVE, Kind.PART
 
 
 class ServerLink:
@@ -208,6 +224,97 @@ class PushPull(ServerLink):
         return anyone_stops
 
 
+class OverlappedPushPull(PushPull):
+    """Pushes buckets before their step is over, and takes what servers answer to such a push in parts.
+
+    What was pushed in one piece is answered in one piece, as are pulls.
+    """
+
+    def __init__(self, setting: WorkerSetting) -> None:
+        super().__init__(setting)
+        self._sizes = [len(gradients) for gradients in self._gradients]
+        self._unpushed = list(self._sizes)
+        self._cuts: list[list[int]] = [[] for _ in self._shards]
+        self._leaving: list[Handle] = []
+        self._awaited: list[deque[tuple[int, int]]] = [deque() for _ in self._shards]
+        """Of each shard, the stretches of an answer that are to come, in their order."""
+
+    def push_bucket(self, start: int, stop: int, step: int) -> None:
+        """Start to push numbers of the flat gradients, which lie just before those that were pushed last.
+
+        They must not change before `take` has returned.
+        """
+        for position, shard in enumerate(self._shards):
+            first, last = max(start, shard.start) - shard.start, min(stop, shard.stop) - shard.start
+            if first < last:
+                part = Message(_PART, self._flat.gradients[shard][first:last], version=first, step=step)
+                self._leaving.append(self._ask(position, part))
+                self._unpushed[position] = first
+                self._cuts[position].append(first)
+
+    def push(self, step: Step, weight: float, learning_rate: float) -> None:
+        if not self._leaving:
+            super().push(step, weight, learning_rate)
+            return
+        parts, self._leaving = self._leaving, []
+        for position, server_gradients in enumerate(self._gradients_of_shards()):
+            rest = server_gradients[: self._unpushed[position]]
+            version = self._versions[position]
+            message = (_PUSH, rest, version, step.number, weight, learning_rate, step.stop, 0)
+            parts.append(self._ask(position, message_of(message)))
+        self._under_way, self._unpushed = parts, list(self._sizes)
+
+    def await_numbers(self, start: int, stop: int) -> None:
+        """Wait until the flat vector holds the latest answers' numbers from `start` to `stop`."""
+        for position, shard in enumerate(self._shards):
+            awaited = self._awaited[position]
+            while awaited and shard.start + awaited[0][0] < stop and start < shard.stop:
+                self._take_part(position)
+
+    def awaits(self, start: int, stop: int) -> bool:
+        """Return whether some of these numbers of the flat vector are still to come."""
+        return any(
+            shard.start + first < stop and start < shard.start + last
+            for shard, awaited in zip(self._shards, self._awaited, strict=True)
+            for first, last in awaited
+        )
+
+    def settle(self) -> None:
+        """Wait for all that is to come of the latest answers."""
+        self.await_numbers(0, self._flat.size)
+
+    def pull(self, final: bool = False) -> int:
+        self.settle()
+        self._cuts = [[] for _ in self._shards]
+        return super().pull(final)
+
+    def _gradients_of_shards(self) -> list[Tensor]:
+        return [self._flat.gradients[shard] for shard in self._shards]
+
+    def _answer(self, position: int) -> Message:
+        """Return an answer; what follows of it in parts is awaited from now on, and not here."""
+        answer = super()._answer(position)
+        while answer.kind is _PART:  # a copy of one that was taken
+            answer = super()._answer(position)
+        cuts, self._cuts[position] = self._cuts[position], []
+        if cuts and answer.tensor is not None:
+            places = sorted({0, *cuts, self._sizes[position]})
+            self._awaited[position].extend(pairwise(places))
+            return answer._replace(tensor=None)
+        return answer
+
+    def _take_part(self, position: int) -> None:
+        start, stop = self._awaited[position][0]
+        part = super()._answer(position)
+        if part.kind is _LEAVE:
+            raise PeerLost(self._servers[position], "joining a run that is ending")
+        if part.kind is not _PART or part.version != start:
+            return
+        if self._overwrite is not None:
+            self._overwrite(self._parameters[position][start:stop], payload(part))
+        self._awaited[position].popleft()
+
+
 class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     """Pushes the gradients of every step and goes on with what the servers answer.
 
@@ -311,3 +418,68 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     def load_state(self, state: State) -> None:
         if self._optimizer is not None:
             self._optimizer.load_state(*state)
+
+
+class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
+    """As `ServedWorker`, while the passes go on; see the top of this file."""
+
+    def __init__(
+        self,
+        setting: WorkerSetting,
+        servers: OverlappedPushPull,
+        *,
+        own_updates: bool,
+        dropped_late: bool,
+        scales_parts: bool,
+    ) -> None:
+        super().__init__(
+            setting, servers, own_updates=own_updates, dropped_late=dropped_late, scales_parts=scales_parts
+        )
+        self._overlapped = servers
+        size = setting.flat.size
+        self._places = [(bucket.start, min(bucket.stop, size)) for bucket in setting.flat.buckets]
+        self._step = Step(0)
+
+    def begin(self, step: Step) -> None:
+        self._step = step
+
+    def before_use(self, bucket: int) -> None:
+        self._overlapped.await_numbers(*self._places[bucket])
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Push a bucket; the last goes with what is said of the whole gradient.
+
+        Raises:
+            RequestError: its parameters have been used before they had come, by something that is not their module.
+        """
+        self._check_was_awaited(bucket)
+        step = self._step
+        if bucket == len(self._places) - 1 or (self._scales_parts and step.share != 1.0):
+            return
+        self._overlapped.push_bucket(*self._places[bucket], step.number)
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        for bucket in range(len(self._places)):
+            self._check_was_awaited(bucket)
+        return super().gradients_ready(step, learning_rate)
+
+    def settle(self) -> None:
+        self._overlapped.settle()
+
+    def end(self) -> None:
+        self.settle()
+        super().end()
+
+    def _check_was_awaited(self, bucket: int) -> None:
+        """Take what of a bucket no forward pass has waited for; it must have no gradient."""
+        start, stop = self._places[bucket]
+        if not self._overlapped.awaits(start, stop):
+            return
+        if bool(self._flat.gradients[start:stop].any()):
+            views = [self._flat.views[at] for at in self._flat.buckets[bucket].parameters]
+            name = next(view.name for view in views if bool(view.gradient.any()))
+            raise RequestError(
+                f"{name} was used without calling its module, before servers had answered: call the module, or give "
+                "the strategy overlap=false"
+            )
+        self._overlapped.await_numbers(start, stop)

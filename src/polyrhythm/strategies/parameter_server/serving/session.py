@@ -37,6 +37,7 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.serving.admission import FiniteScreen, admit_bare, payload
 from polyrhythm.strategies.parameter_server.serving.gate import Decision, let_through
 from polyrhythm.strategies.parameter_server.serving.membership import Entrance, PusherRegistry
+from polyrhythm.strategies.parameter_server.serving.parts import PushParts
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
     Contribution,
@@ -50,7 +51,7 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
 from polyrhythm.strategies.server_part import CountsLatestStaleness, ServerStats
 from polyrhythm.strategies.state import State
 
-_PARAMETERS = Kind.PARAMETERS  # an enum is slow to ask for its members
+_PARAMETERS, _PUSH = Kind.PARAMETERS, Kind.PUSH  # an enum is slow to ask for its members
 
 
 class ServerSession(CountsLatestStaleness):
@@ -101,6 +102,9 @@ class ServerSession(CountsLatestStaleness):
         """Decisions in their order, of which the first waits for other servers; those without a batch for it."""
         self._proposed = 0
         """Batches that other servers were told of."""
+        self._parts: PushParts | None = None  # once the first part of a push has come
+        self._plain = not self._converses
+        """Whether replies leave as they are made."""
 
     @property
     def values(self) -> Tensor:
@@ -146,6 +150,8 @@ class ServerSession(CountsLatestStaleness):
         # By its place: the fields of a named tuple are looked up in its class each time.
         pusher, kind = self._numbers[source], message[0]
         if kind is self._contributes:
+            if self._parts is not None:
+                message = self._parts.join(source, message)
             replies = self._push(pusher, source, message)
         elif kind is Kind.PULL:
             replies = self._pull(pusher, source, message)
@@ -155,17 +161,19 @@ class ServerSession(CountsLatestStaleness):
             replies = self._come_in(pusher, source, message)
         else:
             replies = self._begin(pusher, source, message)
-        return self._with_peers(replies) if self._converses else replies
+        return replies if self._plain else self._completed(replies)
 
     def on_loss(self, rank: int) -> list[Reply]:
         """Forget a lost pusher until a successor pulls; raise `RunError` if more are lost than can be spared."""
         if rank not in self._numbers:
             return []
         self._registry.miss(rank)
+        if self._parts is not None:
+            self._parts.forget(rank)
         if not self._registry.lose(rank):
             return []
         replies = self._go_on_without(rank)
-        return self._with_peers(replies) if self._converses else replies
+        return replies if self._plain else self._completed(replies)
 
     def answer_again(self, source: int) -> list[Reply]:
         """Answer a pusher whose last answer was lost with a server: with the parameters as they are now."""
@@ -281,6 +289,8 @@ class ServerSession(CountsLatestStaleness):
         self.dropped = facts.get("dropped", 0)
 
     def _begin(self, pusher: int, source: int, message: Message) -> list[Reply]:
+        if message.kind is Kind.PART and self._contributes is _PUSH:
+            return self._take_part(source, message)
         if message.kind is Kind.FETCH and self._gate.fetches:
             return self._fetch(pusher, message)
         if message.kind is Kind.CONFIGURE:
@@ -295,6 +305,21 @@ class ServerSession(CountsLatestStaleness):
             Reason.KIND, f"a server cannot do anything with {message.kind.name} from rank {source}"
         )
 
+    def _take_part(self, source: int, message: Message) -> list[Reply]:
+        """Keep a part of a push, of which nothing else follows: whether it is its turn is asked of the whole."""
+        if not self._rule.ready:
+            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+        if self._parts is None:
+            self._parts, self._plain = PushParts(), False
+        self._parts.take(source, message, self._rule.values)
+        return []
+
+    def _completed(self, replies: list[Reply]) -> list[Reply]:
+        """Return replies with what other servers are told first, and those to pushes in parts cut as these were."""
+        if self._converses:
+            replies = self._with_peers(replies)
+        return replies if self._parts is None else self._parts.cut(replies)
+
     def _ask_for_all(self) -> list[Reply]:
         asking = self._registry.take_asking()
         return [reply for other in asking for reply in self._ask(self._numbers[other])]
@@ -304,7 +329,8 @@ class ServerSession(CountsLatestStaleness):
         was_final = rule.final
         news = rule.on_peer(source, message)
         if not self._converses:
-            return self._resume_deferred()
+            replies = self._resume_deferred()
+            return replies if self._plain else self._completed(replies)
         if news is not None:
             self.version += news.updates
             self.stop |= news.stop
@@ -312,7 +338,7 @@ class ServerSession(CountsLatestStaleness):
         replies = self._ask_for_all() if rule.ready else []
         if rule.final and not was_final:
             replies += self._answer_final()
-        return self._with_peers(replies)
+        return self._completed(replies)
 
     def _with_peers(self, replies: list[Reply]) -> list[Reply]:
         """Return what the rule tells other servers, the replies, and answers to those whom the gate frees now."""
@@ -326,6 +352,8 @@ class ServerSession(CountsLatestStaleness):
     def _pull(self, pusher: int, source: int, message: Message) -> list[Reply]:
         admit_bare(message)
         registry = self._registry
+        if self._parts is not None:
+            self._parts.forget(source)
         if message.stop:
             if pusher != 0:  # the first speaks for the run
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")

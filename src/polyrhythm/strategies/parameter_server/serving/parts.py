@@ -1,0 +1,131 @@
+"""A server's end of pushes and answers that travel in parts.
+
+    worker    backward ── PART(end) ─▶ … ── PART ─▶ … ── PUSH(what is left) ─▶        forward
+    server                 joins them: one gradient, of this PUSH ─▶ gate ─▶ update
+    worker                       ◀─ PARAMETERS(no numbers) ── PART(beginning) ── … ── PART(end)
+
+The backward pass has the end of the vector first, so each part lies just before the one that came before it, and the
+push brings the beginning, with all that is said of the whole: version, weight, rate. Until then nothing has happened,
+so a push that breaks off leaves nothing behind, and sums, versions and stalenesses are those of a push in one piece.
+The answer is cut where the push was, and comes in the order in which a forward pass needs it.
+
+`version` of a PART is the place of its first number in the server's shard, `step` that of its push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
+from polyrhythm.strategies.parameter_server.serving.admission import payload
+from polyrhythm.strategies.parameter_server.serving.rule import Reply
+
+
+@dataclass
+class _Gradient:
+    """A gradient of which a part has come.
+
+    Attributes:
+        numbers: `(n,)`, of the whole shard; those from `start` on are there.
+        step: of its pusher.
+        start: of the first number that is there.
+        cuts: where its parts begin.
+    """
+
+    numbers: Tensor
+    step: int
+    start: int
+    cuts: list[int] = field(default_factory=list)
+
+
+class PushParts:
+    """The parts of pushes that one server has of its pushers, which are told apart by their ranks."""
+
+    def __init__(self) -> None:
+        self._coming: dict[int, _Gradient] = {}
+        self._cuts: dict[int, list[int]] = {}
+        """Where to cut the answer to a push that is whole."""
+
+    def take(self, source: int, message: Message, values: Tensor) -> None:
+        """Take a part of a push to a shard of these parameters, `(n,)`.
+
+        Raises:
+            RefusedMessage: it does not lie before the part that came last.
+        """
+        tensor, start, step = payload(message), message.version, message.step
+        if tensor.dtype is not values.dtype:
+            raise RefusedMessage(Reason.PAYLOAD, f"a part of {tensor.dtype} came for {values.dtype}")
+        coming, size = self._coming.get(source), len(tensor)
+        stop = start + size
+        if coming is None or coming.step != step:
+            if stop != len(values):
+                raise RefusedMessage(
+                    Reason.ORDER,
+                    f"the first part of a gradient ends at {stop:,}, where {len(values):,} parameters are",
+                )
+            coming = self._coming[source] = _Gradient(torch.empty_like(values), step, stop)
+        if not (size > 0 and start >= 0 and stop == coming.start):
+            raise RefusedMessage(
+                Reason.ORDER,
+                f"numbers {start:,} to {stop:,} of a gradient came, where those before {coming.start:,} were next",
+            )
+        coming.numbers[start:stop] = tensor
+        coming.start = start
+        coming.cuts.append(start)
+
+    def join(self, source: int, message: Message) -> Message:
+        """Return a push with all parts that came before it.
+
+        Raises:
+            RefusedMessage: some are missing.
+        """
+        coming = self._coming.pop(source, None)
+        self._cuts.pop(source, None)
+        if coming is None or coming.step != message.step:
+            return message
+        rest = payload(message)
+        if len(rest) != coming.start or rest.dtype is not coming.numbers.dtype:
+            raise RefusedMessage(
+                Reason.PAYLOAD,
+                f"{len(rest):,} numbers, {rest.dtype}, came with a push of which {coming.start:,} were missing",
+            )
+        coming.numbers[: coming.start] = rest
+        self._cuts[source] = sorted(cut for cut in coming.cuts if cut > 0)
+        return message._replace(tensor=coming.numbers)
+
+    def forget(self, source: int) -> None:
+        """Forget what has come of a pusher, which begins anew or is gone."""
+        self._coming.pop(source, None)
+        self._cuts.pop(source, None)
+
+    def cut(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Return replies, of which those to pushes in parts are cut as these were."""
+        found: list[Reply] = []
+        for to, reply in replies:
+            cuts = self._cuts.pop(to, None) if reply.kind is Kind.PARAMETERS else None
+            tensor = reply.tensor
+            if cuts is None or tensor is None:
+                found.append((to, reply))
+                continue
+            found.append((to, reply._replace(tensor=tensor[:0])))
+            for start, stop in pairwise([0, *cuts, len(tensor)]):
+                found.append((to, Message(Kind.PART, tensor[start:stop], version=start, step=reply.step)))
+        return found
+
+
+def whole_replies(replies: Sequence[Reply]) -> list[Reply]:
+    """Return replies with the parts of each joined; what `PushParts.cut` was given."""
+    found: list[Reply] = []
+    for to, reply in replies:
+        if reply.kind is not Kind.PART:
+            found.append((to, reply))
+            continue
+        _, before = found[-1]
+        joined = torch.cat([payload(before), payload(reply)])
+        found[-1] = to, before._replace(tensor=joined)
+    return found
