@@ -47,7 +47,11 @@ def test_what_goes_in_step_has_the_same_bits_in_less_time(name, options, workers
     whole, parts = (
         simulated(
             make_job(
-                f"{name}({options}, overlap={overlap})", workers, model=wide, optimizer=optimizer, batch_size=5
+                f"{name}({options}, overlap={overlap})",
+                workers,
+                model=wide,
+                optimizer=optimizer,
+                batch_size=5,
             ),
             SLOW,
         )
@@ -96,10 +100,14 @@ def test_averaged_weights_are_those_of_whole_steps():
 @pytest.mark.parametrize("then", ["true", "false"])
 def test_a_resumed_run_may_overlap_or_not(then, tmp_path):
     options = "consistency=synchronous, servers=2, overlap={}"
-    job = make_job(f"parameter_server({options.format('true')})", 2, optimizer="adam(lr=0.01)", folder=tmp_path)
+    job = make_job(
+        f"parameter_server({options.format('true')})", 2, optimizer="adam(lr=0.01)", folder=tmp_path
+    )
     whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)), SLOW)
     half = simulated(job, replace(SLOW, stop_at_s=0.15))
     assert half.result["epochs"] < 2
-    other = make_job(f"parameter_server({options.format(then)})", 2, optimizer="adam(lr=0.01)", folder=tmp_path)
+    other = make_job(
+        f"parameter_server({options.format(then)})", 2, optimizer="adam(lr=0.01)", folder=tmp_path
+    )
     again = replace(other, checkpointing=replace(job.checkpointing, resume=True))
     assert simulated(again, SLOW).sha256 == whole.sha256

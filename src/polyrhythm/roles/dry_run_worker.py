@@ -177,6 +177,7 @@ class DryWorkload:
             if gradient is None and not shares:
                 pace.whole(work)
             else:
+                step.learning_rate = self._computed[1]
                 pace.forward(shares, self._use, work)
                 if gradient is not None:
                     gradient(self._worker, step.number, self.replica.flat.gradients)

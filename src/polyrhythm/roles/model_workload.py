@@ -318,6 +318,7 @@ class ModelWorkload:
             place = batch.reached / self._images * self._length.nominal_steps
             factor = learning.schedule.factor_at(place, self._length)
         rate = learning.optimizer.lr * factor * self._rescaled * self._gain
+        step.learning_rate = rate * self.rate_ratio
         size = len(batch.labels)
         joint = self._joint
         if joint is not None:

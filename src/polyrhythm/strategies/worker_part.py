@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Step:
     """One gradient of one worker, known before it is computed.
 
-    Nobody changes it; a frozen one takes four times as long to make, and every step makes one.
+    Nobody changes it, but for its learning rate; a frozen one takes four times as long to make, and every step makes one.
 
     Attributes:
         number: the worker's steps before this one.
@@ -43,6 +43,7 @@ class Step:
         share: this worker's part of a full global batch, over an equal part.
         plan: of the optimiser as it is at this step, in a user's own loop that has changed more than the learning rate;
             None: as at the start.
+        learning_rate: the one to update with, where it is known before the backward pass; else None.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Step:
     stop: bool = False
     share: float = 1.0
     plan: OptimizerPlan | None = None
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)

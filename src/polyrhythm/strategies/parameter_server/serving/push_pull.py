@@ -224,6 +224,9 @@ class PushPull(ServerLink):
         return anyone_stops
 
 
+_PUSHED = -1
+
+
 class OverlappedPushPull(PushPull):
     """Pushes buckets before their step is over, and takes what servers answer to such a push in parts.
 
@@ -234,35 +237,45 @@ class OverlappedPushPull(PushPull):
         super().__init__(setting)
         self._sizes = [len(gradients) for gradients in self._gradients]
         self._unpushed = list(self._sizes)
+        """Numbers of each shard that are still to be pushed in this step."""
         self._cuts: list[list[int]] = [[] for _ in self._shards]
         self._leaving: list[Handle] = []
         self._awaited: list[deque[tuple[int, int]]] = [deque() for _ in self._shards]
         """Of each shard, the stretches of an answer that are to come, in their order."""
 
-    def push_bucket(self, start: int, stop: int, step: int) -> None:
+    def push_bucket(self, start: int, stop: int, step: Step) -> None:
         """Start to push numbers of the flat gradients, which lie just before those that were pushed last.
 
-        They must not change before `take` has returned.
+        They must not change before `take` has returned. A shard that is whole is pushed at once, if the learning rate
+        is known, so that its server can answer while the backward pass goes on.
         """
         for position, shard in enumerate(self._shards):
             first, last = max(start, shard.start) - shard.start, min(stop, shard.stop) - shard.start
             if first < last:
-                part = Message(_PART, self._flat.gradients[shard][first:last], version=first, step=step)
+                part = Message(
+                    _PART, self._flat.gradients[shard][first:last], version=first, step=step.number
+                )
                 self._leaving.append(self._ask(position, part))
                 self._unpushed[position] = first
                 self._cuts[position].append(first)
+                if first == 0 and step.learning_rate is not None:
+                    self._push_rest(position, step, step.weight, step.learning_rate)
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
         if not self._leaving:
             super().push(step, weight, learning_rate)
             return
-        parts, self._leaving = self._leaving, []
-        for position, server_gradients in enumerate(self._gradients_of_shards()):
-            rest = server_gradients[: self._unpushed[position]]
-            version = self._versions[position]
-            message = (_PUSH, rest, version, step.number, weight, learning_rate, step.stop, 0)
-            parts.append(self._ask(position, message_of(message)))
-        self._under_way, self._unpushed = parts, list(self._sizes)
+        for position, unpushed in enumerate(self._unpushed):
+            if unpushed >= 0:
+                self._push_rest(position, step, weight, learning_rate)
+        self._under_way, self._leaving, self._unpushed = self._leaving, [], list(self._sizes)
+
+    def _push_rest(self, position: int, step: Step, weight: float, learning_rate: float) -> None:
+        rest = self._flat.gradients[self._shards[position]][: self._unpushed[position]]
+        version = self._versions[position]
+        message = (_PUSH, rest, version, step.number, weight, learning_rate, step.stop, 0)
+        self._leaving.append(self._ask(position, message_of(message)))
+        self._unpushed[position] = _PUSHED
 
     def await_numbers(self, start: int, stop: int) -> None:
         """Wait until the flat vector holds the latest answers' numbers from `start` to `stop`."""
@@ -287,9 +300,6 @@ class OverlappedPushPull(PushPull):
         self.settle()
         self._cuts = [[] for _ in self._shards]
         return super().pull(final)
-
-    def _gradients_of_shards(self) -> list[Tensor]:
-        return [self._flat.gradients[shard] for shard in self._shards]
 
     def _answer(self, position: int) -> Message:
         """Return an answer; what follows of it in parts is awaited from now on, and not here."""
@@ -456,7 +466,7 @@ class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
         step = self._step
         if bucket == len(self._places) - 1 or (self._scales_parts and step.share != 1.0):
             return
-        self._overlapped.push_bucket(*self._places[bucket], step.number)
+        self._overlapped.push_bucket(*self._places[bucket], step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         for bucket in range(len(self._places)):

@@ -1,0 +1,136 @@
+"""The worker that pushes while it computes, against a server that answers by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from polyrhythm.communication.message import Kind, Message
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, OverlappingWorker
+from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+class Sent:
+    """A handle."""
+
+    def wait(self):
+        """Nothing is under way."""
+
+
+class Workers:
+    """What is asked of the workers' communicator."""
+
+    rank = 1
+
+
+class Script:
+    """A network that notes what is sent, and hands out what servers say, in order."""
+
+    def __init__(self):
+        self.sent = []
+        self.said = {2: [], 3: []}
+
+    def send(self, to, message):
+        self.sent.append((to, message))
+
+    def start_send(self, to, message):
+        self.sent.append((to, message))
+        return Sent()
+
+    def receive(self, source):
+        return source, self.said[source].pop(0)
+
+
+def made():
+    """A worker of two servers with 10 numbers in buckets of 4, 2 and 4: the servers' shards have 5 each."""
+    model = nn.ParameterList(torch.zeros(count) for count in (4, 2, 4))
+    flat = FlatParameters(model, bucket_bytes=0)
+    assert [(bucket.start, bucket.stop) for bucket in flat.buckets] == [(6, 12), (4, 6), (0, 4)]
+    plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=0.1), flat)
+    network = Script()
+    setting = WorkerSetting(network, Workers(), RoleAssignment((0, 1), (2, 3)), flat, plan)
+    servers = OverlappedPushPull(setting)
+    part = OverlappingWorker(setting, servers, own_updates=False, dropped_late=False, scales_parts=False)
+    return network, flat, part
+
+
+def header(step=1):
+    return Message(Kind.PARAMETERS, torch.empty(0), version=step, step=step)
+
+
+def answer(start, *numbers):
+    return Message(Kind.PART, torch.tensor(numbers), version=start, step=1)
+
+
+def stepped(network, flat, part, learning_rate=None):
+    """Take one step; both servers have answered with headers alone."""
+    flat.gradients.copy_(torch.arange(10.0))
+    part.begin(Step(0, learning_rate=learning_rate))
+    for bucket in range(3):
+        part.bucket_ready(bucket)
+    network.said[2].append(header())
+    network.said[3].append(header())
+    assert part.gradients_ready(Step(0), 0.1) is False
+    flat.zero_gradients()
+    network.said[2] += [answer(0, 10.0, 11.0, 12.0, 13.0), answer(4, 14.0)]
+    network.said[3] += [answer(0, 15.0), answer(1, 16.0, 17.0, 18.0, 19.0)]
+
+
+def test_buckets_leave_as_they_are_ready_and_the_push_brings_the_rest():
+    network, flat, part = made()
+    stepped(network, flat, part)
+    told = [(to, message.kind, message.version, message.tensor.numel()) for to, message in network.sent]
+    assert told == [
+        (3, Kind.PART, 1, 4),
+        (2, Kind.PART, 4, 1),
+        (3, Kind.PART, 0, 1),
+        (2, Kind.PUSH, 0, 4),
+        (3, Kind.PUSH, 0, 0),
+    ]
+
+
+def test_a_shard_that_is_whole_is_pushed_at_once_where_the_learning_rate_is_known():
+    network, flat, part = made()
+    stepped(network, flat, part, learning_rate=0.1)
+    told = [(to, message.kind, message.tensor.numel(), message.learning_rate) for to, message in network.sent]
+    assert told == [
+        (3, Kind.PART, 4, 0.0),
+        (2, Kind.PART, 1, 0.0),
+        (3, Kind.PART, 1, 0.0),
+        (3, Kind.PUSH, 0, 0.1),
+        (2, Kind.PUSH, 4, 0.1),
+    ]
+
+
+def test_parameters_are_awaited_bucket_by_bucket_the_first_layers_first():
+    network, flat, part = made()
+    stepped(network, flat, part)
+    assert not flat.vector.any()
+    part.before_use(2)
+    assert flat.vector.tolist() == [10.0, 11.0, 12.0, 13.0, *[0.0] * 6]
+    part.before_use(1)
+    assert flat.vector.tolist() == [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, *[0.0] * 4]
+    part.before_use(0)
+    assert flat.vector.tolist() == [*range(10, 20)]
+    assert network.said == {2: [], 3: []}
+
+
+def test_settling_takes_all_and_a_copy_of_a_part_is_passed_over():
+    network, flat, part = made()
+    stepped(network, flat, part)
+    network.said[2].insert(1, answer(0, 1.0, 2.0, 3.0, 4.0))
+    part.settle()
+    assert flat.vector.tolist() == [*range(10, 20)]
+
+
+def test_parameters_that_were_used_unannounced_are_refused():
+    network, flat, part = made()
+    stepped(network, flat, part)
+    part.begin(Step(1))
+    part.before_use(2)
+    flat.gradients[7] = 1.0
+    with pytest.raises(RequestError, match="used without calling its module"):
+        part.bucket_ready(0)
