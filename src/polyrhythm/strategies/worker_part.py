@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Step:
     """One gradient of one worker, known before it is computed.
 
-    Nobody changes it, but for its learning rate; a frozen one takes four times as long to make, and every step makes one.
+    Nobody changes it, but for its learning rate. A frozen one takes four times as long to make, and every step makes
+    one.
 
     Attributes:
         number: the worker's steps before this one.

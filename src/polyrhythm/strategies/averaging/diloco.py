@@ -9,23 +9,29 @@ Douillard, Feng, Rusu, Chhaparia, Donchev et al., "DiLoCo: distributed low-commu
 H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner optimiser is the run's own. Its state
 stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
 
+With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): one part of the
+model after the other is averaged while training goes on; see `rounds/streaming.py`.
+
 Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
 hundred steps.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.state import State
-from polyrhythm.strategies.strategy import Facts, Paper
+from polyrhythm.strategies.averaging.rounds.streaming import Streaming, StreamingWorker, fragments_of
+from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.state import Resharding, State, same_for_all
+from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -43,6 +49,9 @@ class DiLoCo(CompressedAveraging):
     Attributes:
         steps: of each worker in a round.
         outer: the optimiser that takes a round's change for its gradient.
+        fragments: into how many parts the model is cut, of which each is averaged once in `steps` steps.
+        delay: steps for which the mean of a fragment is on its way while its workers go on.
+        mixing: what of a worker's own fragment is kept when its mean is there; 1 would keep all of it.
         collective: how models are added up.
     """
 
@@ -62,6 +71,9 @@ class DiLoCo(CompressedAveraging):
     plain_alone: ClassVar[bool] = False
 
     steps: Count = 32
+    fragments: Count = 1
+    delay: int = Field(default=0, ge=0)
+    mixing: float = Field(default=0.0, ge=0, le=1)
     outer: Annotated[OptimizerConfig, chosen("outer optimizer", _OPTIMIZERS)] = SGD(
         lr=0.7, momentum=0.9, nesterov=True
     )
@@ -79,7 +91,60 @@ class DiLoCo(CompressedAveraging):
     def period(self) -> int:
         return self.steps
 
+    @property
+    def streams(self) -> bool:
+        """Whether it is streaming DiLoCo."""
+        return self.fragments > 1 or self.delay > 0 or self.mixing > 0
+
+    def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
+        super().check(workers, plan)
+        if self.steps % self.fragments:
+            raise RequestError(
+                f"diloco: {self.fragments} fragments cannot take turns evenly in steps={self.steps}: make steps a "
+                "multiple of fragments"
+            )
+        every = self.steps // self.fragments
+        if self.delay >= every:
+            raise RequestError(
+                f"diloco: a fragment is due every {every} steps (steps over fragments), and a mean that takes "
+                f"delay={self.delay} would not be there by then: give delay at most {every - 1}"
+            )
+
+    def check_model(self, flat: FlatParameters) -> None:
+        super().check_model(flat)
+        if self.streams:
+            fragments_of(flat, self.fragments)
+
+    def traits(self, workers: int) -> Traits:
+        found = super().traits(workers)
+        if not self.streams:
+            return found
+        every = self.steps // self.fragments
+        return replace(found, local_models=workers > 1, exchange_every=every)
+
+    def faults(self, workers: int) -> FaultPolicy:
+        """Return stopping where it streams: a mean that is on its way cannot be taken again."""
+        return FaultPolicy() if self.streams else super().faults(workers)
+
+    def resharding(self, before: int, after: int) -> Resharding:
+        if not self.streams:
+            return super().resharding(before, after)
+        if before != after:
+            raise needs_as_many(self, before)
+        return same_for_all(after)
+
     def worker(self, setting: WorkerSetting) -> WorkerPart:
+        if self.streams:
+            terms = Streaming(
+                steps=self.steps,
+                fragments=self.fragments,
+                delay=self.delay,
+                mixing=self.mixing,
+                outer=self.outer,
+                collective=self.collective,
+                compress=self.compress,
+            )
+            return StreamingWorker(setting, terms)
         outer = OuterOptimizer(self.outer, setting.flat)
         rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer, mean=self.mean)
         return RoundsWorker(setting, rounds)

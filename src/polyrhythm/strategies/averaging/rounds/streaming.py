@@ -1,0 +1,392 @@
+"""Rounds in fragments, whose means are on their way while training goes on: the worker part of streaming DiLoCo.
+
+Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a distributed
+free lunch", 2025, arXiv 2501.18512.
+
+    after local step h - tau   d = mean_i (g - w_i)                 of the fragment whose turn it is; travels from here
+    after local step h         g <- outer(g, d)                     g: the fragment as all have it
+                               w_i <- (1 - alpha) g + alpha w_i     w_i as it is then
+
+    worker 0   step step step step │ step step step step │ step …        h = H / P steps from one fragment to the next:
+                       fragment 0 ▔▔▔          fragment 1 ▔▔▔            each of P comes once in H
+
+H = `steps`, P = `fragments`, tau = `delay`, alpha = `mixing`. With one fragment and neither delay nor mixing it is
+DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model of fewer layers is cut into equal stretches.
+
+A request to stop travels with a mean, so all hear of it after the same step. When a run ends, what is under way is
+taken, and all fragments that have moved since their last mean meet once more, so that one model is left.
+
+Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.collective import Collective
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.compression.compressor import Compressor
+from polyrhythm.errors import RequestError
+from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
+from polyrhythm.strategies.state import State, below
+from polyrhythm.strategies.worker_part import (
+    Follows,
+    HoldsModel,
+    Presents,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+    Writes,
+)
+from polyrhythm.training.flat_parameters import TAIL, FlatParameters, shards
+from polyrhythm.training.optimizer import OptimizerConfig
+from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
+
+Fragment = tuple[slice, ...]
+"""Stretches of the flat vector that travel together."""
+
+
+def fragments_of(flat: FlatParameters, count: int) -> list[Fragment]:
+    """Cut a model's vector into so many fragments: layer i, a module with parameters of its own, to i mod `count`.
+
+    Raises:
+        RequestError: it has fewer numbers than fragments are asked for.
+    """
+    layers: dict[str, list[slice]] = {}
+    for view in flat.views:
+        layer = view.name.rpartition(".")[0] or view.name
+        stretches = layers.setdefault(layer, [])
+        if stretches and stretches[-1].stop == view.start:
+            stretches[-1] = slice(stretches[-1].start, view.stop)
+        else:
+            stretches.append(slice(view.start, view.stop))
+    if len(layers) < count:
+        if flat.size < count:
+            raise RequestError(f"{count} fragments of a model of {flat.size} numbers: ask for fewer")
+        return [(stretch,) for stretch in shards(flat.size, count)]
+    found: list[list[slice]] = [[] for _ in range(count)]
+    for number, stretches in enumerate(layers.values()):
+        found[number % count] += stretches
+    return [tuple(fragment) for fragment in found]
+
+
+def numbers_of(fragment: Fragment) -> int:
+    """Return how many numbers a fragment has."""
+    return sum(place.stop - place.start for place in fragment)
+
+
+def taken(vector: Tensor, fragment: Fragment) -> Tensor:
+    """Return the numbers of a fragment, in memory of their own."""
+    return torch.cat([vector[stretch] for stretch in fragment])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaming:
+    """How models stream.
+
+    Attributes:
+        steps: of a worker from one mean of a fragment to the next of the same.
+        fragments: how many.
+        delay: steps that a mean takes before it is used.
+        mixing: what of a worker's own fragment is kept then.
+        outer: the optimiser that takes the mean for its gradient.
+        collective: how fragments are added up.
+        compress: what shrinks them; None: nothing.
+    """
+
+    steps: int
+    fragments: int
+    delay: int
+    mixing: float
+    outer: OptimizerConfig
+    collective: Collective
+    compress: Compressor | None = None
+
+    @property
+    def every(self) -> int:
+        """Steps from one fragment to the next."""
+        return self.steps // self.fragments
+
+    def starts(self, step: int) -> bool:
+        """Whether a mean sets out after a step."""
+        return step % self.every + 1 == self.every - self.delay
+
+    def ends(self, step: int) -> bool:
+        """Whether it is used after a step."""
+        return step % self.every + 1 == self.every
+
+    def turn(self, step: int) -> int:
+        """Return the fragment whose turn it is at a step."""
+        return step // self.every % self.fragments
+
+
+@dataclass
+class Arrived:
+    """The mean of a fragment's movements.
+
+    Attributes:
+        movement: `(n,)`; None: there was none of any weight.
+        stops: whether any worker was asked to stop.
+    """
+
+    movement: Tensor | None
+    stops: bool
+
+
+class FragmentMean:
+    """The mean of one fragment's movements over all workers, in the background.
+
+    Args:
+        workers: who takes part.
+        add_up: adds fragments up one after the other.
+        numbers: of the fragment.
+    """
+
+    def __init__(self, workers: Communicator, add_up: AllReduce, numbers: int) -> None:
+        self._alone = workers.size == 1
+        self._add_up = add_up
+        self._numbers = numbers
+
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
+        """Start; return what waits for the mean."""
+        if self._alone:
+            return lambda: Arrived(movement if step.weight > 0 else None, step.stop)
+        outgoing = movement.new_empty(self._numbers + TAIL)
+        torch.mul(movement, step.weight, out=outgoing[: self._numbers])
+        outgoing[self._numbers :] = outgoing.new_tensor([step.weight, float(step.stop)])
+        handle = self._add_up.start(outgoing)
+
+        def arrived() -> Arrived:
+            handle.wait()
+            total, stops = outgoing[self._numbers :].tolist()
+            mean = outgoing[: self._numbers].div_(total) if total > 0 else None
+            return Arrived(mean, stops > 0)
+
+        return arrived
+
+    def state(self) -> State:
+        """Return what it keeps from mean to mean."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+
+
+class CompressedFragmentMean(FragmentMean):
+    """As `FragmentMean`, with little of a movement on the way; see `strategies.compressed_mean`."""
+
+    def __init__(
+        self,
+        workers: Communicator,
+        add_up: AllReduce,
+        layers: Sequence[Tensor],
+        terms: Streaming,
+        stands_for: float,
+    ) -> None:
+        from polyrhythm.strategies.compressed_mean import CompressedMean  # no other run pays for it
+
+        assert terms.compress is not None, "else a plain one is made"
+        super().__init__(workers, add_up, sum(layer.numel() for layer in layers))
+        self._workers = workers
+        model = nn.ParameterList(nn.Parameter(torch.zeros_like(layer)) for layer in layers)
+        self._flat = FlatParameters(model, stands_for=stands_for)
+        self._mean = CompressedMean(workers, self._flat, terms.compress, terms.collective)
+
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
+        if self._alone:
+            return super().start(movement, step)
+        self._flat.gradients.copy_(movement)
+
+        handle: Handle = self._workers.start(lambda: self._mean.finish(step))
+
+        def arrived() -> Arrived:
+            total, stops = handle.wait()
+            return Arrived(self._flat.gradients.clone() if total > 0 else None, stops)
+
+        return arrived
+
+    def state(self) -> State:
+        return self._mean.state()
+
+    def load_state(self, state: State) -> None:
+        self._mean.load_state(state)
+
+
+_OPTIMIZER, _OUTER = "optimizer.", "outer."
+
+
+class StreamingWorker(WorkerPart, Presents, HoldsModel):
+    """Trains on its own; one fragment after the other meets those of the others.
+
+    Args:
+        setting: the worker's.
+        terms: how models stream.
+    """
+
+    def __init__(self, setting: WorkerSetting, terms: Streaming) -> None:
+        super().__init__()
+        flat = setting.flat
+        self._workers, self._flat, self._terms = setting.workers, flat, terms
+        self._optimizer = LocalOptimizer(setting.plan, flat, "keep")
+        self.writes = Writes.KEPT
+        self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
+        self._fragments = fragments_of(flat, terms.fragments)
+        places = [stretch for fragment in self._fragments for stretch in fragment]
+        self._numbers = {(place.start, place.stop): number for number, place in enumerate(places)}
+        self._places = places
+        self._outer_rate = terms.outer.lr
+        self._outer_plan = OptimizerPlan.of(terms.outer.create([view.parameter for view in flat.views]), flat)
+        self._global = flat.vector.clone()
+        self._outer: SlicedOptimizer
+        self._add_up = AllReduce(terms.collective, setting.workers, "fragments", in_turn=True)
+        self._whole = ModelMean(setting.workers, flat, terms.collective)
+        self._means = [self._mean_of(fragment) for fragment in self._fragments]
+        self._under_way: Callable[[], Arrived] | None = None
+        self._arrived: Arrived | None = None
+        self._moved = [False] * terms.fragments
+        self._shares, self._counted = 0.0, 0
+        self._stops = self._heard = False
+        self._done = 0
+        self._resumed: State | None = None
+
+    def start(self, step: int) -> int:
+        self._done = step
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            self._workers.broadcast(self._flat.vector)
+            self._global = self._flat.vector.clone()
+        else:
+            self._flat.vector.copy_(resumed[0]["vector"])
+            self._global = resumed[0]["global"].clone()
+        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
+        if resumed is not None:
+            self._outer.load_pieces(below(_OUTER, resumed[0]), resumed[1]["outer"])
+        if self._workers.size > 1:
+            self._add_up.prepare()
+            self._whole.prepare()
+        return step
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        terms, number = self._terms, step.number
+        self._stops |= step.stop
+        self._shares, self._counted = self._shares + step.share, self._counted + 1
+        if step.weight > 0:
+            self._optimizer.step(learning_rate)
+            self._moved = [True] * terms.fragments
+            self.staleness[0] += 1
+        turn = terms.turn(number)
+        if terms.starts(number):
+            self._send(turn, number)
+        if terms.ends(number):
+            self._adopt(turn, terms.mixing)
+        self._done = number + 1
+        return self._heard or (self._stops and self._workers.size == 1)
+
+    def present(self) -> Tensor | None:
+        """Return the mean of all current models."""
+        return self._whole.take(stop=False).vector
+
+    def end(self) -> None:
+        """Leave the run's model in the flat vector, on all workers."""
+        if self._under_way is not None or self._arrived is not None:
+            self._adopt(self._terms.turn(self._done), 0.0)
+        for number in range(self._terms.fragments):
+            if self._moved[number]:
+                self._send(number, self._done)
+                self._adopt(number, 0.0)
+
+    def state(self) -> State:
+        tensors, facts = self._optimizer.state()
+        outer, outer_facts = self._outer.pieces()
+        named = {"vector": self._flat.vector, "global": self._global}
+        named |= {_OPTIMIZER + name: value for name, value in tensors.items()}
+        named |= {_OUTER + name: value for name, value in outer.items()}
+        arrived = self._wait()
+        if arrived is not None and arrived.movement is not None:
+            named["movement"] = arrived.movement
+        kept = []
+        for number, mean in enumerate(self._means):
+            tensors, told = mean.state()
+            named |= {f"kept.{number}.{name}": value for name, value in tensors.items()}
+            kept.append(told)
+        return named, {
+            "optimizer": facts,
+            "outer": outer_facts,
+            "arrived": None if arrived is None else arrived.stops,
+            "moved": list(self._moved),
+            "shares": self._shares,
+            "counted": self._counted,
+            "kept": kept,
+        }
+
+    def load_state(self, state: State) -> None:
+        tensors, facts = self._resumed = state
+        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+        self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
+        self._under_way = self._arrived = None
+        if facts["arrived"] is not None:
+            movement = tensors["movement"].clone() if "movement" in tensors else None
+            self._arrived = Arrived(movement, stops=False)  # who goes on was not asked to stop
+        for number, mean in enumerate(self._means):
+            mean.load_state((below(f"kept.{number}.", tensors), facts["kept"][number]))
+
+    def model_in(self, state: State) -> Tensor | None:
+        return state[0]["vector"]
+
+    def _mean_of(self, fragment: Fragment) -> FragmentMean:
+        """Return what averages a fragment; one in which nothing is large enough to be compressed travels whole."""
+        plain = FragmentMean(self._workers, self._add_up, numbers_of(fragment))
+        if self._terms.compress is None:
+            return plain
+        flat = self._flat
+        inside = [
+            view
+            for place in fragment
+            for view in flat.views
+            if place.start <= view.start and view.stop <= place.stop
+        ]
+        layers: list[Tensor] = [view.gradient for view in inside]
+        if sum(view.stop - view.start for view in inside) != numbers_of(fragment):  # it cuts layers
+            layers = [flat.gradients[place] for place in fragment]
+        try:
+            return CompressedFragmentMean(self._workers, self._add_up, layers, self._terms, flat.stands_for)
+        except RequestError:
+            return plain
+
+    def _send(self, number: int, step: int) -> None:
+        """Start the mean of a fragment's movement since its last one."""
+        fragment = self._fragments[number]
+        movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
+        weight = self._shares / self._counted if self._counted else 1.0
+        self._shares, self._counted = 0.0, 0
+        self._under_way = self._means[number].start(movement, Step(step, weight, self._stops))
+
+    def _wait(self) -> Arrived | None:
+        """Return the mean that has set out last and is not used yet, once it is there."""
+        if self._under_way is not None:
+            self._arrived, self._under_way = self._under_way(), None
+        return self._arrived
+
+    def _adopt(self, number: int, mixing: float) -> None:
+        """Take the outer step of a fragment with the mean that is on its way, and go on from there."""
+        arrived = self._wait()
+        assert arrived is not None, "it has set out"
+        self._arrived = None
+        self._heard |= arrived.stops
+        if arrived.movement is None:
+            return
+        fragment = self._fragments[number]
+        parts = arrived.movement.split([place.stop - place.start for place in fragment])
+        for place, part in zip(fragment, parts, strict=True):
+            self._outer.step(self._numbers[place.start, place.stop], part, self._outer_rate)
+            own, common = self._flat.vector[place], self._global[place]
+            if mixing:
+                own.mul_(mixing).add_(common, alpha=1 - mixing)
+            else:
+                own.copy_(common)
+        self._moved[number] = mixing > 0
