@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conformance.jobs import batch, make_job, simulated, uneven, vector_of
+from conformance.jobs import batch, cosine, make_job, simulated, uneven, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -65,6 +65,7 @@ def replayed(job, period, fragments, delay, mixing, lr, momentum):
     for step in range(EPOCHS * STEPS_PER_EPOCH):
         for worker, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             images, labels = batch(job, step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH, worker, WORKERS)
+            optimizer.param_groups[0]["lr"] = cosine(job, step, EPOCHS * STEPS_PER_EPOCH)
             optimizer.zero_grad()
             functional.cross_entropy(model(images.double()), labels).backward()
             optimizer.step()
