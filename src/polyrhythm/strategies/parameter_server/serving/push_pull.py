@@ -59,6 +59,9 @@ class ServerLink:
         pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
     """
 
+    # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
+    __slots__ = ("_network", "_plan", "_pushes", "_servers", "_shards", "_vector", "_versions")
+
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         self._network = setting.network
         self._servers = setting.roles.servers
@@ -132,6 +135,17 @@ class PushPull(ServerLink):
         reached: the step with which the servers last let this worker go on.
         stops: whether a pull was answered when someone had wanted to stop.
     """
+
+    __slots__ = (
+        "_flat",
+        "_gradients",
+        "_overwrite",
+        "_parameters",
+        "_sliced",
+        "_under_way",
+        "reached",
+        "stops",
+    )
 
     def __init__(self, setting: WorkerSetting, plan: OptimizerPlan | None = None, pushes: int = 0) -> None:
         super().__init__(setting, setting.plan if plan is None else plan, pushes)
@@ -336,6 +350,17 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         scales_parts: whether a gradient counts in proportion to this worker's part of a global batch.
         takes_plans: whether servers take more than a gradient with a push; see `planned_push`.
     """
+
+    __slots__ = (
+        "_flat",
+        "_hands_out",
+        "_has_left",
+        "_leads",
+        "_leaves_at_once",
+        "_optimizer",
+        "_scales_parts",
+        "_servers",
+    )
 
     def __init__(
         self,
