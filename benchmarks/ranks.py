@@ -30,13 +30,16 @@ class RanksFailed(Exception):
     """A rank died, or took too long."""
 
 
-def on_hosts(hosts: Sequence[Host], role: Role, *, computes: bool = False) -> list[Any]:
+def on_hosts(
+    hosts: Sequence[Host], role: Role, *, computes: bool = False, patience_s: float = _PATIENCE_S
+) -> list[Any]:
     """Plays a role on real ranks.
 
     Args:
         hosts: of each rank; the first one keeps the store at which all meet.
         role: what a rank does with its communicator; gives something that can be pickled.
         computes: whether ranks compute; else they sleep most of the time, and go before all else on this machine.
+        patience_s: for how long a rank is waited for.
 
     Returns:
         What each rank gave.
@@ -56,16 +59,16 @@ def on_hosts(hosts: Sequence[Host], role: Role, *, computes: bool = False) -> li
             process.start()
         for _, theirs in pipes:
             theirs.close()
-        return [_result(rank, ours) for rank, (ours, _) in enumerate(pipes)]
+        return [_result(rank, ours, patience_s) for rank, (ours, _) in enumerate(pipes)]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _result(rank: int, pipe: Connection) -> Any:
-    if not pipe.poll(_PATIENCE_S):
-        raise RanksFailed(f"rank {rank} came to no end within {_PATIENCE_S:g} s")
+def _result(rank: int, pipe: Connection, patience_s: float) -> Any:
+    if not pipe.poll(patience_s):
+        raise RanksFailed(f"rank {rank} came to no end within {patience_s:g} s")
     try:
         return pipe.recv()
     except EOFError:

@@ -53,6 +53,7 @@ COMPRESSORS = (
 )
 DDP, HOOK = "DDP (gloo)", "DDP, powerSGD_hook, rank 2"
 _DDP_PORT = 29400
+_PATIENCE_S = 580.0
 Take = Callable[[int], None]
 
 
@@ -121,6 +122,8 @@ def play(communicator: Communicator, first: Host, given: argparse.Namespace) -> 
         name,
         take,
     ) in takes.items():  # connections, warm starts, the hook's first plain steps, rows of factors
+        if communicator.rank == 0:
+            print(f"{name}: ready", file=sys.stderr, flush=True)
         for number in range(3 if name == HOOK else 2):
             take(number)
         communicator.barrier()
@@ -149,7 +152,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     with shaped_hosts(RANKS, given.megabits * 1e6) as hosts:
-        found = on_hosts(hosts, lambda communicator: play(communicator, hosts[0], given), computes=True)
+        found = on_hosts(
+            hosts,
+            lambda communicator: play(communicator, hosts[0], given),
+            computes=True,
+            patience_s=_PATIENCE_S,
+        )
     names = list(found[0]["seconds"])
     slowest = {
         name: [max(rank["seconds"][name][turn] for rank in found) for turn in range(given.rounds)]

@@ -73,5 +73,29 @@ def test_it_trains_or_is_refused(name: str, kind: str) -> None:
     played = simulated(job, UNEVEN)
     for model in played.models:
         assert bool(vector_of(model).isfinite().all())
-    if kind != "power_sgd":  # whose rank is that of so small layers
-        assert not torch.equal(vector_of(played.models[0]), plain(name, optimizer))
+    whole = plain(name, optimizer)
+    if kind == "sufficient_factors":  # exact
+        torch.testing.assert_close(vector_of(played.models[0]), whole, rtol=0, atol=1e-5)
+    elif kind != "power_sgd":  # whose rank is that of so small layers
+        assert not torch.equal(vector_of(played.models[0]), whole)
+
+
+@pytest.mark.parametrize("name", COMPRESSIBLE)
+def test_with_everything_sent_it_is_the_uncompressed_strategy(name: str) -> None:
+    """To rounding in float64; timing is the same, since links here take no time."""
+    spec = "parameter_server(consistency=bounded_staleness(s=1))" if name == "ssp" else name
+    built = compressed(strategy(spec), "top_k(density=1.0, dense_below=0)")
+    if refusal(built):
+        assert name in (
+            "backup_workers",
+            "dc_asgd",
+        )  # drops what would have to be made up for; compares vectors
+        return
+    both = []
+    for each in (spec, str(built)):
+        job = make_job(
+            each, 3, dataset=blobs(train=48), dtype=torch.float64, optimizer="sgd(lr=0.05, momentum=0.5)"
+        )
+        both.append([vector_of(model) for model in simulated(job, UNEVEN).models])
+    for one, other in zip(*both, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

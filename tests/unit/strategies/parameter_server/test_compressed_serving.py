@@ -185,7 +185,7 @@ def test_at_full_density_servers_do_what_they_do_uncompressed(consistency, serve
         ("dc_asgd(compress=top_k)", "workers hold another vector"),
         ("backup_workers(compress=top_k)", "drops late gradients"),
         ("parameter_server(servers=2, replicas=2, compress=top_k)", "compress needs replicas=1"),
-        ("ssp(cached_reads=True, compress=top_k)", "cached_reads"),
+        ("ssp(compress=top_k)", "without cached_reads"),
     ],
 )
 def test_what_would_be_wrong_with_servers_is_refused(spec, complaint):
