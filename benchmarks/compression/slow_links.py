@@ -135,6 +135,8 @@ def play(communicator: Communicator, first: Host, given: argparse.Namespace) -> 
             for number in range(given.steps):
                 take(10 + turn * given.steps + number)
             seconds[name].append((time.perf_counter() - began) / given.steps)
+            if communicator.rank == 0:
+                print(f"round {turn}, {name}: {seconds[name][-1]:.2f} s a step", file=sys.stderr, flush=True)
     steps = given.rounds * given.steps
     bytes_of = {name: (replica.bytes_sent - sent[name]) / steps for name, replica in replicas.items()}
     communicator.barrier()

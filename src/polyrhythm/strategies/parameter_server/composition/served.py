@@ -265,8 +265,8 @@ def check_compressed(
     if consistency.own_updates:
         raise RequestError(
             f"with {consistency} workers go on with updates of their own, of which a server that sends differences "
-            "knows nothing: use parameter_server(consistency=bounded_staleness), without cached_reads, or leave compress "
-            "out"
+            "knows nothing: use parameter_server(consistency=bounded_staleness), without cached_reads, or leave "
+            "compress out"
         )
     if consistency.drops and compressor.feedback:
         raise RequestError(
