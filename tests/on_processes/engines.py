@@ -104,7 +104,7 @@ MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,bf_resolution=1
 KillWait=5
 SlurmdParameters=config_overrides
 {nodes}PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP

@@ -187,7 +187,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 def test_a_slurm_job_outlives_a_worker_beside_servers_of_their_own(tmp_path: Path, slurm) -> None:
     run = tmp_path / "run"
     spec = "slurm(server_options='--nodelist=n2', options='--nodelist=n1')"
-    words = [*WHOLE, "--engine", spec, "--wait", "--", *SERVED, "--epochs", "60", "--out", str(run)]
+    words = [*WHOLE, "--engine", spec, "--wait", "--", *SERVED, "--epochs", "30", "--out", str(run)]
     with ending() as started:
         started.append(job := Started(words, tmp_path, run))
         killed(run, 1)
