@@ -16,6 +16,7 @@ import torch
 
 from polyrhythm.compression.compressor import COMPRESSORS, Compressor, Place
 from polyrhythm.compression.packing import pack, unpack
+from polyrhythm.compression.streams import Stream
 from polyrhythm.specs import build
 
 SPECS = [
@@ -55,6 +56,13 @@ def ratio(work: Callable[[], object], copy: Callable[[], object], turns: int) ->
     return statistics.median(pairs)
 
 
+def drawn(numbers: int, entries: int, seed: int) -> Stream:
+    """Returns a stream of so many entries at drawn places; they are compared with a copy of their own bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    indices = torch.randperm(numbers, generator=generator)[:entries].sort().values
+    return Stream(numbers, torch.randn(entries, generator=generator), indices)
+
+
 def main() -> None:
     """Prints a row for each compressor."""
     parser = argparse.ArgumentParser()
@@ -79,6 +87,13 @@ def main() -> None:
         there = ratio(lambda chosen=chosen, bits=bits: pack(chosen, bits), copy, given.turns)
         back = ratio(lambda packed=packed, bits=bits: unpack(packed, given.numbers, bits), copy, given.turns)
         table.append((name, there, back, packed.numel() / (4 * given.numbers)))
+    one, another = (drawn(given.numbers, given.numbers // 20, seed) for seed in (1, 2))
+    payload = one.encode()
+    bytes_of_both = torch.cat([payload, another.encode()])
+    both = torch.empty_like(bytes_of_both)
+    there = ratio(lambda: one.merged(another), lambda: both.copy_(bytes_of_both), given.turns)
+    back = ratio(lambda: one.decoded(payload), lambda: both.copy_(bytes_of_both), given.turns)
+    table.append(("merging, and reading, streams of 5 %", there, back, payload.numel() / (4 * given.numbers)))
     for spec in SPECS:
         made = build("compressor", spec, COMPRESSORS)
         assert isinstance(made, Compressor)

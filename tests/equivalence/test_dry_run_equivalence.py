@@ -205,7 +205,7 @@ COMPRESSED = [
     *(
         f"synchronous(compress={name})"
         for name in choices(COMPRESSORS)
-        if name not in ("threshold", "adacomp")
+        if name not in ("threshold", "adacomp", "sufficient_factors")
     ),
     *(f"parameter_server(servers=2, compress={name})" for name in ("top_k", "int8", "one_bit")),
     "parameter_server(compress=power_sgd(rank=2))",
