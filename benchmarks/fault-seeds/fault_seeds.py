@@ -50,6 +50,12 @@ ALSO = (
     "sgp(overlap=True)",
     "slowmo(steps=3, base=sgp)",
     "synchronous(collective=ring)",
+    "pipeline(schedule=zero_bubble)",
+    "pipeline(schedule=interleaved)",
+    "pipeline(schedule=weight_stashing)",
+    "pipeline(schedule=double_buffered)",
+    "pipeline(stages=2, replicas=2, inside=local_sgd(steps=2))",
+    "pipeline(replicas=[2, 1, 1])",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from conformance.jobs import (
     blobs,
     cosine,
     make_job,
+    result_of,
     resumed,
     shared_out,
     simulated,
@@ -25,9 +26,14 @@ from conformance.jobs import (
 )
 from polyrhythm.data.dataset import TensorSplit
 from polyrhythm.data.dealing import epoch_order
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import Event, Restarted
+from polyrhythm.launch.children import RankLost, run_restarting
+from polyrhythm.partition.chain import Chain
 from polyrhythm.roles.job import Job
-from polyrhythm.simulation.run import ConstantCluster
+from polyrhythm.simulation.layout import lay_out
+from polyrhythm.simulation.run import ConstantCluster, simulate_on
+from unit.simulation.clusters import cluster
 
 UNEVEN = ConstantCluster(step_s=uneven)
 FLUSHING = ["gpipe", "one_forward_one_backward", "zero_bubble"]
@@ -186,6 +192,20 @@ def test_a_network_that_looks_at_numbers_is_made_whole_on_all_workers() -> None:
     assert torch.equal(vector_of(simulated(job).models[0]), vector_of(microbatched(job, 4)))
 
 
+def test_no_cut_is_made_before_a_view_that_is_overwritten() -> None:
+    """As EfficientNet's dropout overwrites the flattened pool; the gradient of what came over a cut would be lost."""
+
+    def overwriting() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 3, 3, padding=1), nn.Flatten(), nn.ReLU(inplace=True),
+            nn.Linear(3 * SIDE * SIDE, 5), nn.Tanh(), nn.Linear(5, CLASSES),
+        )  # fmt: skip
+
+    assert Chain(overwriting(), torch.zeros(1, 1, SIDE, SIDE)).names() == ["2", "3", "4", "5"]
+    job = job_of("pipeline(microbatches=4)", 4, model=overwriting)
+    assert torch.equal(vector_of(simulated(job).models[0]), vector_of(microbatched(job, 4)))
+
+
 def test_only_the_first_stage_reads_pictures() -> None:
     read: list[int] = []
 
@@ -212,6 +232,26 @@ def test_copies_of_stages_are_one_large_batch(stages: int) -> None:
         rtol=1e-9,
         atol=1e-11,
     )
+
+
+def normalising() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.BatchNorm2d(2),
+        nn.Flatten(), nn.Linear(2 * SIDE * SIDE, CLASSES),
+    )  # fmt: skip
+
+
+def test_one_microbatch_is_normalised_by_the_whole_batch_and_several_each_by_its_own() -> None:
+    """Running statistics, too, are then those that torch keeps of whole batches; outputs of several are not."""
+    whole = microbatched(job_of("pipeline", 3, model=normalising), 1)
+    found = simulated(job_of("pipeline(microbatches=1)", 3, model=normalising)).models[0]
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-6, atol=1e-7)
+    several = simulated(job_of("pipeline(microbatches=4)", 3, model=normalising)).models[0]
+    assert torch.equal(
+        vector_of(several), vector_of(microbatched(job_of("pipeline", 3, model=normalising), 4))
+    )
+    assert not torch.allclose(vector_of(several), vector_of(whole), rtol=1e-3)
 
 
 @pytest.mark.parametrize(("replicas", "workers"), [("[2, 1]", 3), ("[1, 3]", 4), ("[1, 2, 1]", 4)])
@@ -319,6 +359,33 @@ def test_it_resumes_with_the_bits_of_a_run_without_a_break_also_in_other_stages(
     assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
     second = simulated(resumed(kept), UNEVEN)
     assert second.sha256 == whole.sha256
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_run_that_loses_a_stage_starts_again_from_its_last_checkpoint(lost: int, tmp_path: Path) -> None:
+    """By itself, and to the bits of a run without a death."""
+    job = job_of("pipeline(microbatches=4)", 3, optimizer="adam", epochs=3)
+    whole = simulated(job)
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
+    ends: list[Event] = []
+    said: list[str] = []
+
+    def play(session: Job, emit: Callable[[Event], None]) -> bool:
+        faults = [] if said else [f"kill(rank={lost}, at_s=15.5)"]
+        where = cluster({"count": 3}, faults=faults)
+        layout = lay_out(where, 3, 0, session.traits.placement)
+        try:
+            simulate_on(layout, session, emit)
+        except RunError as error:
+            said.append(str(error))
+            raise RankLost(str(error), "") from None
+        return False
+
+    assert run_restarting(kept, play, ends.append, restarts=1) is False
+    assert f"worker {lost} was killed at 15.5 s, and the run needs it" in said[0]
+    (again,) = [event for event in ends if isinstance(event, Restarted)]
+    assert "from its last checkpoint, epoch 1, step 5" in again.text
+    assert result_of(ends)["parameters_sha256"] == whole.sha256
 
 
 @pytest.mark.parametrize("workers", [1, 3])

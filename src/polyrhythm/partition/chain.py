@@ -211,7 +211,7 @@ class Chain:
         return _sounds_random(getattr(node.target, "__name__", str(node.target)))
 
     def _cuts(self, results: dict[fx.Node, tuple[Any, ...]]) -> Iterator[Cut]:
-        last_use, fragile = self._last_uses(), self._fragile()
+        last_use, fragile = self._last_uses(), self._fragile(results)
         spans = self._spans()
         images = [node for node in self._graph.nodes if node.op == "placeholder"]
         for behind in range(len(self._operations) - 1):
@@ -239,13 +239,21 @@ class Chain:
             if node.op != "output"
         }
 
-    def _fragile(self) -> dict[fx.Node, int]:
-        """Return, for values that are overwritten, by which operation at the latest."""
+    def _fragile(self, results: dict[fx.Node, tuple[Any, ...]]) -> dict[fx.Node, int]:
+        """Return, for values that are overwritten, also as views of them, by which operation at the latest."""
+        sharing: dict[int, list[fx.Node]] = {}
+        for node, (value, _) in results.items():
+            if isinstance(value, Tensor):
+                sharing.setdefault(value.untyped_storage()._cdata, []).append(node)
         found: dict[fx.Node, int] = {}
         for number, node in enumerate(self._operations):
             if self._overwrites(node):
                 for taken in node.all_input_nodes[:1]:
+                    value = results[taken][0]
                     found[taken] = number
+                    if isinstance(value, Tensor):
+                        same = sharing[value.untyped_storage()._cdata]
+                        found |= dict.fromkeys(same, number)
         return found
 
     def _overwrites(self, node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.compressing import compressor_of
-from polyrhythm.strategies.strategy import SizesBuckets, Strategy
+from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -186,7 +186,9 @@ class Replica(FlatReplica):
         if own_loop:
             options["also"] = [each for group in optimizer.param_groups for each in group["params"]]
             options["mixed"] = True
-        flat = FlatParameters(model, **options)
+        # Workers with stages of a network have gradients of these alone.
+        staged = isinstance(strategy, HasStages) and len(strategy.workers_of_ranks(workers.size)) > 1
+        flat = FlatParameters(model, elsewhere=staged, **options)
         made = compressor_of(strategy)
         if made is not None and made.from_passes:
             flat.collect_factors(model)

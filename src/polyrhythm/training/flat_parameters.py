@@ -72,6 +72,7 @@ class FlatParameters:
         shapes: of the parameters that these stand for, in the order of the vector; in dry runs only.
         also: frozen parameters of the model that may be trained later, and so have a place in the vector.
         mixed: whether parameters may be of several floating-point dtypes.
+        elsewhere: whether their gradients are: then `gradients` is empty.
 
     Attributes:
         size: how many numbers there are, tail excluded.
@@ -105,6 +106,7 @@ class FlatParameters:
         *,
         mixed: bool = False,
         shapes: tuple[tuple[int, ...], ...] | None = None,
+        elsewhere: bool = False,
     ) -> None:
         later = set(map(id, also))
         named = [
@@ -127,12 +129,13 @@ class FlatParameters:
         self.shapes = shapes
         self.size = sum(parameter.numel() for _, parameter in named)
         # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
-        self.vector_and_tail, self.gradients_and_tail = (
-            torch.zeros(self.size + TAIL, dtype=dtype, device=first.device) for _ in range(2)
-        )
+        trained = 0 if elsewhere else self.size
+        self.vector_and_tail = torch.empty(self.size + TAIL, dtype=dtype, device=first.device)
+        self.gradients_and_tail = torch.zeros(trained + TAIL, dtype=dtype, device=first.device)
+        self.vector_and_tail[self.size :].zero_()
         self.vector = self.vector_and_tail[: self.size]
-        self.gradients = self.gradients_and_tail[: self.size]
-        self._tail = self.gradients_and_tail[self.size :]
+        self.gradients = self.gradients_and_tail[:trained]
+        self._tail = self.gradients_and_tail[trained:]
         self._tail_first = self._tail[0]
         self._last_tail: tuple[tuple[float, float], Tensor] | None = None
         self._freed: list[tuple[View, torch.Size]] = []
@@ -224,16 +227,6 @@ class FlatParameters:
         """Set all gradients to zero, in place."""
         self.gradients_and_tail.zero_()
 
-    def without_gradients(self) -> None:
-        """Free the memory of gradients, for parameters whose gradients are elsewhere; `gradients` is empty then."""
-        self.gradients_and_tail = self.vector.new_zeros(TAIL)
-        self.gradients, self._tail = self.gradients_and_tail[:0], self.gradients_and_tail
-        self._tail_first = self._tail[0]
-        for view in self.views:
-            if view.parameter.grad is view.gradient:
-                view.parameter.grad = None
-        self.views = [replace(view, gradient=self.gradients) for view in self.views]
-
     def release(self) -> None:
         """Free the memory of the vector, and of the parameters that are views of it, until `allocate`."""
         first, number_bytes, device = self.vector.data_ptr(), self.vector.element_size(), self.vector.device
@@ -312,10 +305,13 @@ class FlatParameters:
             stop = start + parameter.numel()
             place = self.vector[start:stop].view(parameter.shape)
             place.copy_(parameter.detach())
-            gradient = self.gradients[start:stop].view(parameter.shape)
+            gradient = self.gradients[start:stop]
+            if len(self.gradients):
+                gradient = gradient.view(parameter.shape)
             if parameter.dtype is place.dtype:
                 parameter.data = place
-                parameter.grad = gradient
+                if len(self.gradients):
+                    parameter.grad = gradient
             yield View(name, parameter, gradient, start, stop)
             start = stop
 

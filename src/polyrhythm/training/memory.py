@@ -1,7 +1,8 @@
 """The memory of this process: what there is, and the most that it has taken.
 
 On a GPU it is what torch's allocator hands out. On the CPU it is what of the process is resident beyond what was so at
-first, so that the interpreter and what a forked process has from its parent do not count.
+first, so that the interpreter and what a forked process has from its parent do not count, nor do files and what it
+shares with others.
 """
 
 from __future__ import annotations
@@ -48,14 +49,16 @@ class PeakMemory:
         else:
             with suppress(OSError):  # not everywhere may a process reset it
                 _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
-            self._before = _resident("VmRSS")
+            self._before = _resident("RssAnon")
 
     @property
     def taken(self) -> int:
         """The most bytes at once, beyond those at first; 0 where the system does not tell."""
         if self._on_gpu:
             return int(torch.cuda.max_memory_allocated(self._device)) - self._before
-        return max(0, _resident("VmHWM") - self._before)
+        # The system keeps the peak of all pages; those of files, as of torch itself, only become more.
+        others = _resident("RssFile") + _resident("RssShmem")
+        return max(0, _resident("VmHWM") - others - self._before)
 
 
 def _resident(key: str) -> int:

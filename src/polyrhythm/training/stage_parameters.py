@@ -143,7 +143,6 @@ class StageParameters:
             views = sorted(owned[rank], key=lambda view: view.start)
             like = torch.empty(1, dtype=whole.vector.dtype, device=device or whole.vector.device)
             self.flat = FlatParameters(_held([view.parameter for view in views], like))
-            whole.without_gradients()
 
     @classmethod
     def of_sizes(cls, whole: FlatParameters, numbers: Sequence[int], rank: int) -> StageParameters:

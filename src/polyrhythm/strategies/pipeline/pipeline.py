@@ -520,7 +520,10 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if self._ranks > 1:
             testing = testing_bytes(model, chain.image_shape, min(around.images, around.tested))
             states = vector * needs.optimizer // max(1, needs.parameters) if around.saves else 0
-            needs = replace(needs, whole=vector + states + max(testing, vector if around.saves else 0))
+            arriving = max(each.parameters for each in outlook.ranks[1:])  # what a message still holds
+            needs = replace(
+                needs, whole=vector + states + max(testing, arriving, vector if around.saves else 0)
+            )
             outlook = replace(outlook, ranks=(needs, *outlook.ranks[1:]))
         if around.room is not None:
             strategy.check_room(outlook, [around.room] * self._ranks)
