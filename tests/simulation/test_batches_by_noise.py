@@ -10,12 +10,16 @@ import pytest
 
 from conformance.jobs import simulated
 from polyrhythm.api import growing
+from polyrhythm.api.observed_run import Run
 from polyrhythm.api.simulate import simulate
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, NoiseMeasured, Notice, RunEnded
-from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.reporting.event_log import Observer
+from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.simulation.run import ConstantCluster
+from polyrhythm.simulation.run import simulate as run_simulated
 from polyrhythm.training.batch_schedules.auto import Auto
 
 JOB: dict[str, Any] = {
@@ -90,6 +94,38 @@ def test_a_run_grows_and_is_that_of_the_batches_it_came_to(
     schedule = Auto(every=0.25, factors=(1, 2, 4, 4), gains=tuple(figures["batch_gains"]))
     job = assemble(configure(JOB | {"batch_schedule": schedule}), CheckpointConfig(checkpoints=0))
     assert simulated(job).sha256 == figures["parameters_sha256"]
+
+
+def test_a_run_that_was_cut_short_goes_on_with_what_was_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted inside the second epoch, whose batch had grown, and decides nothing about that anew."""
+
+    def measured(events: Sequence[NoiseMeasured]) -> dict[str, Any] | None:
+        return {"images": 70.0} if events else None
+
+    monkeypatch.setattr(growing, "noise_scale", measured)
+    config = configure(JOB | {"epochs": 3, "batch_schedule": "auto(every=0.4)"})
+
+    def made(folder: Path, stops: list[float | None]) -> Run:
+        def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+            events = run_simulated(job, ConstantCluster(stop_at_s=stops.pop(0)))
+            for event in events:
+                for observer in watching:
+                    observer.on_event(event)
+            assert isinstance(events[-1], RunEnded)
+            return Run(folder, events[-1].outcome, events[-1].result)
+
+        schedule = growing.by_noise(config)
+        assert schedule is not None
+        return growing.with_growing_batches(schedule, config, folder, [], play)
+
+    whole = made(tmp_path / "whole", [None] * 3)
+    assert whole.figures["batches"] == [32, 64, 64]
+    assert made(tmp_path / "cut", [None, 0.1]).outcome == "interrupted"
+    resumed = made(tmp_path / "cut", [None] * 2)
+    assert resumed.figures["batches"] == whole.figures["batches"]
+    assert resumed.figures["parameters_sha256"] == whole.figures["parameters_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -100,17 +100,23 @@ def with_growing_batches(
             checkpointing=replace(kept, resume=begun),
         )
         watching = [each if last else Lasting(each) for each in observers]
+        if begun:  # before the first part there is nothing to remember, and no folder
+            _publish(path, schedule)
         run = play(part, [*watching, measured], last)
         begun = True
-        if folder.is_dir():
-            path.write_text(
-                json.dumps({"factors": schedule.factors, "gains": schedule.gains}), encoding="utf-8"
-            )
         if run.outcome != "done" or last:
             break
         done = end
     batches = [factor * batch for factor in schedule.factors]
     return replace(run, figures=run.figures | {"batches": batches, "batch_gains": list(schedule.gains)})
+
+
+def _publish(path: Path, schedule: Auto) -> None:
+    """Write down what was decided, whole or not at all."""
+    draft = path.with_name(f".{path.name}.draft")
+    told = {"factors": schedule.factors, "gains": schedule.gains}
+    draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    draft.replace(path)
 
 
 class _Noise:
