@@ -152,6 +152,7 @@ class Deal:
         with self._lock:
             if self._generations[worker] >= losses:  # a successor has drawn already
                 return
+            self._generations[worker] = losses  # what the lost one has asked for may still be on its way
             self._gone.add(worker)
             unit = self._unit_of[worker]
             if self._gone.issuperset(self._units[unit]):

@@ -119,6 +119,7 @@ class PostLocalWorker(Regroups, OverlapsBackward, Presents):
         self._mean = GradientMean(setting.workers, setting.flat, rounds.collective)
         self._rounds = RoundsWorker(setting, rounds)
         self.staleness = self._rounds.staleness
+        self.follows, self.writes = self._rounds.follows, self._rounds.writes
         self._together = False
 
     def start(self, step: int) -> int:

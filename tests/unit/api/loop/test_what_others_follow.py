@@ -17,7 +17,7 @@ from unit.api.loop.variations import SignMomentum
 
 FREE = ["parameter_server(servers=2)", "hierarchical(consistency=asynchronous)", "mixed(replicas=1)"]
 PUSHING = [*FREE, "ssp", "sgp", "ad_psgd", "hogwild"]
-OWN_MODEL = ["local_sgd(steps=2)", "d_psgd", "mixed(inside=local_sgd(steps=2))"]
+OWN_MODEL = ["local_sgd(steps=2)", "post_local_sgd(after=3, steps=2)", "d_psgd", "mixed(inside=local_sgd(steps=2))"]
 
 
 def drawn() -> tuple[nn.Module, torch.Generator]:
@@ -106,7 +106,9 @@ def test_a_single_worker_is_the_plain_loop(strategy: str, change: Any) -> None:
     torch.testing.assert_close(found[-1], plain(change)[-1], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("strategy", ["sgp", "ad_psgd", "local_sgd(steps=2)", "d_psgd", "easgd"])
+@pytest.mark.parametrize(
+    "strategy", ["sgp", "ad_psgd", "local_sgd(steps=2)", "d_psgd", "easgd", "post_local_sgd(after=3)"]
+)
 def test_workers_with_models_of_their_own_keep_what_the_loop_writes(strategy: str) -> None:
     for states in run_in_threads(strategy, 2, lambda group: alike(group, clamps)):
         assert all(float(state.abs().max()) <= 0.2 for state in states[:-1])
