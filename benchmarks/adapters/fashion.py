@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from polyrhythm.data.open import open_data
 
-TRAINED, TESTED, EPOCHS, TOGETHER = 3_000, 1_000, 2, 50
+TRAINED, TESTED, EPOCHS, TOGETHER = 3_010, 1_000, 2, 50
 """Pictures, passes over them, and pictures of a step, of all workers together."""
 
 

@@ -149,6 +149,7 @@ def test_a_loop_trains_as_stated_or_is_refused(
         return
     assert "\n" not in refused
     assert not in_step(strategy) or variation not in ON_SLICES, refused
+    refused = refused.partition(": use one of")[0]  # a list that grows with the optimizers
     if ALL:
         outcomes[strategy][variation] = refused
     else:

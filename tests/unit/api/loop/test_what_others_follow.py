@@ -17,7 +17,12 @@ from unit.api.loop.variations import SignMomentum
 
 FREE = ["parameter_server(servers=2)", "hierarchical(consistency=asynchronous)", "mixed(replicas=1)"]
 PUSHING = [*FREE, "ssp", "sgp", "ad_psgd", "hogwild"]
-OWN_MODEL = ["local_sgd(steps=2)", "post_local_sgd(after=3, steps=2)", "d_psgd", "mixed(inside=local_sgd(steps=2))"]
+OWN_MODEL = [
+    "local_sgd(steps=2)",
+    "post_local_sgd(after=3, steps=2)",
+    "d_psgd",
+    "mixed(inside=local_sgd(steps=2))",
+]
 
 
 def drawn() -> tuple[nn.Module, torch.Generator]:
