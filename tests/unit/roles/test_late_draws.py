@@ -1,4 +1,4 @@
-"""What a killed worker has asked for may come after its loss: it is granted to nobody, and its successor is answered."""
+"""What a killed worker has asked for may come after its loss: nobody is granted it, and its successor is answered."""
 
 from __future__ import annotations
 
