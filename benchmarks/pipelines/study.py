@@ -103,8 +103,11 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     given = parser.parse_args()
-    rows = [row(network, speed, given.steps) for network in given.networks for speed in SPEEDS]
-    (given.out / "study.json").write_text(json.dumps(rows, indent=1) + "\n")
+    rows: list[dict[str, Any]] = []
+    for network in given.networks:
+        for speed in SPEEDS:
+            rows.append(row(network, speed, given.steps))
+            (given.out / "study.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
 

@@ -4,6 +4,7 @@
                + the most at any time of: what is kept of microbatches that are under way, and what a unit needs besides
     worker 0   between epochs: its parameters and state as before, and the whole network, copied for a checkpoint,
                and what testing it needs
+    others     between epochs, where checkpoints are written: the state that they hand in, copied and packed
 
 One microbatch goes forward and backward through each stage on the meta device, where every operation allocates nothing
 but says how much it would; what it holds on to, and the most that there is at once, are counted by storage.
@@ -228,7 +229,8 @@ class RankBytes:
         optimizer: state of the optimiser.
         activations: the most at once; or what the optimiser needs for a step, where that is more.
         pictures: of its batches.
-        whole: of worker 0, what it needs between epochs beyond its own parameters and state.
+        whole: what it needs between epochs beyond its own parameters and state: worker 0 for the whole network, others
+            for the state that they hand in.
     """
 
     parameters: int

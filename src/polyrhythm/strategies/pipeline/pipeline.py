@@ -351,7 +351,7 @@ class Pipeline(Strategy, HasStages):
         mends = "more stages or microbatches"
         if not self.recompute:
             mends += ", recompute=True"
-        if needs.most > needs.training:
+        if needs.most > needs.training and rank == 0:
             mends = "a larger host for worker 0, which tests and saves the whole network"
         raise RequestError(
             f"worker {self.first_worker(rank)} needs {told_bytes(needs.most)} for its stage ({first} to {last}) and "
@@ -524,7 +524,9 @@ class PipelineWorker(WorkerPart, ComputesStages):
             needs = replace(
                 needs, whole=vector + states + max(testing, arriving, vector if around.saves else 0)
             )
-            outlook = replace(outlook, ranks=(needs, *outlook.ranks[1:]))
+            # What others hand in for a checkpoint: a copy of their state, packed, and as a message.
+            others = [replace(each, whole=3 * each.optimizer * around.saves) for each in outlook.ranks[1:]]
+            outlook = replace(outlook, ranks=(needs, *others))
         if around.room is not None:
             strategy.check_room(outlook, [around.room] * self._ranks)
         return outlook
