@@ -60,7 +60,12 @@ class ControlMessage:
         if not values:
             return Message(self.KIND, tag=self.TAG)
         held = _tensor_fields(own)
-        facts = {name: _plain(value) for name, value in values.items() if name not in held}
+        # Most are numbers and texts, of which thousands of simulated workers send some.
+        facts = {
+            name: value if type(value) in _SCALARS else _plain(value)
+            for name, value in values.items()
+            if name not in held
+        }
         if not held:
             return Message(self.KIND, pack_json(facts), tag=self.TAG)
         tensors = {each: tensor for name in held for each, tensor in _named(name, values[name]).items()}
@@ -89,10 +94,19 @@ class ControlMessage:
         try:
             if not isinstance(facts, dict) or facts.keys() != kinds.keys() - found.keys():
                 raise ValueError(f"its fields are {', '.join(map(str, facts))}")
-            checked = {name: _checked(value, kinds[name]) for name, value in facts.items()}
+            checked = {
+                name: value
+                if type(value) is kinds[name] and kinds[name] in _SCALARS
+                else _checked(value, kinds[name])
+                for name, value in facts.items()
+            }
         except (ValueError, TypeError) as error:
             raise MalformedMessage(f"a {message.kind.name} message is no {cls.__name__}: {error}") from None
         return cls(**found, **checked)
+
+
+_SCALARS = frozenset([int, str, bool])
+"""Whatever value they have may be sent as it is."""
 
 
 @cache
