@@ -10,8 +10,8 @@ H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner o
 stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
 
 With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): one part of the
-model after the other is averaged while training goes on; see `rounds/streaming.py`. Such a run stops when a worker is lost
-(`--resume` goes on): a mean that is on its way cannot be taken again.
+model after the other is averaged while training goes on; see `rounds/streaming.py`. Such a run stops when a worker is
+lost (`--resume` goes on): a mean that is on its way cannot be taken again.
 
 Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
 hundred steps.
