@@ -51,7 +51,10 @@ def lazy_synchronous(strategy, workers, size, buckets):
 
 
 def parameter_server(strategy, workers, size, buckets):
-    """A push and its answer; where another server keeps a shard: whose push it is, the push, its acknowledgement."""
+    """A push and its answer; where another server keeps a shard: whose push it is, the push, its acknowledgement.
+
+    A shard that lies in P > 1 buckets is pushed in P parts, and P come back behind the answer's own header.
+    """
     model, headers = PARAMETERS * size, strategy.servers * HEADER
     if getattr(strategy, "compress", None) is not None:  # the same layout both ways
         made, dtype = strategy.compress, torch.float32 if size == 4 else torch.float64
@@ -59,6 +62,13 @@ def parameter_server(strategy, workers, size, buckets):
         cut = [layout.part(made, part.start, part.stop) for part in shards(PARAMETERS, strategy.servers)]
         model = sum(part.nbytes(made, dtype) for part in cut)
     kept = (getattr(strategy, "replicas", 1) - 1) * (model + 3 * headers)
+    if buckets > 1 and workers > 1 and getattr(strategy, "overlaps", False):
+        cuts = (80, 85, 100)  # a tensor of the network a bucket
+        parts = [
+            1 + sum(part.start < cut < part.stop for cut in cuts)
+            for part in shards(PARAMETERS, strategy.servers)
+        ]
+        headers += sum(count - 1 / 2 for count in parts if count > 1) * HEADER
     return workers * (2 * (model + headers) + kept)
 
 

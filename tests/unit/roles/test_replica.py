@@ -1,5 +1,7 @@
 """A replica tells its strategy what happens, in order."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from polyrhythm.roles import replica as module
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import LazyUse, OverlapsBackward, Step, WorkerPart
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -40,7 +43,7 @@ class Diary(WorkerPart, OverlapsBackward, LazyUse):
         return step.stop
 
 
-class Diarist:
+class Diarist(Strategy):
     """A strategy of diaries."""
 
     def worker(self, setting):
@@ -60,7 +63,7 @@ class Twice(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _a_bucket_a_layer(monkeypatch):
-    monkeypatch.setattr(module, "FlatParameters", lambda model: FlatParameters(model, bucket_bytes=36))
+    monkeypatch.setattr(module, "FlatParameters", partial(FlatParameters, bucket_bytes=36))
 
 
 def make(model, pace=None, announce=True):
