@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A stall of the machine can fail a test of real processes: what failed is run once more, alone. Both outcomes are shown.
+# Tests of real processes wait more than they compute, so two files at a time share the cores. A stall of the machine can fail
+# one: what failed is run once more, alone. Both outcomes are shown.
 AGAIN := $(BIN)/python -m pytest tests/on_processes --last-failed --last-failed-no-failures none
 
 .PHONY: demo test check bench docs site clean
@@ -12,7 +13,7 @@ demo: $(VENV)/.runtime
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/on_processes
-	$(BIN)/python -m pytest tests/on_processes || $(AGAIN)
+	$(BIN)/python -m pytest tests/on_processes --numprocesses 2 --dist loadfile || $(AGAIN)
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

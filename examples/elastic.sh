@@ -16,7 +16,10 @@ start() { # one torchrun a machine
 }
 start 0; first=$!
 start 1; second=$!
-until grep -qs Evaluated "$out/events.jsonl"; do sleep 0.2; done
+until grep -qs Evaluated "$out/events.jsonl"; do
+  kill -0 "$first" || exit 1 # it could not start: $out.torchrun.log says why
+  sleep 0.2
+done
 rank=$(pgrep --parent "$second" | head -1) # the second machine's only rank
 echo "kill -9 $rank, the rank of the second machine"
 kill -9 "$rank"

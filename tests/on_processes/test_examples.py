@@ -34,7 +34,8 @@ def test_a_run_out_of_step_is_replayed(tmp_path: Path) -> None:
 
 
 def test_torchrun_goes_on_after_a_killed_rank(tmp_path: Path) -> None:
-    done = finished([EXAMPLES / "elastic.sh", str(tmp_path / "run")], tmp_path)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    done = finished(["env", f"PATH={path}", EXAMPLES / "elastic.sh", str(tmp_path / "run")], tmp_path)
     assert done.status == 0, (done.out, done.err)
     assert done.out.splitlines()[-1] == "times that the run began: 2"
     begun = [

@@ -48,6 +48,7 @@ def _error(folder: Path) -> float:
     done = finished([sys.executable, MEASURE, *options], folder)
     assert done.status == 0, done.err
     (row,) = json.loads((folder / "results.json").read_text(encoding="utf-8"))["rows"]
-    # A step computes 50 ms and moves 0.5 MB there and back over 12.5 MB/s: each of two workers takes at least 130 ms.
-    assert row["measured_steps_per_s"] < 2 / 0.130
+    # A step moves 0.5 MB over 12.5 MB/s, beside its computing, and the same back once all of it is there: each of two
+    # workers takes at least 80 ms.
+    assert row["measured_steps_per_s"] < 2 / 0.080
     return float(row["simulated_steps_per_s"] / row["measured_steps_per_s"] - 1)

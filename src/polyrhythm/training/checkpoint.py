@@ -119,10 +119,15 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Find the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them."""
-    if not folder.is_dir():
+    """Find the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them.
+
+    There are none in a folder that is not there, or that vanishes meanwhile.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    steps = {path: int(found[1]) for path in folder.iterdir() if (found := _NAME.fullmatch(path.name))}
+    steps = {folder / name: int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
@@ -140,11 +145,10 @@ def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
     """
     if keep < 1:
         raise ValueError(f"cannot keep {keep} checkpoints")
-    for path in [
-        *checkpoints(folder)[keep:],
-        *folder.glob(".step-*.partial"),
-        *folder.glob(".best-*.partial"),
-    ]:
+    old = checkpoints(folder)[keep:]
+    with suppress(FileNotFoundError):  # the folder has vanished meanwhile, with all that was in it
+        old += [path for kind in ("step", "best") for path in folder.glob(f".{kind}-*.partial")]
+    for path in old:
         claim.remove(path)
 
 

@@ -293,3 +293,13 @@ def test_refuses_facts_and_tensors_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match=r"w: safetensors has no torch\.complex128"):
         save_checkpoint(tmp_path / "one.safetensors", {"w": torch.zeros(1, dtype=torch.complex128)}, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_vanishes_while_old_ones_are_removed_holds_none(tmp_path, monkeypatch):
+    def vanished(*_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("os.scandir", vanished)
+    monkeypatch.setattr("os.listdir", vanished)  # of a folder that was there a moment ago
+    prune(tmp_path, 1)
+    assert latest_checkpoint(tmp_path) is None
