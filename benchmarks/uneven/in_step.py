@@ -9,7 +9,11 @@ Simulated, in seconds of virtual time:
   together 427 at best.
 
 `--real` trains on this machine's first two cores besides: worker 1 computes for a third of the time, since another
-process stops it (SIGSTOP) and lets it go on (SIGCONT) by a duty cycle of 30 ms, without control groups.
+process stops it (SIGSTOP) and lets it go on (SIGCONT), without control groups. The duty cycle is 6 ms, well below a
+step of some 20 ms: a slow machine is slow all the time, where one that stops for 20 ms at once makes the length of a
+step a matter of luck. Before and after each row both workers train alone, in two runs at the same time, the slow one
+held in the same way: a row's speed is told as a share of their sum. Strategies whose workers draw their batches need no
+balance; `ddp` is PyTorch's own.
 """
 
 from __future__ import annotations
@@ -100,7 +104,7 @@ def two_hosts() -> list[dict]:
     return rows
 
 
-PERIOD_S, WORKS = 0.03, 1 / 3
+PERIOD_S, WORKS = 0.006, 1 / 3
 
 
 def held(process: int, until) -> None:
@@ -115,61 +119,94 @@ def held(process: int, until) -> None:
             return
 
 
-def trained(strategy: str, balance: str, epochs: int, workers: int, hold: bool) -> dict:
-    """Train for real; with `hold`, worker 1 has a third of a core."""
+DDP = """
+import sys
+from polyrhythm.api.ddp import train_with_ddp
+if __name__ == "__main__":
+    out, epochs = sys.argv[1:]
+    train_with_ddp(out, workers=2, model="lenet5", batch_size=64, epochs=int(epochs), threads=1, keep_checkpoints=0)
+"""
+
+
+def started(strategy: str, balance: str, epochs: int, workers: int, run: Path) -> subprocess.Popen:
+    command = ["polyrhythm", "train", "--strategy", strategy, "--workers", str(workers), "--balance", balance]
+    command += ["--model", "lenet5", "--batch-size", "64", "--epochs", str(epochs), "--threads", "1"]
+    command += ["--out", str(run), "--keep-checkpoints", "0"]
+    if strategy == "ddp":  # from a file, since its ranks are spawned
+        script = run.parent / "ddp.py"
+        script.write_text(DDP)
+        command = [sys.executable, str(script), str(run), str(epochs)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+
+
+def held_while_it_runs(process: subprocess.Popen, run: Path, workers: int) -> None:
+    """Hold the last worker of a run until the run has ended."""
+    events, ranks = run / "events.jsonl", []
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(ranks) < workers or not (events.exists() and b"RunStarted" in events.read_bytes()):
+        time.sleep(0.05)
+        found = [int(child) for child in children.read_text().split()]
+        ranks = sorted(found)[-workers:]  # any helper of multiprocessing was started before
+    held(ranks[-1], lambda: process.poll() is None)
+
+
+def images_per_s(run: Path) -> float:
+    done = [event for event in read_events(run / "events.jsonl") if isinstance(event, WorkerProgress)]
+    return sum(event.images for event in done) / max(event.time_s for event in done)
+
+
+def alone() -> int:
+    """Return the sum of both workers' speeds, each in a run of its own, at the same time."""
+    with tempfile.TemporaryDirectory() as folder:
+        fast, slow = Path(folder) / "fast", Path(folder) / "slow"
+        processes = [started("synchronous", "off", epochs, 1, run) for run, epochs in [(fast, 3), (slow, 1)]]
+        held_while_it_runs(processes[1], slow, 1)
+        for process in processes:
+            process.communicate()
+        return round(images_per_s(fast) + images_per_s(slow))
+
+
+def trained(strategy: str, balance: str, epochs: int) -> dict:
+    """Train for real with two workers, the last of which has a third of a core."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        command = [
-            "polyrhythm",
-            "train",
-            "--strategy",
-            strategy,
-            "--workers",
-            str(workers),
-            "--balance",
-            balance,
-        ]
-        command += ["--model", "lenet5", "--batch-size", "64", "--epochs", str(epochs), "--threads", "1"]
-        command += ["--out", str(run), "--json", "--keep-checkpoints", "0"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
-        if hold:
-            events = run / "events.jsonl"
-            while not (events.exists() and b"RunStarted" in events.read_bytes()):
-                time.sleep(0.05)
-            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            held(sorted(map(int, ranks))[1], lambda: process.poll() is None)
-        out, _ = process.communicate()
-        figures = json.loads(out)
-        events = read_events(run / "events.jsonl")
-        reached = [
-            event.time_s for event in events if isinstance(event, Evaluated) and event.test_top1 >= 0.89
-        ]
-        images = sum(event.images for event in events if isinstance(event, WorkerProgress))
-        seconds = max(event.time_s for event in events if isinstance(event, WorkerProgress))
+        process = started(strategy, balance, epochs, 2, run)
+        held_while_it_runs(process, run, 2)
+        process.communicate()
+        tested = [event for event in read_events(run / "events.jsonl") if isinstance(event, Evaluated)]
+        reached = [event.time_s for event in tested if event.test_top1 >= 0.89]
+        speed = images_per_s(run)
     return {
         "strategy": strategy,
         "balance": balance,
-        "images_per_s": round(images / seconds),
+        "images_per_s": round(speed),
         "seconds_to_0.89": round(reached[0], 1) if reached else None,
-        "test_top1": round(figures["test_top1"], 4),
+        "test_top1": round(tested[-1].test_top1, 4),
     }
 
 
 def real(epochs: int) -> list[dict]:
-    rows = [trained("synchronous", "off", epochs, 1, hold=False) | {"strategy": "one worker alone"}]
-    print(rows[-1], flush=True)
+    rows, before = [], alone()
     for strategy, balance in [
         ("synchronous", "off"),
         ("synchronous", "measured"),
         ("backup_workers(spare=1)", "measured"),
         ("local_sgd(steps=8)", "off"),
         ("local_sgd(steps=8)", "measured"),
+        ("ssp", "measured"),
+        ("parameter_server", "off"),
+        ("ad_psgd", "off"),
+        ("mixed(replicas=2)", "off"),
+        ("ddp", "off"),
     ]:
-        rows.append(trained(strategy, balance, epochs, 2, hold=True))
-        print(rows[-1], flush=True)
+        row = trained(strategy, balance, epochs)
+        after = alone()  # the machine's own speed changes by the minute
+        both = (before + after) / 2
+        row |= {"both_alone_images_per_s": round(both), "of_both": round(row["images_per_s"] / both, 2)}
+        rows.append(row)
+        print(row, flush=True)
+        before = after
     return rows
 
 

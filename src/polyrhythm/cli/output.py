@@ -43,6 +43,16 @@ def say_what_held_back(figures: dict[str, Any]) -> None:
         print(f"straggler   worker {worker}: its own part of a step took {times:.1f} times the median's")
 
 
+def say_what_was_left_out(figures: dict[str, Any]) -> None:
+    """Print how much of the work did not count: gradients that came too late, and images that nobody took."""
+    gradients = figures["gradients_dropped"]
+    images = figures.get("images_not_seen", 0)  # a run without gradients has no images
+    parts = [f"{gradients:,} gradient{'s' * (gradients != 1)} too late to count"] * bool(gradients)
+    parts += [f"{images:,} image{'s' * (images != 1)} of the epochs not seen"] * bool(images)
+    if parts:
+        print(f"left out    {', '.join(parts)}")
+
+
 def say_timings(figures: dict[str, Any]) -> None:
     """Print how the workers' step time was spent, if the figures include timings."""
     from polyrhythm.reporting.timings import remark, timing_lines

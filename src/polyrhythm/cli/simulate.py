@@ -15,6 +15,7 @@ from polyrhythm.cli.output import (
     print_json,
     say_timings,
     say_what_held_back,
+    say_what_was_left_out,
     say_where_the_report_is,
 )
 from polyrhythm.config.run_config import REAL_ONLY
@@ -121,6 +122,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     left = f", {percent(idle)} with nothing left to do" if idle >= _WORTH_SAYING else ""
     print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")
     say_what_held_back(figures)
+    say_what_was_left_out(figures)
     say_timings(figures)
     print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}, price {said}")
     if learns:

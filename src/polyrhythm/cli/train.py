@@ -14,6 +14,7 @@ from polyrhythm.cli.output import (
     say_cache,
     say_timings,
     say_what_held_back,
+    say_what_was_left_out,
     say_where_the_report_is,
 )
 from polyrhythm.launch.signals import INTERRUPTED, PREEMPTED
@@ -67,6 +68,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     say_what_held_back(figures)
+    say_what_was_left_out(figures)
     say_cache(figures)
     say_timings(figures)
     print(f"model       {folder}/model.safetensors")
