@@ -17,6 +17,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.compression.compressor import COMPRESSORS
 from polyrhythm.partition.cut import cut
+from polyrhythm.partition.ownership import sizes_of_cut
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
@@ -119,7 +120,8 @@ def _both(
         if isinstance(plain, HasStages):
             sizes = plain.sizes_of_parts(sizes, made, SHAPE, 3)
         elif job.traits.cuts_network:
-            sizes = replace(sizes, head=cut(made, None).sizes)
+            image = torch.zeros(1, *SHAPE)
+            sizes = sizes_of_cut(sizes, flat, cut(made, None), image, job.traits.trunk, 3)
     optimizer = build("optimizer", "sgd(lr=0.01)", OPTIMIZERS)
     assert isinstance(optimizer, OptimizerConfig)
     dry_run = DryRun(
@@ -154,6 +156,36 @@ def test_a_small_model_is_run_dry_to_the_byte_and_the_instant(spec: str) -> None
     if not strategy(spec).traits(1).one_host:  # whose workers share memory, and need no message
         assert len(real) > (15 if strategy(spec).traits(3).exchange_every == 1 else 1)
     _assert_same(real, dry)
+
+
+def convolving(*norm: nn.Module) -> nn.Module:
+    """Makes a network with two convolutions in front of its fully connected layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        *norm,
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 5, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    )
+
+
+@pytest.mark.parametrize("scheme", ["a", "b", "c"])
+@pytest.mark.parametrize("trunk", ["channels", "height"])
+def test_convolutions_that_are_cut_are_run_dry_to_the_byte_and_the_instant(trunk: str, scheme: str) -> None:
+    real, dry = _both(f"hybrid(trunk={trunk}, scheme={scheme})", convolving, bucket_bytes=16)
+    assert len(real) > 100
+    _assert_same(real, dry)
+
+
+@pytest.mark.parametrize("trunk", ["channels", "height"])
+def test_sums_of_batch_normalisation_are_run_dry(trunk: str) -> None:
+    """Running statistics, which meet at the start and by channels at an epoch's end, are no numbers of a dry run."""
+    real, dry = _both(f"hybrid(trunk={trunk})", lambda: convolving(nn.BatchNorm2d(4)), bucket_bytes=16)
+    at_start = 3 * 2
+    real = real[at_start:]
+    assert [entry[1:] for entry in real[: len(dry)]] == [entry[1:] for entry in dry]
 
 
 @pytest.mark.parametrize("spec", [spec for spec in out_of_step(3) if spec in _possible_specs()])

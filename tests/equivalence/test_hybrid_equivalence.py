@@ -40,6 +40,52 @@ def test_workers_together_train_as_one_with_their_batches(scheme: str, workers: 
         torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9)", "adam(lr=0.01)"])
+@pytest.mark.parametrize(
+    ("spec", "workers"),
+    [
+        ("hybrid(trunk=channels)", 2),
+        ("hybrid(trunk=channels, scheme=b)", 5),
+        ("hybrid(trunk=height)", 3),
+        ("hybrid(trunk=height, scheme=c)", 2),
+    ],
+)
+def test_convolutions_that_are_cut_train_as_one_worker_with_all_batches(
+    spec: str, workers: int, optimizer: str
+) -> None:
+    job = make_job(spec, workers, model=convolutional, dtype=torch.float64, optimizer=optimizer)
+    expected = vector_of(plain_loop(job, together=workers))
+    for model in simulated(job, UNEVEN).models:
+        torch.testing.assert_close(vector_of(model), expected, rtol=1e-7, atol=1e-9)
+
+
+def normed() -> nn.Module:
+    """Makes a network with batch normalisation, a fully connected layer behind it."""
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(80, CLASSES)
+    )
+
+
+@pytest.mark.parametrize("trunk", ["channels", "height"])
+def test_batches_are_normalised_as_one_and_all_workers_hold_its_statistics(trunk: str) -> None:
+    job = make_job(f"hybrid(trunk={trunk})", 3, model=normed, dtype=torch.float64)
+    expected = plain_loop(job, together=3)
+    for model in simulated(job, UNEVEN).models:
+        for own, wanted in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
+            torch.testing.assert_close(own, wanted, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("trunk", ["channels", "height"])
+def test_cut_convolutions_resume_with_the_bits_of_a_run_without_a_break(trunk: str, tmp_path: Path) -> None:
+    job = make_job(f"hybrid(trunk={trunk})", 3, model=normed, optimizer="adam")
+    whole = simulated(job, UNEVEN)
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
+    first = simulated(kept, replace(UNEVEN, stop_at_s=0.06))
+    assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
+    second = simulated(replace(kept, checkpointing=replace(kept.checkpointing, resume=True)), UNEVEN)
+    assert second.sha256 == whole.sha256
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_worker_is_the_plain_network_bit_for_bit(scheme: str) -> None:
     """In float32 some processors' last bits depend on where a matrix begins, which is elsewhere in a flat vector."""

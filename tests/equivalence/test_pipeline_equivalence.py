@@ -254,6 +254,29 @@ def test_one_microbatch_is_normalised_by_the_whole_batch_and_several_each_by_its
     assert not torch.allclose(vector_of(several), vector_of(whole), rtol=1e-3)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("microbatches", [4, 5])
+def test_several_microbatches_are_normalised_by_the_whole_batch_by_choice(
+    microbatches: int, recompute: bool
+) -> None:
+    """Stages with such layers wait for all microbatches: outputs and running statistics are those of plain torch."""
+    spec = f"pipeline(schedule=gpipe, normalise=batch, microbatches={microbatches}, recompute={recompute})"
+    job = job_of(spec, 3, model=normalising, dtype=torch.float64)
+    whole = microbatched(job, 1)
+    found = simulated(job, UNEVEN).models[0]
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-9, atol=1e-11)
+    each = simulated(
+        job_of(
+            f"pipeline(schedule=gpipe, microbatches={microbatches})",
+            3,
+            model=normalising,
+            dtype=torch.float64,
+        )
+    )
+    assert not torch.allclose(vector_of(each.models[0]), vector_of(whole), rtol=1e-3)
+
+
 @pytest.mark.parametrize(("replicas", "workers"), [("[2, 1]", 3), ("[1, 3]", 4), ("[1, 2, 1]", 4)])
 @pytest.mark.parametrize("schedule", ["gpipe", "one_forward_one_backward"])
 def test_copies_among_which_microbatches_are_dealt_out_are_one_rank(
@@ -432,6 +455,14 @@ def test_what_it_cannot_do_is_refused_in_a_line() -> None:
         ("pipeline(stages=2)", 3, "needs 2 times 1 workers .given 3.: ask for --workers 2"),
         ("pipeline(schedule=interleaved, microbatches=5)", 2, "ask for a multiple of 2 microbatches"),
         ("pipeline(replicas=[2, 1])", 4, r"needs 3 workers, a copy each .given 4.: ask for --workers 3"),
+        ("pipeline(normalise=batch)", 2, "use schedule=gpipe, and one number of replicas"),
+        (
+            "pipeline(normalise=batch, schedule=gpipe, replicas=[2, 1])",
+            3,
+            "use schedule=gpipe, and one number",
+        ),
+        ("pipeline(replicas=auto)", 3, "give balance=auto with it, and neither stages nor cut"),
+        ("pipeline(replicas=auto, balance=auto, schedule=zero_bubble)", 3, "or give replicas"),
         ("pipeline(replicas=[2, 1], stages=3)", 3, "give one number for each stage"),
         ("pipeline(replicas=[2, 1], schedule=zero_bubble)", 3, "use gpipe or one_forward_one_backward"),
         ("pipeline(replicas=[3, 1], microbatches=2)", 4, "ask for microbatches=3 at least"),

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from conformance.jobs import (
+    CLASSES,
     PARAMETERS,
     blobs,
     make_job,
@@ -109,6 +111,21 @@ def test_in_step_real_processes_give_the_bits_of_the_simulation(spec, workers):
     assert real["train_loss"] == pytest.approx(virtual["train_loss"], rel=1e-12)
     pays = [event.text for event in events if isinstance(event, Notice) and "it pays" in event.text]
     assert len(pays) == ("compress" in spec)
+
+
+@pytest.mark.parametrize("trunk", ["channels", "height"])
+def test_cut_convolutions_of_real_processes_give_the_bits_of_the_simulation(trunk):
+    def model():
+        return nn.Sequential(
+            nn.Conv2d(1, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(80, CLASSES)
+        )
+
+    job = make_job(f"hybrid(trunk={trunk})", 2, model=model)
+    virtual, real = simulated(job).result, result_of(run(job))
+    for figure in ("parameters_sha256", "test_loss", "steps"):
+        assert real[figure] == virtual[figure], figure
+    # The sum over workers, a message of 64 bytes of header to and fro, goes through memory here.
+    assert real["bytes_sent_per_step"] == pytest.approx(virtual["bytes_sent_per_step"] - 2 * 64, rel=1e-3)
 
 
 def test_all_reduce_of_three_saves_what_the_simulation_has_and_counts_by_the_formula(tmp_path):

@@ -10,7 +10,7 @@ import copy
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.dry_run import shapes_of, sizes_for
@@ -20,7 +20,8 @@ from polyrhythm.cost.convolution import methods
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.events import RunEnded
-from polyrhythm.partition.cut import cut
+from polyrhythm.partition.cut import Cut, cut
+from polyrhythm.partition.divided_trunk import DividedTrunk
 from polyrhythm.planning.analysis import AnalysedLayer, Analysis, analyse
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.run import dry_events
@@ -88,7 +89,7 @@ def analyze(
         "memory": _memory(found),
         "layers": [_layer(layer, batch_size) for layer in found.layers],
         "strategies": _strategies(shapes, shape, workers, batch_size),
-        "model_parallelism": _model_parallelism(shapes, workers, batch_size),
+        "model_parallelism": _model_parallelism(shapes, shape, workers, batch_size),
     }
 
 
@@ -168,17 +169,22 @@ def _remark(traits: Traits) -> str:
     return "" if traits.exchange_every else "exchanged once, in the end"
 
 
-def _model_parallelism(shapes: nn.Module, workers: int, batch_size: int) -> dict[str, Any] | None:
+def _model_parallelism(
+    shapes: nn.Module, image_shape: tuple[int, int, int], workers: int, batch_size: int
+) -> dict[str, Any] | None:
     """Compare what a worker receives a step for the layers at the end: their gradients, or their activations.
+
+    Those before them are told apart (`trunk`): cut by channels, or by the height of pictures.
 
     None where nothing can be cut, or one worker is alone.
     """
     if workers < 2:
         return None
     try:
-        features, *widths = cut(copy.deepcopy(shapes), None).sizes
+        parts = cut(copy.deepcopy(shapes), None)
     except RequestError:
         return None
+    features, *widths = parts.sizes
     size = next(shapes.parameters()).element_size()
     weights = sum(rows * columns for rows, columns in zip([features, *widths], widths, strict=False))
     data_parallel = hybrid.data_parallel(workers, features, widths) * size
@@ -190,4 +196,34 @@ def _model_parallelism(shapes: nn.Module, workers: int, batch_size: int) -> dict
         "cut_bytes": cut_at[batch_size],
         "pays": cut_at[batch_size] < data_parallel,
         "pays_below_batch_size": int(data_parallel / cut_at[1]),
+        "trunk": _trunk(parts, next(shapes.parameters()).new_zeros(1, *image_shape), workers, batch_size),
     }
+
+
+def _trunk(parts: Cut, image: Tensor, workers: int, batch_size: int) -> dict[str, dict[str, Any]]:
+    """Return what worker 0 receives a step where the layers before the fully connected ones are cut, too."""
+    told: dict[str, dict[str, Any]] = {}
+    for how in ("channels", "height"):
+        try:
+            divided = DividedTrunk(parts, image, how, workers)
+        except RequestError as error:
+            told[how] = {"refused": str(error)}
+            continue
+        counts = [batch_size] * workers
+        numbers = sum(
+            what.sent(source, 0, counts)
+            for what in divided.exchanges(gradients=divided.trains)
+            for source in range(workers)
+        )
+        weights = sum(each.numel() for layer in divided.layers for each in layer.parameters())
+        summed = 0.0 if how == "channels" else 2 * weights * (workers - 1) / workers
+        last, before = divided.ends
+        told[how] = {
+            "last": last,
+            "ends_before": before,
+            "weights": weights,
+            "cut_bytes": numbers * image.element_size(),
+            "gradient_bytes": summed * image.element_size(),
+            "data_parallel_bytes": 2 * weights * (workers - 1) / workers * image.element_size(),
+        }
+    return told

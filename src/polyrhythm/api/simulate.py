@@ -223,6 +223,16 @@ def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, O
     flat = FlatParameters(model)
     traits = strategy.traits(config.workers)
     layout = lay_out(where, config.workers, traits.servers, traits.placement)
+    image = flat.vector.new_zeros(1, *dataset.image_shape)
+    asked, images = strategy, config.workers * config.worker_batch // traits.pipelines
+    strategy = asked.with_copies(
+        lambda: model,
+        dataset.image_shape,
+        config.workers,
+        images,
+        lambda ranks: pace_of(layout, config.seed, ranks),
+    )
+    assert isinstance(strategy, HasStages)
     ranks, machines = strategy.workers_of_ranks(config.workers), where.machines
     beside = Counter(layout.host_of[worker] for worker in layout.roles.workers)
 
@@ -230,13 +240,11 @@ def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, O
         hosts = [layout.host_of[worker] for worker in workers]
         return min((machines[host].memory_bytes or math.inf) / beside[host] for host in hosts)
 
-    image = flat.vector.new_zeros(1, *dataset.image_shape)
-    images = config.workers * config.worker_batch // traits.pipelines
     plan, pace = OptimizerPlan.of(made, flat), pace_of(layout, config.seed, ranks)
     settled, outlook = strategy.settled(
         model, image, config.workers, images, plan, pace, [room(rank) for rank in ranks]
     )
-    if settled is not strategy:
+    if settled is not asked:
         config = config.model_copy(update={"strategy": str(settled)})
     return config, outlook
 

@@ -80,6 +80,13 @@ def _say_model_parallelism(found: dict[str, Any]) -> None:
         f"for its fully connected layers, data parallel {_bytes(told['data_parallel_bytes'])} "
         f"(even at a batch of {told['pays_below_batch_size']:,})"
     )
+    for how, trunk in told["trunk"].items():
+        if "refused" not in trunk:
+            print(
+                f"by {how:8}   hybrid(trunk={how}) receives {_bytes(trunk['cut_bytes'])} for the layers up to "
+                f"{trunk['last']}, and {_bytes(trunk['gradient_bytes'])} of their gradients; data parallel "
+                f"{_bytes(trunk['data_parallel_bytes'])}"
+            )
 
 
 def _say_layers(layers: list[dict[str, Any]], every: bool) -> None:

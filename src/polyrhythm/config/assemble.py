@@ -44,7 +44,7 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.models.create import check_picture_size
 from polyrhythm.partition.cut import cut
-from polyrhythm.partition.ownership import Ownership
+from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
 from polyrhythm.simulation.cluster import open_cluster
@@ -234,6 +234,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
     dataset = with_caches(data_of(config), config, device)
     epochs = epochs_of(config, dataset, strategy)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
+    if isinstance(strategy, HasStages):
+        together = config.workers * config.worker_batch
+        strategy = strategy.with_copies(make_model, dataset.image_shape, config.workers, together)
     numbers = try_out(make_model, how.optimizer, strategy, config.workers, dataset.image_shape)
     job = Job(
         strategy=strategy,
@@ -668,5 +671,7 @@ def try_out(
             strategy.check_network(model, flat, flat.vector.new_zeros(1, *image_shape), workers)
     elif traits.cuts_network:
         with torch.random.fork_rng(devices=[]):
-            Ownership.of(flat, cut(model, flat.vector.new_zeros(1, *image_shape)), workers)
+            image = flat.vector.new_zeros(1, *image_shape)
+            parts = cut(model, image)
+            Ownership.of(flat, parts, workers, divided_trunk(parts, image, traits.trunk, workers))
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

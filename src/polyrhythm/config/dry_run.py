@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,10 +17,11 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
+from polyrhythm.partition.ownership import sizes_of_cut
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.job import steps_of
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
-from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.flat_parameters import FlatParameters, shards
 from polyrhythm.training.model_sizes import ModelSizes, sizes_of
 
 LEARNING_ONLY = (
@@ -123,6 +123,10 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
         length = steps_of(config.updates, strategy.traits(config.workers), config.workers)
     else:
         length = (config.epochs or dataset.default_epochs) * per_epoch
+    if isinstance(strategy, HasStages):
+        shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
+        together = config.workers * config.worker_batch
+        strategy = strategy.with_copies(lambda: shapes, dataset.image_shape, config.workers, together)
     dry_run = DryRun(
         strategy=strategy,
         workers=config.workers,
@@ -170,7 +174,9 @@ def sizes_for(
     if isinstance(strategy, HasStages):
         sizes = strategy.sizes_of_parts(sizes, model, image_shape, workers)
     elif traits.cuts_network:
-        sizes = replace(sizes, head=cut(model, None).sizes)
+        parts, flat = cut(model, None), FlatParameters(model)
+        image = like.new_zeros(1, *image_shape)
+        sizes = sizes_of_cut(sizes, flat, parts, image, traits.trunk, workers)
     if traits.shards:
         shards(sizes.parameters, traits.shards)
     return sizes

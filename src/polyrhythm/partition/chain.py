@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyrhythm.errors import RequestError
@@ -153,6 +154,24 @@ class Chain:
         self._shapes = {node: _shape_of(*results[node]) for node in results}
         self.cuts = tuple(self._cuts(results))
         self.pieces = tuple(_told_apart(list(self._pieces(results, operations))))
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The network as it was traced."""
+        return self._graph
+
+    @property
+    def operations(self) -> list[fx.Node]:
+        """What it computes, in its order; `Cut.behind` counts these."""
+        return self._operations
+
+    def layer(self, node: fx.Node) -> nn.Module:
+        """Return the layer that an operation calls."""
+        return self._model.get_submodule(str(node.target))
+
+    def shape(self, node: fx.Node) -> Shape | None:
+        """Return the shape of one picture's part of a result; None where it has none."""
+        return self._shapes.get(node)
 
     def names(self) -> list[str]:
         """Return the names of the pieces: of the last layer in each."""
@@ -302,8 +321,14 @@ class Chain:
                 sum(operations.get(node, 0.0) for node in nodes),
                 () if cut is None else cut.numbers,
                 kept,
+                any(self._normalises(node) for node in nodes),
             )
             start = stop
+
+    def _normalises(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and any(
+            isinstance(each, _BatchNorm) for each in self._model.get_submodule(str(node.target)).modules()
+        )
 
     def _parameters_of(self, node: fx.Node) -> Iterator[nn.Parameter]:
         if node.op == "call_module":

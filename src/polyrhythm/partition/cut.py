@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
 
-_OF_SINGLE_NUMBERS = (
+OF_SINGLE_NUMBERS = (
     nn.Dropout, nn.ELU, nn.GELU, nn.Hardswish, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.Sigmoid,
     nn.SiLU, nn.Softplus, nn.Tanh,
 )  # fmt: skip
+"""Layers of which each output depends on one input, at the same place."""
 _MEND = (
     "use a network that ends in nn.Linear layers, such as lenet5, deep_image, alexnet or mlp, or synchronous"
 )
@@ -115,7 +116,7 @@ def _cut_last_child(model: nn.Module) -> Cut:
 def _head_start(modules: Sequence[nn.Module]) -> int:
     start = len(modules)
     for position in reversed(range(len(modules))):
-        if not isinstance(modules[position], (nn.Linear, *_OF_SINGLE_NUMBERS)):
+        if not isinstance(modules[position], (nn.Linear, *OF_SINGLE_NUMBERS)):
             break
         if isinstance(modules[position], nn.Linear):
             start = position

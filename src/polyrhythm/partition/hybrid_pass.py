@@ -37,20 +37,30 @@ Departure from the papers: the option to update the head after every round is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.communication.collective import start_send
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.errors import RunError
+from polyrhythm.partition.activations import (
+    EXAMPLES,
+    LAYERS,
+    PICTURES,
+    Activations,
+    added,
+    neurons,
+    others,
+)
 from polyrhythm.partition.cut import Cut, Layer
+from polyrhythm.partition.divided_trunk import DividedTrunk, TrunkPass
+from polyrhythm.training.forward_pass import by_running_statistics
+from polyrhythm.training.model_sizes import Exchange
 
 Scheme = Literal["a", "b", "c"]
 
@@ -83,8 +93,14 @@ Loss = Callable[[Tensor, slice], Tensor]
 """Maps logits (R, classes) and the positions of their examples in the batch to their mean loss, ()."""
 
 
-Pass = Callable[[Tensor, Loss, float], float]
-"""Computes one worker's pass together with the others, who must all call it; see `HybridPass.run`."""
+class Pass(Protocol):
+    """Computes one worker's passes together with the others, who must all call it."""
+
+    def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
+        """Compute a pass; see `HybridPass.run`."""
+
+    def complete(self) -> None:
+        """Make what a worker has of its own layers alone, besides parameters, whole on all workers."""
 
 
 class HybridPass:
@@ -93,15 +109,21 @@ class HybridPass:
     Args:
         parts: of the network.
         group: the workers.
-        scheme: which examples the head sees together.
+        scheme: which examples the head sees together, and layers of the trunk that are cut.
+        divided: the layers of the trunk that are cut; None: every worker has them all.
     """
 
-    def __init__(self, parts: Cut, group: Communicator, scheme: Scheme) -> None:
+    def __init__(
+        self, parts: Cut, group: Communicator, scheme: Scheme, divided: DividedTrunk | None = None
+    ) -> None:
         self._parts = parts
         self._scheme = scheme
         self._activations = Activations(group)
         self._wants_inputs = parts.trains_trunk
         self._head = ShardedLayers(parts.layers, self._activations, wants_inputs=self._wants_inputs)
+        self._divided = divided
+        if divided is not None:
+            self._trunk = TrunkPass(divided, self._activations)
 
     @property
     def received_bytes(self) -> int:
@@ -124,6 +146,8 @@ class HybridPass:
         Returns:
             The mean loss of this worker's examples; 0 without any.
         """
+        if self._divided is not None:
+            return self._run_divided(self._divided, images, loss, weight)
         features = self._features(images)
         gradients, value = torch.zeros_like(features), 0.0
         setting_out = self._send(features, 0)
@@ -137,6 +161,53 @@ class HybridPass:
         if features.requires_grad:
             features.backward(gradients)
         return value
+
+    def complete(self) -> None:
+        """Make running statistics whole on all workers, who must all call it."""
+        if self._divided is not None:
+            self._trunk.complete()
+
+    def _run_divided(self, divided: DividedTrunk, images: Tensor, loss: Loss, weight: float) -> float:
+        """Run the rounds with the trunk's layers in them, since workers compute these together, too."""
+        rank, size = self._activations.rank, self._activations.size
+        like = self._parts.layers[0].linear.weight
+        images = images.to(like.dtype)
+        gradients = like.new_zeros(len(images), self._parts.features)
+        value, count = 0.0, rounds(self._scheme, size)
+        setting_out = self._start(images, 0)
+        for number in range(count):
+            under_way, setting_out = setting_out, self._start(images, number + 1)
+            mine = self._place(images, number)
+            sending = [sends(self._scheme, source, number) for source in range(size)]
+            leaves = self._trunk.forward(images[mine], sending)
+            alone = by_running_statistics(divided.rest) if mine.stop - mine.start == 1 else nullcontext()
+            with torch.enable_grad(), alone:
+                features = divided.rest(*leaves)[0] if mine.start < mine.stop else gradients[:0]
+            leaving = self._activations.start(features) if sending[rank] else []
+            examples = [
+                features.detach()
+                if source == rank
+                else self._activations.examples(source, gradients)
+                if sent
+                else gradients[:0]
+                for source, sent in enumerate(sending)
+            ]
+            if any(map(len, examples)):
+                value += self._round(examples, mine, gradients, (loss, weight))
+            if features.requires_grad:
+                features.backward(gradients[mine])
+            self._trunk.backward(
+                [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+            )
+            self._activations.finish([*under_way, *leaving])
+        return value
+
+    def _start(self, images: Tensor, number: int) -> list[Handle]:
+        """Start to send a round's pictures, if there is such a round and this worker has some in it."""
+        rank, size = self._activations.rank, self._activations.size
+        if number >= rounds(self._scheme, size) or not sends(self._scheme, rank, number):
+            return []
+        return self._trunk.start(images[self._place(images, number)])
 
     def _features(self, images: Tensor) -> Tensor:
         if len(images):
@@ -290,19 +361,6 @@ class ShardedLayers:
         return [place.stop - place.start for place in self._places[number]]
 
 
-def neurons(count: int, workers: int) -> list[slice]:
-    """Cut `count` neurons into contiguous slices, one per worker, of lengths that differ by at most one."""
-    return [slice(count * worker // workers, count * (worker + 1) // workers) for worker in range(workers)]
-
-
-def added(parts: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape, added in their order."""
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole + part
-    return whole
-
-
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
 
@@ -321,103 +379,6 @@ def _backward(call: _Call, gradient: Tensor, place: slice) -> Tensor | None:
     return found[-1] if call.inputs.requires_grad else None
 
 
-_EXAMPLES, _LAYERS = 1, 2
-
-
-class Activations:
-    """One worker's exchange of activations. All workers must make the same calls in the same order.
-
-    Args:
-        group: the workers that share the head.
-        name: distinguishes its messages from others on the same group.
-
-    Attributes:
-        received_bytes: received so far, without headers.
-    """
-
-    def __init__(self, group: Communicator, name: str = "activations") -> None:
-        self._group = group.subgroup(name, range(group.size)) if group.size > 1 else group
-        self.rank, self.size = group.rank, group.size
-        self.received_bytes = 0
-
-    def start(self, examples: Tensor) -> list[Handle]:
-        """Start to send examples (R, A) to all others, who learn their number R from it."""
-        flat = examples.detach().reshape(-1)
-        return [start_send(self._group, to, flat, _EXAMPLES) for to in _others(self.rank, self.size)]
-
-    def examples(self, source: int, like: Tensor) -> Tensor:
-        """Wait for the examples that another worker has started to send.
-
-        Args:
-            source: the worker.
-            like: (…, A), of the same dtype and device.
-
-        Returns:
-            (R, A).
-
-        Raises:
-            RunError: the message does not consist of whole examples of A values.
-        """
-        return self._take(source, _EXAMPLES, (-1, like.shape[-1]), like)
-
-    def finish(self, handles: Iterable[Handle]) -> None:
-        """Wait until started sends have left, and their memory is free."""
-        with _own_random_numbers():
-            for handle in handles:
-                handle.wait()
-
-    def swap(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-        """Send every worker its part, and receive this worker's part from each.
-
-        Args:
-            parts: one per worker, in rank order.
-            shapes: of the parts to receive; that of its own part is ignored. Empty parts do not travel.
-
-        Returns:
-            One per worker, in rank order.
-        """
-        ours = [part.detach().contiguous().reshape(-1) for part in parts]
-        sent = [
-            start_send(self._group, to, ours[to], _LAYERS)
-            for to in _others(self.rank, self.size)
-            if ours[to].numel()
-        ]
-        own = parts[self.rank].detach()
-        taken = [
-            own if source == self.rank else self._take(source, _LAYERS, shape, own)
-            for source, shape in enumerate(shapes)
-        ]
-        self.finish(sent)
-        return taken
-
-    def _take(self, source: int, tag: int, shape: tuple[int, int], like: Tensor) -> Tensor:
-        if 0 in shape:
-            return like.new_zeros(shape)
-        with _own_random_numbers():
-            vector = self._group.receive(source, tag)[1].tensor
-        whole = abs(shape[0] * shape[1])
-        if vector is None or vector.dtype != like.dtype or vector.numel() % whole:
-            raise RunError(
-                f"worker {source} sent activations that do not fit: {whole} numbers of {like.dtype} were expected; all "
-                "workers must train the same network"
-            )
-        self.received_bytes += vector.numel() * vector.element_size()
-        return vector.to(like.device).reshape(shape)
-
-
-def _others(rank: int, size: int) -> list[int]:
-    """Return the other ranks, the next one first, so that not all begin with the same one."""
-    return [(rank + offset) % size for offset in range(1, size)]
-
-
-@contextmanager
-def _own_random_numbers() -> Iterator[None]:
-    """Restore torch's random state afterwards: ranks of a simulation share a generator, and take turns."""
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
 @dataclass(frozen=True)
 class HeadSizes:
     """Sizes that determine the messages.
@@ -428,6 +389,7 @@ class HeadSizes:
         trains_trunk: whether gradients of examples are needed.
         number: a tensor with the dtype and device of the messages.
         stands_for: how many values each element of a message stands for.
+        exchanges: of the layers before the head, where they are cut.
     """
 
     features: int
@@ -435,6 +397,7 @@ class HeadSizes:
     trains_trunk: bool
     number: Tensor
     stands_for: float = 1.0
+    exchanges: tuple[Exchange, ...] = ()
 
 
 class DryRunPass:
@@ -460,6 +423,8 @@ class DryRunPass:
         batch = len(images)
         if not self._widths:
             return 0.0
+        if self._sizes.exchanges:
+            return self._run_divided(batch)
         setting_out = self._send(batch, 0)
         for number in range(rounds(self._scheme, self._size)):
             under_way, setting_out = setting_out, self._send(batch, number + 1)
@@ -467,6 +432,59 @@ class DryRunPass:
             for handle in under_way:
                 handle.wait()
         return 0.0
+
+    def complete(self) -> None:
+        """Exchange nothing: running statistics are no numbers of a dry run."""
+
+    def _run_divided(self, batch: int) -> float:
+        rank, size = self._rank, self._size
+        pictures, *others_of_pass = self._sizes.exchanges
+        head = next(number for number, each in enumerate(others_of_pass) if each.kind == "head")
+
+        def start(number: int) -> list[Handle]:
+            if number >= rounds(self._scheme, size) or not sends(self._scheme, rank, number):
+                return []
+            span = place(self._scheme, batch, size, number)
+            rows = span.stop - span.start
+            of_others = [0] * size
+            of_others[rank] = rows
+            return [
+                self._group.start_send(
+                    to,
+                    Message(
+                        Kind.VECTOR,
+                        self._numbers(pictures.sent(rank, to, of_others)),
+                        step=rows,
+                        tag=PICTURES,
+                    ),
+                )
+                for to in others(rank, size)
+            ]
+
+        setting_out = start(0)
+        for number in range(rounds(self._scheme, size)):
+            under_way, setting_out = setting_out, start(number + 1)
+            counts = [self._rows(batch, number, source, PICTURES) for source in range(size)]
+            if any(counts):
+                for each in others_of_pass[:head]:
+                    self._exchange(each, counts)
+            under_way += self._send(batch, number)
+            for source in range(size):
+                self._rows(batch, number, source)
+            if any(counts):
+                self._round(counts)
+                for each in others_of_pass[head:]:
+                    self._exchange(each, counts)
+            for handle in under_way:
+                handle.wait()
+        return 0.0
+
+    def _exchange(self, what: Exchange, counts: Sequence[int]) -> None:
+        rank, workers = self._rank, range(self._size)
+        self._swap(
+            [what.sent(rank, to, counts) for to in workers],
+            [what.sent(source, rank, counts) for source in workers],
+        )
 
     def _round(self, counts: Sequence[int]) -> None:
         rank, rows = self._rank, sum(counts)
@@ -490,14 +508,14 @@ class DryRunPass:
         rows = span.stop - span.start
         examples = self._numbers(rows * self._sizes.features)
         # How many rows there are cannot be told from numbers that stand for several.
-        message = Message(Kind.VECTOR, examples, step=rows, tag=_EXAMPLES)
-        return [self._group.start_send(to, message) for to in _others(self._rank, self._size)]
+        message = Message(Kind.VECTOR, examples, step=rows, tag=EXAMPLES)
+        return [self._group.start_send(to, message) for to in others(self._rank, self._size)]
 
-    def _rows(self, batch: int, number: int, source: int) -> int:
+    def _rows(self, batch: int, number: int, source: int, tag: int = EXAMPLES) -> int:
         if not sends(self._scheme, source, number):
             return 0
         if source != self._rank:
-            _, message = self._group.receive(source, _EXAMPLES)
+            _, message = self._group.receive(source, tag)
             return message.step
         span = place(self._scheme, batch, self._size, number)
         rows: int = span.stop - span.start
@@ -506,13 +524,13 @@ class DryRunPass:
     def _swap(self, sent: Sequence[int], taken: Sequence[int]) -> None:
         """Send `sent[w]` values to each worker w, and wait for `taken[w]` from each."""
         handles = [
-            self._group.start_send(to, Message(Kind.VECTOR, self._numbers(sent[to]), tag=_LAYERS))
-            for to in _others(self._rank, self._size)
+            self._group.start_send(to, Message(Kind.VECTOR, self._numbers(sent[to]), tag=LAYERS))
+            for to in others(self._rank, self._size)
             if sent[to]
         ]
         for source, count in enumerate(taken):
             if count and source != self._rank:
-                self._group.receive(source, _LAYERS)
+                self._group.receive(source, LAYERS)
         for handle in handles:
             handle.wait()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations, product
 from math import comb
 from typing import Any
 
@@ -161,6 +161,121 @@ def fastest(
     return None
 
 
+def best_copies(
+    pieces: Sequence[PieceSize],
+    workers: int,
+    work_of: Callable[[tuple[int, ...]], Work],
+    pace_of: Callable[[tuple[int, ...]], Pace],
+) -> tuple[int, ...]:
+    """Return how many copies each stage best has, of two stages or more, for the shortest step.
+
+    All ways to share the workers out are tried where they are few (`EXHAUSTIVE`), each with the cut that makes the
+    slowest stage least; else the search begins with equally many copies, and with those of PipeDream's programme, and
+    moves a few at a time. With a flush the makespan counts, and the copies' exchange of gradients after it, which the
+    programme takes as hidden.
+
+    Args:
+        pieces: of the network; at least two.
+        workers: to share out; at least two.
+        work_of: returns what passes through stages of given copies.
+        pace_of: returns how fast their ranks are.
+    """
+    most = min(len(pieces), workers)
+    known: dict[tuple[int, ...], float] = {}
+
+    def cost(copies: tuple[int, ...]) -> float:
+        if copies not in known:
+            known[copies] = _seconds_of_copies(pieces, copies, work_of(copies), pace_of(copies))
+        return known[copies]
+
+    if 2 ** (workers - 1) <= EXHAUSTIVE:
+        for stages in range(2, most + 1):
+            for cuts in combinations(range(1, workers), stages - 1):
+                cost(tuple(stop - start for start, stop in pairwise((0, *cuts, workers))))
+    else:
+        starts = [
+            tuple(workers * (stage + 1) // stages - workers * stage // stages for stage in range(stages))
+            for stages in range(2, min(most, _MOST_SEARCHED) + 1)
+        ]
+        plan = _of_programme(pieces, workers, work_of(starts[0]), pace_of(starts[0]))
+        for start in [*starts, plan] if len(plan) > 1 else starts:
+            _pass_on(start, cost)
+    return min(known, key=lambda copies: (round(known[copies], 12), len(copies), copies))
+
+
+_MOST_SEARCHED = 8
+"""Stages up to which the search among many workers goes; with more, what the programme says."""
+
+
+def _pass_on(copies: tuple[int, ...], cost: Callable[[tuple[int, ...]], float]) -> None:
+    """Move copies from stage to stage, one or a few at a time, as long as that gains.
+
+    One alone may not, since microbatches divide among some numbers of copies only.
+    """
+    best, moved = cost(copies), True
+    while moved:
+        moved = False
+        for (giver, taker), by in product(permutations(range(len(copies)), 2), (1, 2, 4)):
+            tried = tuple(
+                each + by * ((stage == taker) - (stage == giver)) for stage, each in enumerate(copies)
+            )
+            if min(tried) > 0 and cost(tried) < best:
+                copies, best, moved = tried, cost(tried), True
+
+
+def _seconds_of_copies(pieces: Sequence[PieceSize], copies: tuple[int, ...], work: Work, pace: Pace) -> float:
+    """Return the seconds of a step with the evenest cut for given copies, exchanges of gradients with it."""
+    if max(copies) > work.microbatches:
+        return float("inf")  # some would have nothing to do
+    bounds = balanced(pieces, len(copies), copies)
+    seconds, _ = step_of(work, stage_times(work, pieces, bounds, pace), len(copies))
+    exchanged = [
+        2
+        * (each - 1)
+        / each
+        * sum(piece.parameters for piece in pieces[start:stop])
+        * work.number_bytes
+        / speed
+        for each, (start, stop), speed in zip(copies, pairwise(bounds), pace.bytes_per_s, strict=True)
+    ]
+    return seconds + max(exchanged)
+
+
+def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: Pace) -> tuple[int, ...]:
+    """Return the copies that PipeDream's dynamic programme gives the stages, of which there may be one."""
+    step = max(pace.step_s) * workers / work.microbatches
+    of_microbatch = work.images / work.microbatches * work.number_bytes
+    layers = [
+        LayerCost(
+            share * step,
+            piece.parameters * work.number_bytes / work.microbatches,  # exchanged once a batch
+            sum(piece.outputs) * of_microbatch,
+        )
+        for piece, share in zip(pieces, shares(pieces), strict=True)
+    ]
+    return planned(_joined(layers, _PROGRAMME_LAYERS), workers, min(pace.bytes_per_s)).copies
+
+
+_PROGRAMME_LAYERS = 24
+"""To which neighbouring layers are put together, since the programme takes the square of them."""
+
+
+def _joined(layers: Sequence[LayerCost], most: int) -> list[LayerCost]:
+    """Return neighbouring layers put together, evenly by their number, so that there are at most so many."""
+    count = min(most, len(layers))
+    groups = [
+        layers[len(layers) * number // count : len(layers) * (number + 1) // count] for number in range(count)
+    ]
+    return [
+        LayerCost(
+            sum(each.seconds for each in group),
+            sum(each.weight_bytes for each in group),
+            group[-1].output_bytes,
+        )
+        for group in groups
+    ]
+
+
 def _first_guesses(pieces: Sequence[PieceSize], stages: int, work: Work, pace: Pace) -> list[Bounds]:
     """Return what the rules choose that look at stages alone."""
     found = [balanced(pieces, stages), tuple(len(pieces) * stage // stages for stage in range(stages + 1))]
@@ -273,8 +388,14 @@ class Outlook:
             for number, (name, needs) in enumerate(zip(names, self.ranks, strict=True))
         )
         what = "stages" if chunks == 1 else f"ranks of {chunks} stages"
-        time = "" if self.step_s is None else f"{self.step_s:.3g} s a step, "
-        return f"pipeline of {len(self.ranks)} {what} ({told}); {time}{self.bubble:.0%} of it idle, by prediction"
+        time = "" if self.step_s is None else f"{told_seconds(self.step_s)} a step, "
+        idle = f"{100 * self.bubble:.0f} % of it idle"
+        return f"pipeline of {len(self.ranks)} {what} ({told}); {time}{idle}, by prediction"
+
+
+def told_seconds(seconds: float) -> str:
+    """Return a time in a unit that people read, as reports write it: `9.5 s`, `23 ms`."""
+    return f"{1000 * seconds:.2g} ms" if seconds < 0.0995 else f"{seconds:.1f} s"
 
 
 def told_bytes(count: int) -> str:

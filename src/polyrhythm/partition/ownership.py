@@ -3,30 +3,25 @@
     vector     [ trunk, shared by all | W of layer 1: rows of 0 | rows of 1 | … | b: 0 | 1 | … | W of layer 2 … ]
 
 Rows of a weight are adjacent in the vector, so a worker's slice of a layer is one piece of it for the weight and one
-for the bias.
+for the bias. Convolutions that are cut by their channels are like the layers of the head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
+from polyrhythm.partition.activations import Activations, neurons
 from polyrhythm.partition.cut import Cut
-from polyrhythm.partition.hybrid_pass import (
-    Activations,
-    DryRunPass,
-    HeadSizes,
-    HybridPass,
-    Pass,
-    Scheme,
-    neurons,
-)
+from polyrhythm.partition.divided_trunk import DividedTrunk, Trunk, cut_rows
+from polyrhythm.partition.hybrid_pass import DryRunPass, HeadSizes, HybridPass, Pass, Scheme
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.model_sizes import ModelSizes
 
 
 class Ownership:
@@ -34,47 +29,59 @@ class Ownership:
 
     Args:
         vector: the network's parameters.
-        tensors: weights and biases of the head, as (start, stop, rows), in order.
-        workers: number of workers that share the head.
+        tensors: weights and biases of the layers that are cut, as (start, stop, rows).
+        workers: number of workers that share them.
 
     Attributes:
-        trunk: the elements that all workers train alike.
-
-    Raises:
-        RequestError: elements of the trunk lie between or behind them.
+        shared: the pieces that all workers train alike, in order.
     """
 
     def __init__(self, vector: Tensor, tensors: Sequence[tuple[int, int, int]], workers: int) -> None:
-        end = min((start for start, _, _ in tensors), default=len(vector))
-        if sum(stop - start for start, stop, _ in tensors) != len(vector) - end:
-            raise RequestError("the fully connected layers must be the last that the network defines")
+        tensors = sorted(tensors)
         self._vector = vector
-        self.trunk = slice(0, end)
+        bounds = [0, *(bound for start, stop, _ in tensors for bound in (start, stop)), len(vector)]
+        self.shared = [
+            slice(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True) if pair[0] < pair[1]
+        ]
         self._pieces = [
             [piece for tensor in tensors if (piece := _rows(*tensor, workers, worker))]
             for worker in range(workers)
         ]
 
     @classmethod
-    def of(cls, flat: FlatParameters, parts: Cut, workers: int) -> Ownership:
-        """Return the ownership for a network that has been divided."""
+    def of(
+        cls, flat: FlatParameters, parts: Cut, workers: int, divided: DividedTrunk | None = None
+    ) -> Ownership:
+        """Return the ownership for a network that has been divided.
+
+        Raises:
+            RequestError: elements of the trunk lie between or behind those of the head.
+        """
         views = {id(view.parameter): view for view in flat.views}
         parameters = [each for layer in parts.layers for each in layer.linear.parameters()]
         found = [views[id(each)] for each in parameters if id(each) in views]
-        return cls(flat.vector, [(view.start, view.stop, len(view.parameter)) for view in found], workers)
+        tensors = [(view.start, view.stop, len(view.parameter)) for view in found]
+        end = min((start for start, _, _ in tensors), default=flat.size)
+        if sum(stop - start for start, stop, _ in tensors) != flat.size - end:
+            raise RequestError("the fully connected layers must be the last that the network defines")
+        if divided is not None:
+            tensors += owned_rows(flat, divided)
+        return cls(flat.vector, tensors, workers)
 
     @classmethod
-    def of_sizes(cls, flat: FlatParameters, features: int, widths: Sequence[int], workers: int) -> Ownership:
+    def of_sizes(cls, flat: FlatParameters, sizes: ModelSizes, workers: int) -> Ownership:
         """Return the ownership for layers at the end of a vector; in proportion if elements stand for several."""
-        sizes = list(zip((features, *widths), widths, strict=False))
-        numbers = sum(inputs * outputs + outputs for inputs, outputs in sizes)
-        start = max(0, flat.size - round(numbers / flat.stands_for))
+        features, *widths = sizes.head or (0,)
+        shapes = list(zip((features, *widths), widths, strict=False))
+        numbers = sum(inputs * outputs + outputs for inputs, outputs in shapes)
         if flat.stands_for != 1:
+            numbers += sum(stop - start for start, stop, _ in sizes.owned)
+            start = max(0, flat.size - round(numbers / flat.stands_for))
             return cls(
                 flat.vector, [(start, flat.size, flat.size - start)] if start < flat.size else [], workers
             )
-        tensors = []
-        for inputs, outputs in sizes:
+        tensors, start = list(sizes.owned), max(0, flat.size - numbers)
+        for inputs, outputs in shapes:
             tensors += [(start, start + inputs * outputs, outputs)]
             start += inputs * outputs
             tensors += [(start, start + outputs, outputs)]
@@ -119,35 +126,87 @@ class Division:
     passes: Callable[[Communicator, Scheme], Pass]
 
 
-def division(flat: FlatParameters, parts: Cut, workers: int) -> Division:
+def division(flat: FlatParameters, parts: Cut, workers: int, divided: DividedTrunk | None = None) -> Division:
     """Return the division of a network that is computed.
 
     Args:
         flat: its parameters.
         parts: of the network.
         workers: that share the head.
+        divided: layers of the trunk that they share, too; None: every worker has them all.
 
     Raises:
         RequestError: elements of the trunk lie between or behind those of the head.
     """
     return Division(
-        Ownership.of(flat, parts, workers), lambda group, scheme: HybridPass(parts, group, scheme).run
+        Ownership.of(flat, parts, workers, divided),
+        lambda group, scheme: HybridPass(parts, group, scheme, divided),
     )
 
 
-def dry_division(flat: FlatParameters, head: Sequence[int], workers: int) -> Division:
+def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int) -> Division:
     """Return the division of a network that only its messages are known of.
 
     Args:
         flat: stands for its parameters.
-        head: features that go into the head, and the neurons of each of its layers; empty: there is none.
+        sizes: of the network; without a head nothing is shared.
         workers: that share the head.
     """
-    features, *widths = head or (0,)
-    ownership = Ownership.of_sizes(flat, features, widths, workers)
-    trains = ownership.trunk.stop > 0
-    sizes = HeadSizes(features, tuple(widths), trains, flat.vector[:0], flat.stands_for)
-    return Division(ownership, lambda group, scheme: DryRunPass(sizes, group, scheme).run)
+    features, *widths = sizes.head or (0,)
+    ownership = Ownership.of_sizes(flat, sizes, workers)
+    trains = bool(ownership.shared) or bool(sizes.owned)
+    told = HeadSizes(
+        features,
+        tuple(widths),
+        trains,
+        flat.vector[:0],
+        flat.stands_for,
+        sizes.exchanges if workers > 1 else (),
+    )
+    return Division(ownership, lambda group, scheme: DryRunPass(told, group, scheme))
+
+
+def divided_trunk(parts: Cut, image: Tensor, how: Trunk, workers: int) -> DividedTrunk | None:
+    """Return how the layers before the head are cut; None where every worker has them all.
+
+    Raises:
+        RequestError: they cannot be cut so.
+    """
+    return None if how == "copied" or workers == 1 else DividedTrunk(parts, image, how, workers)
+
+
+def sizes_of_cut(
+    sizes: ModelSizes, flat: FlatParameters, parts: Cut, image: Tensor, how: Trunk, workers: int
+) -> ModelSizes:
+    """Return a network's sizes with those of its parts, for a dry run.
+
+    Args:
+        sizes: of the whole.
+        flat: its parameters.
+        parts: of the network.
+        image: (1, C, H, W), like the pictures that it will see; on the meta device where the network is.
+        how: the layers before the head are divided.
+        workers: that share it.
+
+    Raises:
+        RequestError: they cannot be cut so.
+    """
+    divided = divided_trunk(parts, image, how, workers)
+    if divided is None:
+        return replace(sizes, head=parts.sizes)
+    return replace(
+        sizes,
+        head=parts.sizes,
+        exchanges=divided.exchanges(gradients=divided.trains),
+        owned=tuple(owned_rows(flat, divided)),
+    )
+
+
+def owned_rows(flat: FlatParameters, divided: DividedTrunk) -> list[tuple[int, int, int]]:
+    """Return the parameters of the trunk of which every worker has its own rows, as (start, stop, rows)."""
+    views = {id(view.parameter): view for view in flat.views}
+    found = {id(each): views[id(each)] for each in cut_rows(divided) if id(each) in views}
+    return [(view.start, view.stop, len(view.parameter)) for view in found.values()]
 
 
 def _rows(start: int, stop: int, rows: int, workers: int, worker: int) -> slice | None:

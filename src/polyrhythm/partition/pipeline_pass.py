@@ -6,6 +6,9 @@
 Chunk c of rank k is stage c K + k. Sends are started and not waited for until a step's end, so a rank waits for nothing
 but what its next unit needs, in the order that `timetable` has.
 
+A stage that must see a batch as a whole (`StageWork.together`) waits for all of its microbatches, and then computes
+them at once and passes each on; so it does backward.
+
 What a stage computes is a `StageWork`: of a network (`stage.py`), or in a dry run nothing but sizes
 (`SizedStage`).
 """
@@ -74,17 +77,19 @@ class StageWork(Protocol):
     Attributes:
         share: of the whole network's time.
         recomputes: whether its forward pass is run again before its backward pass.
+        together: whether all microbatches of a batch are computed at once.
     """
 
     share: float
     recomputes: bool
+    together: bool
 
-    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
-        """Return the values for the next stage; none of the last.
+    def forward(self, numbers: Sequence[int], values: Sequence[list[Tensor]]) -> list[list[Tensor]]:
+        """Return the values for the next stage, of each of some microbatches; none of the last stage.
 
         Args:
-            number: of the microbatch in the stream.
-            values: of the stage before; none for the first.
+            numbers: of the microbatches in the stream; one, unless `together`.
+            values: of the stage before, of each; none for the first.
         """
 
     def take(self, number: int, message: Message, position: int) -> Tensor:
@@ -96,7 +101,7 @@ class StageWork(Protocol):
     def loss(self, number: int) -> float:
         """Return a microbatch's share of its batch's mean loss; of the last stage, after `forward`."""
 
-    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
+    def backward(self, numbers: Sequence[int], gradients: Sequence[list[Tensor]]) -> list[list[Tensor]]:
         """Add to the gradients of the parameters, or where this is split leave it to `weights`; return the inputs'."""
 
     def weights(self, number: int) -> None:
@@ -138,6 +143,8 @@ class PipelinePass:
     live: int = 0
     most_live: int = 0
     _sent: deque[Handle] = field(default_factory=deque)
+    _losses: dict[int, float] = field(default_factory=dict)
+    _held: dict[tuple[str, int], dict[int, list[Tensor]]] = field(default_factory=dict)
     _early: dict[tuple[int, int, tuple[int, int]], Message] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,16 +180,37 @@ class PipelinePass:
         self._pass(batch, stage, rows, FORWARD_SHARE, what)
         self.live += 1
         self.most_live = max(self.most_live, self.live)
-        outputs = stage.forward(number, values)
-        if place + 1 < self._places:
-            for position, value in enumerate(outputs):
-                self._send(
-                    self._member(place + 1, number),
-                    Message(Kind.VECTOR, value, position, known_as, stop=batch.stop, tag=2 * place),
-                )
-        else:
-            batch.loss += stage.loss(number)
+        for done, outputs in self._computed(unit, batch, values, stage.forward):
+            if place + 1 < self._places:
+                known_as = batch.first + done % self.microbatches
+                for position, value in enumerate(outputs):
+                    self._send(
+                        self._member(place + 1, done),
+                        Message(Kind.VECTOR, value, position, known_as, stop=batch.stop, tag=2 * place),
+                    )
+            else:
+                batch.loss += stage.loss(done)
         batch.lap("forward", what)
+
+    def _computed(
+        self,
+        unit: Unit,
+        batch: Pipelined,
+        values: list[Tensor],
+        compute: Callable[[Sequence[int], Sequence[list[Tensor]]], list[list[Tensor]]],
+    ) -> list[tuple[int, list[Tensor]]]:
+        """Return what goes on of each microbatch that is computed now: of a stage that waits, of none or all."""
+        number = unit.microbatch
+        if not self.stages[unit.chunk].together:
+            return [(number, compute([number], [values])[0])]
+        held = self._held.setdefault((unit.kind, unit.chunk), {})
+        held[number] = values
+        if number % self.microbatches + 1 < sum(map(bool, batch.rows)):
+            return []
+        numbers = list(held)
+        found = list(zip(numbers, compute(numbers, list(held.values())), strict=True))
+        held.clear()
+        return found
 
     def _backward(self, unit: Unit, batch: Pipelined) -> None:
         number, stage, place = unit.microbatch, self.stages[unit.chunk], self._place(unit)
@@ -202,15 +230,17 @@ class PipelinePass:
         whole = 1 - FORWARD_SHARE
         share = whole / (2 if split else 1) + (FORWARD_SHARE if stage.recomputes else 0)
         self._pass(batch, stage, rows, share, what)
-        found = stage.backward(number, gradients)
-        self.live -= 1
-        for position, value in enumerate(found if place else []):
-            self._send(
-                self._member(place - 1, number),
-                Message(
-                    Kind.VECTOR, value, position, known_as, loss, stop=batch.stop, tag=2 * (place - 1) + 1
-                ),
-            )
+        self._losses[number] = loss
+        for done, found in self._computed(unit, batch, gradients, stage.backward):
+            self.live -= 1
+            loss, known_as = self._losses.pop(done), batch.first + done % self.microbatches
+            for position, value in enumerate(found if place else []):
+                self._send(
+                    self._member(place - 1, done),
+                    Message(
+                        Kind.VECTOR, value, position, known_as, loss, stop=batch.stop, tag=2 * (place - 1) + 1
+                    ),
+                )
         batch.lap("backward", what)
 
     def _weights(self, unit: Unit, batch: Pipelined) -> None:
@@ -272,6 +302,7 @@ class SizedStage:
         after: likewise of those that go to the next one.
         made: returns a tensor that stands for so many numbers of each of a microbatch's pictures.
         recomputes: whether its forward pass is run again.
+        together: whether all microbatches of a batch are computed at once.
     """
 
     def __init__(
@@ -282,16 +313,18 @@ class SizedStage:
         made: Callable[[int, int], Tensor],
         *,
         recomputes: bool = False,
+        together: bool = False,
     ) -> None:
         self.share = share
         self.recomputes = recomputes
+        self.together = together
         self.inputs, self.outputs = len(before), len(after)
         self._before, self._after = before, after
         self._made = made
 
-    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
+    def forward(self, numbers: Sequence[int], values: Sequence[list[Tensor]]) -> list[list[Tensor]]:
         """Return what stands for the values for the next stage."""
-        return [self._made(number, numbers) for numbers in self._after]
+        return [[self._made(number, size) for size in self._after] for number in numbers]
 
     def take(self, number: int, message: Message, position: int) -> Tensor:
         """Return what has come."""
@@ -306,9 +339,9 @@ class SizedStage:
         """Return 0: nothing is learned."""
         return 0.0
 
-    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
+    def backward(self, numbers: Sequence[int], gradients: Sequence[list[Tensor]]) -> list[list[Tensor]]:
         """Return what stands for the gradients of the values that came."""
-        return [self._made(number, numbers) for numbers in self._before]
+        return [[self._made(number, size) for size in self._before] for number in numbers]
 
     def weights(self, number: int) -> None:
         """Nothing is computed."""

@@ -45,11 +45,13 @@ class Schedule(Config):
     Attributes:
         flushes: whether a batch is over before parameters are updated; else see `updates_every` and `version`.
         splits_backward: whether there are units W.
+        forward_first: whether all forward passes of a batch come before its backward passes.
         deals_out: whether stages may have different numbers of copies, among which microbatches are dealt out.
     """
 
     flushes: ClassVar[bool] = True
     splits_backward: ClassVar[bool] = False
+    forward_first: ClassVar[bool] = False
     deals_out: ClassVar[bool] = False
 
     @property

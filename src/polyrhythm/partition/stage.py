@@ -93,14 +93,20 @@ def given(pieces: Sequence[PieceSize], layers: Sequence[str], stages: int, where
     return (*bounds, len(pieces))
 
 
-def balanced(pieces: Sequence[PieceSize], stages: int) -> Bounds:
-    """Return the bounds of so many stages whose slowest takes as little as it can; ties go to fewer values sent."""
-    count = len(pieces)
+def balanced(pieces: Sequence[PieceSize], stages: int, copies: Sequence[int] = ()) -> Bounds:
+    """Return the bounds of so many stages whose slowest takes as little as it can; ties go to fewer values sent.
+
+    Args:
+        pieces: of the network; at least as many as stages.
+        stages: how many.
+        copies: of every stage, among which its time is shared; empty: one each.
+    """
+    count, copies = len(pieces), copies or (1,) * stages
     times = shares(pieces)
     sums = [0.0, *accumulate(times)]
     # best[n]: for the first n pieces in as many stages as have been made: (slowest, values sent, first piece of last)
     best: list[tuple[float, int, Bounds] | None] = [
-        (sums[stop], 0, (0, stop)) if stop else None for stop in range(count + 1)
+        (sums[stop] / copies[0], 0, (0, stop)) if stop else None for stop in range(count + 1)
     ]
     for stage in range(1, stages):
         following: list[tuple[float, int, Bounds] | None] = [None] * (count + 1)
@@ -110,7 +116,7 @@ def balanced(pieces: Sequence[PieceSize], stages: int) -> Bounds:
                 before = best[start]
                 if before is None:
                     continue
-                slowest = max(before[0], sums[stop] - sums[start])
+                slowest = max(before[0], (sums[stop] - sums[start]) / copies[stage])
                 sent = before[1] + sum(pieces[start - 1].outputs)
                 if found is None or (slowest, sent) < found[:2]:
                     found = slowest, sent, (*before[2], stop)
@@ -265,12 +271,10 @@ class Passing:
     Attributes:
         leaves: the values that came, with their gradients later.
         outputs: what the stage made of them; empty where it will be made again.
-        share: of its batch's loss, in the last stage.
     """
 
     leaves: list[Tensor]
     outputs: list[Tensor]
-    share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -308,6 +312,7 @@ class NetworkStage:
         like: a tensor with the dtype and device of values.
         recomputes: whether activations are computed again in place of being kept.
         splits: whether gradients of weights are left to `weights`.
+        together: whether all microbatches of a batch are computed at once, as one.
         statistics: of batch normalisation in this stage; None: each microbatch changes them.
         using: makes the stage compute with the weights of a microbatch; none where there are no versions.
     """
@@ -319,9 +324,11 @@ class NetworkStage:
     like: Tensor
     recomputes: bool = False
     splits: bool = False
+    together: bool = False
     statistics: DeferredStatistics | None = None
     using: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()
     _passing: dict[int, Passing] = field(default_factory=dict)
+    _shares: dict[int, float] = field(default_factory=dict)
     _deferred: dict[int, DeferredWeights] = field(default_factory=dict)
 
     @property
@@ -352,52 +359,62 @@ class NetworkStage:
         assert self.stage.after is not None, "the last stage has a loss"
         return self._shaped(number, message, self.stage.after, position)
 
-    def forward(self, number: int, values: list[Tensor]) -> list[Tensor]:
-        """Compute forward; return what goes to the next stage, flat."""
-        micro = self.microbatch(number)
-        leaves = values if self.stage.before is not None else [micro.images]
-        if micro.rows == 0:
-            self._passing[number] = Passing(leaves, [])
-            return [self.like.new_zeros(0)] * self.outputs
-        with self.using(number):
+    def forward(self, numbers: Sequence[int], values: Sequence[list[Tensor]]) -> list[list[Tensor]]:
+        """Compute forward; return what goes to the next stage, flat, of each microbatch."""
+        micros = [self.microbatch(number) for number in numbers]
+        key, first, rows = numbers[0], micros[0], [micro.rows for micro in micros]
+        leaves = list(values[0]) if self.stage.before is not None else [first.images]
+        if not sum(rows):
+            self._passing[key] = Passing(leaves, [])
+            self._shares[key] = 0.0
+            return [[self.like.new_zeros(0)] * self.outputs]
+        if len(micros) > 1:
+            leaves = [torch.cat([micro.images for micro in micros])]
+            if self.stage.before is not None:
+                leaves = [torch.cat(parts).detach().requires_grad_() for parts in zip(*values, strict=True)]
+        with self.using(key):
             if self.statistics is not None:
-                self.statistics.begin(micro.position)
-            outputs = self._computed(number, micro, leaves)
+                self.statistics.begin(first.position)
+            outputs = self._computed(key, sum(rows), first, leaves)
             if self.statistics is not None:
                 self.statistics.end()
-        passing = self._passing[number] = Passing(leaves, outputs)
+        passing = self._passing[key] = Passing(leaves, outputs)
         if self.stage.after is None:
-            value = micro.loss(outputs[0])
-            passing.outputs, passing.share = (
-                [_scaled(value, micro.scale)],
-                float(value.detach()) * micro.share,
-            )
+            passing.outputs = [self._loss(numbers, micros, outputs[0])]
             outputs = []
         if self.recomputes:
             passing.outputs = []
-            self._deferred.pop(number, None)
-        return [value.detach().reshape(-1) for value in outputs]
+            self._deferred.pop(key, None)
+        if not outputs:
+            return [[] for _ in numbers]
+        parts = [value.detach().split(rows) for value in outputs]
+        return [[part[place].reshape(-1) for part in parts] for place in range(len(numbers))]
 
     def loss(self, number: int) -> float:
         """Return a microbatch's share of the mean loss of its batch."""
-        return self._passing[number].share
+        return self._shares[number]
 
-    def backward(self, number: int, gradients: list[Tensor]) -> list[Tensor]:
-        """Compute backward; return the gradients of the values that came, flat."""
-        micro = self.microbatch(number)
-        passing = self._passing.pop(number)
-        if micro.rows == 0:
-            return [self.like.new_zeros(0)] * self.inputs
-        with self.using(number):
+    def backward(self, numbers: Sequence[int], gradients: Sequence[list[Tensor]]) -> list[list[Tensor]]:
+        """Compute backward; return the gradients of the values that came, flat, of each microbatch."""
+        micros = [self.microbatch(number) for number in numbers]
+        key, first, rows = numbers[0], micros[0], [micro.rows for micro in micros]
+        passing = self._passing.pop(key)
+        if not sum(rows):
+            self._shares.pop(key, None)
+            return [[self.like.new_zeros(0)] * self.inputs]
+        with self.using(key):
             if self.recomputes:
                 if self.statistics is not None:
                     self.statistics.begin(None)
-                passing.outputs = self._computed(number, micro, passing.leaves)
+                passing.outputs = self._computed(key, sum(rows), first, passing.leaves)
                 if self.statistics is not None:
                     self.statistics.end()
                 if self.stage.after is None:
-                    passing.outputs = [_scaled(micro.loss(passing.outputs[0]), micro.scale)]
-            given: list[Tensor | None] = [*gradients] or [None]
+                    passing.outputs = [self._loss(numbers, micros, passing.outputs[0])]
+            joined = gradients[0]
+            if len(micros) > 1:
+                joined = [torch.cat(parts) for parts in zip(*gradients, strict=True)]
+            given: list[Tensor | None] = [*joined] or [None]
             trained = [
                 (value, gradient)
                 for value, gradient in zip(passing.outputs, given, strict=True)
@@ -407,12 +424,27 @@ class NetworkStage:
                 torch.autograd.backward(
                     [value for value, _ in trained], [gradient for _, gradient in trained]
                 )
+        for number in numbers:
+            self._shares.pop(number, None)
         if self.stage.before is None:
-            return []
-        return [
-            (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).reshape(-1)
+            return [[] for _ in numbers]
+        found = [
+            (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).split(rows)
             for leaf in passing.leaves
         ]
+        return [[part[place].reshape(-1) for part in found] for place in range(len(numbers))]
+
+    def _loss(self, numbers: Sequence[int], micros: Sequence[Microbatch], logits: Tensor) -> Tensor:
+        """Return the sum of the microbatches' losses, each by its scale, and note their shares of the batch's."""
+        whole: Tensor | None = None
+        parts = logits.split([micro.rows for micro in micros]) if len(micros) > 1 else (logits,)
+        for number, micro, part in zip(numbers, micros, parts, strict=True):
+            value = micro.loss(part)
+            self._shares[number] = float(value.detach()) * micro.share
+            scaled = _scaled(value, micro.scale)
+            whole = scaled if whole is None else whole + scaled
+        assert whole is not None
+        return whole
 
     def weights(self, number: int) -> None:
         """Add the gradients of weights that `backward` has left."""
@@ -420,11 +452,11 @@ class NetworkStage:
         if deferred is not None:
             deferred.finish()
 
-    def _computed(self, number: int, micro: Microbatch, leaves: list[Tensor]) -> list[Tensor]:
+    def _computed(self, number: int, rows: int, micro: Microbatch, leaves: list[Tensor]) -> list[Tensor]:
         deferred: AbstractContextManager[Any] = nullcontext()
         if self.splits:
             deferred = self._deferred[number] = DeferredWeights()
-        alone = by_running_statistics(self.stage.module) if micro.rows == 1 else nullcontext()
+        alone = by_running_statistics(self.stage.module) if rows == 1 else nullcontext()
         self.chain.seed = micro.seed
         try:
             with torch.enable_grad(), deferred, alone:

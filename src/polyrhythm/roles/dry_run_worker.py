@@ -111,7 +111,7 @@ class DryWorkload:
         self.replica = FlatReplica(dry_run.strategy, world, setting, announce=True)
         self._computes_together = dry_run.traits.cuts_network and not dry_run.traits.pipelines
         if self._computes_together:
-            self.replica.part.divide(dry_division(flat, dry_run.sizes.head, len(world.roles.workers)))
+            self.replica.part.divide(dry_division(flat, dry_run.sizes, len(world.roles.workers)))
         self.batch_size, self.rate_ratio = dry_run.batch_size, 1.0
         self.report_steps = dry_run.steps_per_report
         self.sizes: tuple[float, ...] = ()

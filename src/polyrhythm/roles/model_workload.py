@@ -22,7 +22,7 @@ from polyrhythm.evaluation.evaluate import InDtype, PartialEvaluation, batches_f
 from polyrhythm.models.fine_tuning import graded
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.hybrid_pass import Loss
-from polyrhythm.partition.ownership import division
+from polyrhythm.partition.ownership import divided_trunk, division
 from polyrhythm.partition.pipeline_pass import Lap
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import EvaluatesPart
@@ -522,8 +522,9 @@ class ModelWorkload:
             taught = job.learning.objective.teachers is not None
             self._loader.labels_only = not (taught or self.replica.part.reads_images)
             return
-        workers = self.replica.workers.size
-        self.replica.part.divide(division(self.replica.flat, cut(model, image), workers))
+        workers, parts = self.replica.workers.size, cut(model, image)
+        divided = divided_trunk(parts, image, job.traits.trunk, workers)
+        self.replica.part.divide(division(self.replica.flat, parts, workers, divided))
 
     def _not_finite(self, value: float, number: int, rate: float) -> RequestError:
         return RequestError(

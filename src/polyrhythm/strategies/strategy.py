@@ -9,7 +9,7 @@ read by launchers, roles, the simulator and the generated tables. `Paper` and `F
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
+from polyrhythm.partition.divided_trunk import Trunk
 from polyrhythm.specs import Config
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean
@@ -135,6 +136,7 @@ class Traits:
             samples, so that batches may be of unequal sizes there, too.
         cuts_network: whether workers share a network's layers, and compute together (`CutsNetwork`, `ComputesStages`);
             what another worker trains of them comes at the end of an epoch.
+        trunk: how they share the layers before the fully connected ones (`CutsNetwork`).
         pipelines: where workers form pipelines, into how many parts a step's images are dealt, one a pipeline; worker w
             is in pipeline w mod `pipelines`. 0: each worker has images of its own.
     """
@@ -170,6 +172,7 @@ class Traits:
     counts_samples: bool = True
     scales_parts: bool = False
     cuts_network: bool = False
+    trunk: Trunk = "copied"
     pipelines: int = 0
 
     @property
@@ -319,6 +322,28 @@ class HasStages:
 
     def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
         """Return the workers that hold the copies of each rank's stages, by their indices among so many."""
+        raise NotImplementedError
+
+    def with_copies(
+        self,
+        make_model: Callable[[], nn.Module],
+        image_shape: tuple[int, int, int],
+        workers: int,
+        images: int,
+        pace_of: Callable[[Sequence[range]], Pace] | None = None,
+    ) -> Strategy:
+        """Return the strategy with the copies of every stage given, where it is to choose them itself.
+
+        Args:
+            make_model: makes the network; of shapes alone, or with numbers.
+            image_shape: (C, H, W).
+            workers: to share out.
+            images: of a step, of all of them.
+            pace_of: returns how fast ranks are, from the workers that each has; None: nobody knows, and all alike.
+
+        Raises:
+            RequestError: it cannot be cut so.
+        """
         raise NotImplementedError
 
     def settled(

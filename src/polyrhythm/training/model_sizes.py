@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Literal
 
 import torch
 from torch import nn
@@ -33,6 +34,7 @@ class PieceSize:
         operations: floating-point operations of the forward pass of one picture.
         outputs: numbers of each value that goes on behind it to later pieces, of one picture.
         kept: numbers that its backward pass needs, of one picture.
+        normalises: whether it has layers that normalise by the statistics of a batch.
     """
 
     name: str
@@ -40,6 +42,34 @@ class PieceSize:
     operations: float
     outputs: tuple[int, ...]
     kept: int
+    normalises: bool = False
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What workers who compute layers together send each other at one point of a pass.
+
+    Attributes:
+        kind: whose examples it is of. `all`: those of everybody. `own`: the sender's. `others`: the receiver's.
+            `fixed`: sums over all, of whatever number. `head`: nothing; the layers at the network's end come here.
+        numbers: of each example, from worker i to worker j; those from one to itself do not travel.
+    """
+
+    kind: Literal["all", "own", "others", "fixed", "head"]
+    numbers: tuple[tuple[int, ...], ...]
+
+    def sent(self, source: int, to: int, counts: Sequence[int]) -> int:
+        """Return how many numbers travel from one worker to another.
+
+        Args:
+            source: the sender.
+            to: the receiver.
+            counts: how many examples each worker has.
+        """
+        if self.kind == "head" or source == to:
+            return 0
+        times = {"all": sum(counts), "own": counts[source], "others": counts[to], "fixed": 1}[self.kind]
+        return self.numbers[source][to] * times
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,10 @@ class ModelSizes:
             cuts them.
         pieces: between which it can be cut; empty where nobody does.
         shapes: of its parameters, in the order of the vector; empty where only their number is known.
+        exchanges: of workers who cut the layers before the head as well, in the order of a pass; empty where nobody
+            does.
+        owned: parameters of those layers of which each worker has its own rows: the first number, the one past the
+            last, and how many rows.
     """
 
     buckets: tuple[int, ...]
@@ -62,6 +96,8 @@ class ModelSizes:
     head: tuple[int, ...] = ()
     pieces: tuple[PieceSize, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    owned: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.buckets) == len(self.shares) > 0, "every bucket has a share"

@@ -103,15 +103,16 @@ def test_a_worker_changes_the_trunk_and_its_own_slices_only():
     parts = cut(model, torch.zeros(1, *IMAGE, dtype=torch.float64))
     flat = FlatParameters(model)
     ownership = Ownership.of(flat, parts, 3)
-    assert ownership.trunk == slice(0, 3 * 2 * 9 + 3)
+    (trunk,) = ownership.shared
+    assert trunk == slice(0, 3 * 2 * 9 + 3)
     owned = sorted((piece.start, piece.stop) for worker in range(3) for piece in ownership.pieces(worker))
-    assert owned[0][0] == ownership.trunk.stop
+    assert owned[0][0] == trunk.stop
     assert owned[-1][1] == flat.size
     assert all(before[1] == after[0] for before, after in pairwise(owned))
     for worker, (before, _, _) in enumerate(trained("a", SIZES)):
         changed = before != start
         mine = torch.zeros(flat.size, dtype=torch.bool)
-        for piece in [ownership.trunk, *ownership.pieces(worker)]:
+        for piece in [trunk, *ownership.pieces(worker)]:
             mine[piece] = True
         assert not changed[~mine].any()
         assert changed[mine].float().mean() > 0.8  # rectifiers leave some at rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from polyrhythm.partition import outlook
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.outlook import Pace, Work, fastest, measured_pieces, stage_times, step_of
 from polyrhythm.partition.schedule import SCHEDULES, Schedule
+from polyrhythm.partition.stage_memory import RankBytes
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
 from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.specs import build
@@ -158,3 +160,100 @@ def test_layers_are_measured_without_a_trace() -> None:
     assert found == [1.0] * 5
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_times_and_shares_are_told_as_in_reports() -> None:
+    said = outlook.Outlook((("a", "b"), ("c", "c")), 0.000804, 0.2541, (RankBytes(1, 0, 1, 0, 4),) * 2)
+    assert said.text.endswith("; 0.8 ms a step, 25 % of it idle, by prediction")
+    assert replace(said, step_s=1.234).text.endswith("; 1.2 s a step, 25 % of it idle, by prediction")
+    assert replace(said, step_s=None).text.endswith("kB); 25 % of it idle, by prediction")
+
+
+def compositions(workers: int, most: int) -> list[tuple[int, ...]]:
+    if workers == 0:
+        return [()]
+    ways = [(first, *rest) for first in range(1, workers + 1) for rest in compositions(workers - first, most)]
+    return [way for way in ways if len(way) <= most]
+
+
+@pytest.mark.parametrize("spec", ["gpipe", "one_forward_one_backward"])
+def test_copies_are_those_of_the_shortest_step(spec: str) -> None:
+    """Beside every way to share workers out and every cut: equal for a slow stage, and rarely far from the best."""
+    schedule = work_of(spec).schedule
+    excess = []
+    for seed in range(12):
+        pieces, _ = drawn(seed)
+        workers = 2 + seed % 4
+
+        def work(copies: tuple[int, ...]) -> Work:
+            return Work(schedule, 6, 48, copies=copies)
+
+        def pace(copies: tuple[int, ...]) -> Pace:
+            return Pace.even(len(copies))
+
+        def seconds(
+            copies: tuple[int, ...], bounds: tuple[int, ...], pieces: list[PieceSize] = pieces
+        ) -> float:
+            return step_of(
+                work(copies), stage_times(work(copies), pieces, bounds, pace(copies)), len(copies)
+            )[0]
+
+        every = [
+            seconds(copies, (0, *cuts, len(pieces)))
+            for copies in compositions(workers, len(pieces))
+            if len(copies) > 1
+            for cuts in combinations(range(1, len(pieces)), len(copies) - 1)
+        ]
+        found = outlook.best_copies(pieces, workers, work, pace)
+        assert sum(found) == workers
+        cuts = combinations(range(1, len(pieces)), len(found) - 1)
+        best = min(seconds(found, (0, *each, len(pieces))) for each in cuts)
+        excess.append(best / min(every) - 1)
+    assert sum(excess) / len(excess) < 0.03
+    assert max(excess) < 0.2
+
+
+def test_a_slow_stage_gets_more_copies_and_a_slow_link_fewer() -> None:
+    pieces = [PieceSize("a", 10, 3.0, (1,), 1), PieceSize("b", 10, 1.0, (), 1)]
+
+    def chosen(parameters: int, workers: int = 4) -> tuple[int, ...]:
+        own = [replace(piece, parameters=parameters) for piece in pieces]
+        return outlook.best_copies(
+            own,
+            workers,
+            lambda copies: Work(work_of("gpipe").schedule, 12, 24, copies=copies),
+            lambda copies: Pace((1.0,) * len(copies), (0.0,) * len(copies), (1e6,) * len(copies)),
+        )
+
+    assert chosen(10) == (3, 1)
+    assert chosen(10, 16) == (12, 4)  # too many ways to try all
+    four = [replace(pieces[0], operations=1.0, parameters=10_000_000, outputs=(1,)) for _ in range(4)]
+    work = Work(work_of("gpipe").schedule, 6, 24)
+    slow = outlook.best_copies(
+        four,
+        4,
+        lambda copies: replace(work, copies=copies),
+        lambda copies: Pace((1.0,) * len(copies), (0.0,) * len(copies), (1e6,) * len(copies)),
+    )
+    assert slow == (1, 1, 1, 1)  # copies would exchange their gradients
+
+
+def test_a_simulated_run_chooses_copies_by_its_links(tmp_path: Path) -> None:
+    run = simulate(
+        data=pictures(32),
+        model="vgg11",
+        strategy="pipeline(microbatches=6, balance=auto, replicas=auto)",
+        workers=4,
+        batch_size=6,
+        cluster=cluster(bytes_per_s=1.25e8),
+        gradients="none",
+        steps=1,
+        out=tmp_path / "run",
+    )
+    told = run.figures["pipeline"]
+    assert len(told["stages"]) >= 2
+    with pytest.raises(RequestError, match="give balance=auto with it"):
+        simulate(
+            data=pictures(32), model="vgg11", strategy="pipeline(replicas=auto)", workers=4, steps=1,
+            gradients="none", cluster=cluster(), out=tmp_path / "other",
+        )  # fmt: skip

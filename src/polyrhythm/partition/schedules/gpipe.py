@@ -24,6 +24,7 @@ from polyrhythm.partition.schedule import Schedule, Unit
 class GPipe(Schedule):
     """All forward passes, then all backward passes."""
 
+    forward_first: ClassVar[bool] = True
     deals_out: ClassVar[bool] = True
 
     def units(self, rank: int, ranks: int, microbatches: int) -> Iterator[Unit]:

@@ -14,6 +14,11 @@ worker can be tested and saved.
 M_c and M_fc = the bytes of the trunk and of the fully connected layers, A = the bytes of one example's
 features where the network is cut, b = the samples in a worker's batch.
 
+With `trunk=channels` or `height` the convolutions are cut as well (`partition/divided_trunk.py`): by channels each
+worker trains its own, as of the fully connected layers; by height all train all, from the sum of what every worker's
+rows give, and each keeps activations of its rows alone. All examples of a round (`scheme`) pass them together, and are
+normalised together by layers of batch normalisation that are cut: the result is that of one batch a round.
+
 The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only the trunk's gradients are
 added up afterwards. Each worker keeps optimiser state for the trunk and its own slices only. The network on a
 worker is whole only after `gather`: until then it holds old values of the other workers' slices.
@@ -41,7 +46,9 @@ from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.hybrid_pass import Activations, Loss, Scheme
+from polyrhythm.partition.activations import Activations
+from polyrhythm.partition.divided_trunk import Trunk
+from polyrhythm.partition.hybrid_pass import Loss, Scheme
 from polyrhythm.partition.ownership import Division, Ownership
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.state import Held, Resharding, State
@@ -59,6 +66,9 @@ class Hybrid(Strategy):
     Attributes:
         scheme: which examples pass the fully connected layers together: `a` all, `b` one worker's after another's, `c`
             an equal share of every worker's.
+        trunk: the layers before these. `copied`: every worker has them, for its own examples. `channels`: each has
+            some output channels of every convolution, for all examples. `height`: each computes some rows of all
+            pictures, with borders that are exchanged.
         collective: how the convolutions' gradients are added up.
     """
 
@@ -70,7 +80,7 @@ class Hybrid(Strategy):
         "1404.5997",
     )
     facts: ClassVar[Facts] = Facts(
-        bytes_per_step="2M_c(N-1)/N + 2(N-1)bA, and outputs of hidden layers",
+        bytes_per_step="2M_c(N-1)/N + 2(N-1)bA, and outputs of hidden layers (trunk=channels: of all; height: borders)",
         staleness="0",
         use_it="convolutions followed by large fully connected layers (alexnet, deep_image), while 4bAN < M_fc",
     )
@@ -80,6 +90,7 @@ class Hybrid(Strategy):
     )
 
     scheme: Scheme = "a"
+    trunk: Trunk = "copied"
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
@@ -88,7 +99,7 @@ class Hybrid(Strategy):
             check_elementwise(plan, workers)
 
     def traits(self, workers: int) -> Traits:
-        return Traits(local_models=workers > 1, slices=workers, cuts_network=True)
+        return Traits(local_models=workers > 1, slices=workers, cuts_network=True, trunk=self.trunk)
 
     def resharding(self, before: int, after: int) -> Resharding:
         text = "all go on from worker 0's parameters, and layers are cut anew with their optimisers' states"
@@ -118,7 +129,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         return step
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
-        return self._pass(images, loss, self._weight(step))
+        return self._pass.run(images, loss, self._weight(step))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         weight, stop = self._update.update(self._weight(step), learning_rate, stop=step.stop)
@@ -131,6 +142,7 @@ class HybridWorker(WorkerPart, CutsNetwork):
         """Gather the neurons of all workers, who must do so at the same step."""
         if not self._whole:
             self._update.gather()
+            self._pass.complete()
         self._whole = True
 
     def end(self) -> None:
@@ -188,13 +200,15 @@ class HybridUpdate:
         self._activations = Activations(group, "slices")
         self._sum = AllReduce(collective, group, "trunk")
         self._ownership = ownership
-        trunk, pieces = self._ownership.trunk, self._ownership.pieces(group.rank)
+        self._shared = [slice(0, flat.size)] if group.size == 1 else self._ownership.shared
         # One piece where a worker is alone: the very optimiser of the plain network.
-        self._pieces = [slice(0, flat.size)] if group.size == 1 else [trunk, *pieces]
+        self._pieces = (
+            self._shared if group.size == 1 else [*self._shared, *self._ownership.pieces(group.rank)]
+        )
         self._optimizers = [
             plan.part(piece.start, piece.stop).build(flat.vector[piece]) for piece in self._pieces
         ]
-        self._summed = flat.vector.new_zeros(trunk.stop + 2)
+        self._summed = flat.vector.new_zeros(sum(each.stop - each.start for each in self._shared) + 2)
 
     def update(self, weight: float, learning_rate: float, *, stop: bool = False) -> tuple[float, bool]:
         """Update the trunk and this worker's slices by the gradients of a pass, and zero these.
@@ -218,7 +232,10 @@ class HybridUpdate:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the state of this worker's optimizers, as named tensors and JSON-able facts."""
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"pieces": [[piece.start, piece.stop] for piece in self._pieces]}
+        facts: dict[str, Any] = {
+            "pieces": [[piece.start, piece.stop] for piece in self._pieces],
+            "shared": len(self._shared),
+        }
         for number, optimizer in enumerate(self._optimizers):
             named, facts[str(number)] = optimizer.state()
             tensors |= {f"{number}.{name}": value for name, value in named.items()}
@@ -252,11 +269,15 @@ class HybridUpdate:
         return weight, stop
 
     def _add_up(self, weight: float, stop: bool) -> tuple[float, bool]:
-        gradients, summed = self._flat.gradients[self._ownership.trunk], self._summed
-        summed[:-2].copy_(gradients)
+        summed = self._summed
+        sizes = [each.stop - each.start for each in self._shared]
+        parts = list(zip(self._shared, summed[:-2].split(sizes), strict=True))
+        for piece, part in parts:
+            part.copy_(self._flat.gradients[piece])
         summed[-2:].copy_(_pair(summed, weight, float(stop)))
         self._sum.run(summed)
-        gradients.copy_(summed[:-2])
+        for piece, part in parts:
+            self._flat.gradients[piece].copy_(part)
         whole, stops = summed[-2:].tolist()
         return whole, stops > 0
 
@@ -275,7 +296,8 @@ def _joined(held: Held, workers: int) -> dict[int, State]:
     for worker in sorted(held.workers):
         own, facts = held.workers[worker]
         for number, (start, stop) in enumerate(facts["pieces"]):
-            if start == stop or (number == 0 and worker > 0):  # the trunk is everybody's
+            # What all train alike is everybody's.
+            if start == stop or (number < facts.get("shared", 1) and worker > 0):
                 continue
             tensors |= {f"{len(slices)}.{name}": value for name, value in _below(f"{number}.", own).items()}
             slices.append([start, stop, facts[str(number)]])

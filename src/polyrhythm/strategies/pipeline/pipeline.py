@@ -20,7 +20,8 @@ every epoch, to the next step: it tests and saves it, and has memory for all par
 never more of it than shapes. Pictures are read by the first stage, labels by all.
 
 Batch normalisation normalises by microbatch, and changes its running statistics once a batch
-(`partition/deferred_statistics.py`). Dropout draws by step, microbatch and place in the network, wherever that is cut.
+(`partition/deferred_statistics.py`); with `normalise=batch` by all microbatches of a batch, for which stages that have
+such layers wait. Dropout draws by step, microbatch and place in the network, wherever that is cut.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.partition.chain import Chain
@@ -43,6 +45,7 @@ from polyrhythm.partition.outlook import (
     Outlook,
     Pace,
     Work,
+    best_copies,
     fastest,
     measured_pieces,
     stage_times,
@@ -96,7 +99,9 @@ class Pipeline(Strategy, HasStages):
         balance: where the network is cut otherwise. `operations`: where stages have equally many. `auto`: where a step
             takes least, by measured times of all layers, or in simulation by their operations and the cluster's links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        replicas: copies of each stage; of several numbers, of every stage its own.
+        normalise: what batch normalisation takes its statistics of: a microbatch, or a whole batch of the pipeline.
+        replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with `balance=auto`: as many
+            stages of as many copies as make a step shortest, at least two.
         inside: how copies of a stage go on together; a strategy whose workers go in step.
     """
 
@@ -123,23 +128,35 @@ class Pipeline(Strategy, HasStages):
     cut: tuple[str, ...] = ()
     balance: Literal["operations", "auto"] = "operations"
     recompute: bool = False
-    replicas: Count | tuple[Count, ...] = 1
+    normalise: Literal["microbatch", "batch"] = "microbatch"
+    replicas: Count | tuple[Count, ...] | Literal["auto"] = 1
     inside: Annotated[Strategy, chosen("inside strategy", *INSIDE)] = Synchronous()
 
     def ranks(self, workers: int) -> int:
         """Return how many workers are in a row: K."""
         if isinstance(self.replicas, tuple):
             return len(self.replicas)
-        return self.stages or max(1, workers // self.replicas)
+        return self.stages or max(1, workers // self._even)
 
     def copies(self, workers: int) -> tuple[int, ...]:
         """Return the copies of every rank's stages."""
-        return self.replicas if isinstance(self.replicas, tuple) else (self.replicas,) * self.ranks(workers)
+        return self.replicas if isinstance(self.replicas, tuple) else (self._even,) * self.ranks(workers)
 
     @property
     def most_copies(self) -> int:
         """Copies of the stage with the most."""
-        return max(self.replicas) if isinstance(self.replicas, tuple) else self.replicas
+        return max(self.replicas) if isinstance(self.replicas, tuple) else self._even
+
+    @property
+    def _even(self) -> int:
+        """Copies of each stage, where all have as many; one until they are chosen (`with_copies`)."""
+        assert not isinstance(self.replicas, tuple)
+        return 1 if self.replicas == "auto" else self.replicas
+
+    @property
+    def _deals(self) -> bool:
+        """Whether microbatches are dealt out among the copies of a stage."""
+        return self.replicas == "auto" or isinstance(self.replicas, tuple)
 
     def traits(self, workers: int) -> Traits:
         ranks = self.ranks(workers)
@@ -152,20 +169,27 @@ class Pipeline(Strategy, HasStages):
             gradients=updates,
             plain_alone=False,
             cuts_network=True,
-            pipelines=1 if isinstance(self.replicas, tuple) else max(1, workers // ranks),
+            pipelines=1 if self._deals else max(1, workers // ranks),
         )
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
         ranks, needed = self.ranks(workers), sum(self.copies(workers))
-        if isinstance(self.replicas, tuple):
+        if self.replicas == "auto":
+            self._check_choosing(workers)
+        elif isinstance(self.replicas, tuple):
             self._check_dealing(workers, needed)
         elif needed != workers:
             raise RequestError(
-                f"{self} needs {ranks} times {self.replicas} workers (given {workers}): ask for "
+                f"{self} needs {ranks} times {self._even} workers (given {workers}): ask for "
                 f"--workers {needed}, or for other stages and replicas"
             )
         self.schedule.check(ranks, self.microbatches)
+        if self.normalise == "batch" and (self._deals or not self.schedule.forward_first):
+            raise RequestError(
+                f"{self}: statistics of a whole batch are known when all its forward passes are over, in one copy of a "
+                "stage: use schedule=gpipe, and one number of replicas"
+            )
         self.inside.check(self.most_copies)
         inside = self.inside.traits(self.most_copies)
         if inside.output is GroupOutput.NOTHING or not inside.lockstep or inside.waits_between_layers:
@@ -178,6 +202,51 @@ class Pipeline(Strategy, HasStages):
                 f"{self.name}(inside={self.inside}): {self.schedule} updates with gradients that are late, which only "
                 "copies that average gradients do alike: use inside=synchronous, or a schedule with a flush"
             )
+
+    def _check_choosing(self, workers: int) -> None:
+        """Refuse to choose copies where that is settled, or cannot be.
+
+        Raises:
+            RequestError: so it is.
+        """
+        if self.stages is not None or self.cut or self.balance != "auto":
+            raise RequestError(
+                f"{self}: replicas=auto chooses stages, cuts and copies by what a step takes: give balance=auto with "
+                "it, and neither stages nor cut"
+            )
+        if workers < 2:
+            raise RequestError(f"{self} shares workers out among stages: ask for --workers 2 at least")
+        if not self.schedule.deals_out:
+            raise RequestError(
+                f"{self}: {self.schedule} does not deal microbatches out among different numbers of copies: use gpipe "
+                "or one_forward_one_backward, or give replicas"
+            )
+
+    def with_copies(
+        self,
+        make_model: Callable[[], nn.Module],
+        image_shape: tuple[int, int, int],
+        workers: int,
+        images: int,
+        pace_of: Callable[[Sequence[range]], Pace] | None = None,
+    ) -> Pipeline:
+        if self.replicas != "auto":
+            return self
+        with torch.random.fork_rng(devices=[]):
+            model = make_model()
+        chain = Chain(model, next(model.parameters()).new_zeros(1, *image_shape))
+        check_stages(chain.pieces, 2, str(self))
+
+        def of(copies: tuple[int, ...]) -> Pipeline:
+            return self.model_copy(update={"replicas": copies})
+
+        def pace(copies: tuple[int, ...]) -> Pace:
+            ranks = of(copies).workers_of_ranks(workers)
+            return Pace.even(len(copies)) if pace_of is None else pace_of(ranks)
+
+        return of(
+            best_copies(chain.pieces, workers, lambda copies: of(copies).work(images, chain.dtype), pace)
+        )
 
     def _check_dealing(self, workers: int, needed: int) -> None:
         """Refuse different numbers of copies that cannot be.
@@ -247,7 +316,9 @@ class Pipeline(Strategy, HasStages):
         ranks = self.ranks(workers)
         bounds = self.bounds(pieces, workers) if bounds is None else bounds
         stages = [chain.stage(*place) for place in pairwise(bounds)]
-        work = self.work(images, chain.dtype)
+        # Stages that wait make one microbatch of a batch; that others do not is left out of account.
+        microbatches = 1 if self.waits(pieces) else self.microbatches
+        work = replace(self.work(images, chain.dtype), microbatches=microbatches)
         times = stage_times(work, pieces, bounds, Pace.even(ranks) if pace is None else pace)
         seconds, bubble = step_of(work, times, ranks)
         needs = OptimizerBytes.of(plan)
@@ -258,7 +329,7 @@ class Pipeline(Strategy, HasStages):
                 self.schedule,
                 rank,
                 ranks,
-                self.microbatches,
+                microbatches,
                 images,
                 needs,
                 recomputes=self.recompute,
@@ -274,6 +345,10 @@ class Pipeline(Strategy, HasStages):
             seconds += max(exchanged)
         layers = tuple((pieces[start].name, pieces[stop - 1].name) for start, stop in pairwise(bounds))
         return Outlook(layers, None if pace is None else seconds, bubble, tuple(memory))
+
+    def waits(self, pieces: Sequence[PieceSize]) -> bool:
+        """Return whether a stage of these pieces waits for all microbatches, and computes them at once."""
+        return self.normalise == "batch" and self.microbatches > 1 and any(each.normalises for each in pieces)
 
     def work(self, images: int, dtype: torch.dtype) -> Work:
         """Return what a step of so many images sends through one pipeline."""
@@ -335,7 +410,7 @@ class Pipeline(Strategy, HasStages):
 
     def first_worker(self, rank: int) -> int:
         """Return the worker with the first copy of a rank's stages."""
-        return sum(self.replicas[:rank]) if isinstance(self.replicas, tuple) else rank * self.replicas
+        return sum(self.replicas[:rank]) if isinstance(self.replicas, tuple) else rank * self._even
 
     def check_room(self, outlook: Outlook, room: Sequence[float]) -> None:
         """Refuse ranks that have less memory than their stages need.
@@ -374,6 +449,7 @@ class Pipeline(Strategy, HasStages):
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
+        assert self.replicas != "auto", "copies are chosen before workers are made"
         return PipelineWorker(setting, self)
 
 
@@ -385,6 +461,8 @@ def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
     return next(short, None)
 
 
+WINDOW_BYTES = 16 << 20
+"""Parameters that are under way between two workers at once, while the network is handed out or put together."""
 _WITHOUT_END = 1 << 62
 """Microbatches of a stream that ends when the pipeline is emptied."""
 
@@ -471,9 +549,11 @@ class PipelineWorker(WorkerPart, ComputesStages):
         works: list[StageWork] = []
         for place in range(self._rank, len(cut), self._ranks):
             stage, share = chain.stage(bounds[place], bounds[place + 1]), shares[place]
-            self._statistics.append(DeferredStatistics(stage.module, self._count))
+            together = strategy.waits(pieces[bounds[place] : bounds[place + 1]])
+            self._statistics.append(DeferredStatistics(stage.module, 1 if together else self._count))
             work = NetworkStage(chain, stage, share, self._microbatch, self._own.flat.vector)
             work.recomputes, work.splits = strategy.recompute, self._schedule.splits_backward
+            work.together = together
             work.statistics, work.using = self._statistics[-1], self._with_version
             works.append(work)
         self._pass = PipelinePass(self._schedule, self._count, self._row, works, self._dealt)
@@ -520,7 +600,8 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if self._ranks > 1:
             testing = testing_bytes(model, chain.image_shape, min(around.images, around.tested))
             states = vector * needs.optimizer // max(1, needs.parameters) if around.saves else 0
-            arriving = max(each.parameters for each in outlook.ranks[1:])  # what a message still holds
+            # What comes from others, before it is put into its place; of each of them at most a window.
+            arriving = sum(min(2 * WINDOW_BYTES, each.parameters) for each in outlook.ranks[1:])
             needs = replace(
                 needs, whole=vector + states + max(testing, arriving, vector if around.saves else 0)
             )
@@ -543,6 +624,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
                 before = pieces[start - 1].outputs if start else ()
                 work = SizedStage(share, before, pieces[stop - 1].outputs, self._stand_in)
                 work.recomputes = self._strategy.recompute
+                work.together = self._strategy.waits(pieces[start:stop])
                 works.append(work)
         self._adopt(
             StageParameters.of_sizes(setting.flat, numbers, self._rank), OptimizerPlan("SGD", (), 0.0)
@@ -560,13 +642,11 @@ class PipelineWorker(WorkerPart, ComputesStages):
             self._receive_numbers(0, self._own.own())
         else:
             self._own.take()
-            self._send_numbers(
-                [
-                    (to, piece)
-                    for to in range(1, self._all.size)
-                    for piece in self._own.of_rank(bisect_right(self._firsts, to) - 1)
-                ]
-            )
+            handles = []
+            for to in range(1, self._all.size):
+                handles += self._send_numbers(to, self._own.of_rank(bisect_right(self._firsts, to) - 1))
+            for handle in handles:
+                handle.wait()
         return self._inner.start(step)
 
     def compute_stages(self, step: Step, batch: SharedBatch) -> float:
@@ -780,7 +860,8 @@ class PipelineWorker(WorkerPart, ComputesStages):
             for rank in range(1, self._ranks):
                 self._receive_numbers(self._firsts[rank], self._own.of_rank(rank))
         elif self._rank > 0 and self._copy == 0:
-            self._send_numbers([(0, piece) for piece in self._own.own()])
+            for handle in self._send_numbers(0, self._own.own()):
+                handle.wait()
         self._told += 1
         if copies > 1 and self._buffers:
             for buffer in self._buffers[self._rank]:
@@ -791,23 +872,39 @@ class PipelineWorker(WorkerPart, ComputesStages):
             for buffer in buffers:
                 workers.broadcast(buffer, self._firsts[rank])
 
-    def _send_numbers(self, pieces: Sequence[tuple[int, Tensor]]) -> None:
-        handles = [
-            self._all.start_send(to, Message(Kind.VECTOR, piece, step=self._told)) for to, piece in pieces
-        ]
-        for handle in handles:
-            handle.wait()
+    def _send_numbers(self, to: int, pieces: Sequence[Tensor]) -> list[Handle]:
+        """Start to send pieces of parameters to another worker, no more at once than it has room for beside its own."""
+        handles = []
+        for part, full in _in_windows(pieces):
+            handles.append(self._all.start_send(to, Message(Kind.VECTOR, part, step=self._told)))
+            if full:
+                self._all.receive(to)
+        return handles
 
     def _receive_numbers(self, source: int, pieces: Sequence[Tensor]) -> None:
         """Overwrite pieces of parameters with those of another worker."""
-        for piece in pieces:
+        for part, full in _in_windows(pieces):
             _, message = self._all.receive(source)
-            if message.tensor is None or message.tensor.shape != piece.shape or message.step != self._told:
+            if message.tensor is None or message.tensor.shape != part.shape or message.step != self._told:
                 raise RunError(
                     f"worker {source} of the pipeline sent other parameters than were expected; all workers must train "
                     "the same network"
                 )
-            piece.copy_(message.tensor)
+            part.copy_(message.tensor)
+            del message  # its memory is the next one's
+            if full:
+                self._all.send(source, Message(Kind.VECTOR, step=self._told))
+
+
+def _in_windows(pieces: Sequence[Tensor]) -> Iterator[tuple[Tensor, bool]]:
+    """Yield pieces in parts, and of each whether the sender must wait for the receiver after it."""
+    parts = [part for piece in pieces for part in piece.split(max(1, WINDOW_BYTES // piece.element_size()))]
+    under_way = 0
+    for number, part in enumerate(parts):
+        under_way += part.nbytes
+        full = under_way >= WINDOW_BYTES and number + 1 < len(parts)
+        under_way = 0 if full else under_way
+        yield part, full
 
 
 def _ends(pieces: Sequence[slice]) -> list[list[int]]:
