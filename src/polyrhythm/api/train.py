@@ -29,16 +29,14 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import FrameType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from polyrhythm.api.auto import Auto, Choice
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
-from polyrhythm.api.rehearsal import write_prediction
 from polyrhythm.api.stages import in_stages
 from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
 from polyrhythm.config.model import name_of
@@ -63,6 +61,9 @@ from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
+
+if TYPE_CHECKING:  # it simulates, which takes a quarter of our imports, and one run in a hundred needs it
+    from polyrhythm.api.auto import Auto, Choice
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def train(
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
         if started_by_torchrun():
-            if Auto.parse(str(config.strategy)) is not None:
+            if _left_to_start(config) is not None:
                 raise RequestError(
                     "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
                     "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
@@ -154,13 +155,23 @@ def _decided(
     config: RunConfig, resume: str | Path | None, start_method: str
 ) -> tuple[RunConfig, Choice | None]:
     """Choose a run's strategy if that was left to its start; return the configuration, and what was chosen."""
-    auto = Auto.parse(str(config.strategy))
+    auto = _left_to_start(config)
     if auto is None:
         return config, None
     if resume is not None:
         raise RequestError("--strategy auto decides at a run's start: name the strategy to go on with")
     choice = auto.choose(config, start_method)
     return config.model_copy(update={"strategy": choice.candidate.strategy}), choice
+
+
+def _left_to_start(config: RunConfig) -> Auto | None:
+    """Return how the strategy is to be chosen; None: it was named."""
+    strategy = str(config.strategy).strip()
+    if not strategy.startswith(AUTOMATIC):
+        return None
+    from polyrhythm.api.auto import Auto
+
+    return Auto.parse(strategy)
 
 
 def _train_in_stages(
@@ -340,6 +351,8 @@ def _train_here(
         if choice is not None:
             observed.on_event(Notice(time_s=0, text=f"strategy auto takes {choice.reason}"))
             assert job.checkpointing.folder is not None
+            from polyrhythm.api.rehearsal import write_prediction
+
             write_prediction(job.checkpointing.folder, choice.cluster, choice.candidate)
         if seconds is not None:
             observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
