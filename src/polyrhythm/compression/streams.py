@@ -29,6 +29,8 @@ from polyrhythm.compression.compressor import SCALAR_BYTES, Route, bytes_of, val
 from polyrhythm.compression.sparse import decode_sparse, encode_sparse, sparse_bytes
 
 _DENSE = -1
+_HALF_WORD_BYTES = 4
+"""Of a value that shares a word of 64 bits with its index."""
 _FEW = 8
 """Workers that wait for each other's messages in one round sooner than in several."""
 
@@ -57,16 +59,7 @@ class Stream:
         """Return the sum; dense where the union is beyond delta. The same bits as the other merged with this."""
         if self.indices is None or other.indices is None:
             return Stream(self.size, self.dense() + other.dense(), None)
-        indices, values = torch.cat([self.indices, other.indices]), torch.cat([self.values, other.values])
-        # Two ascending runs, which a stable sort merges in one pass where it looks for them, as numpy's does.
-        order = torch.from_numpy(np.argsort(indices.numpy(), kind="stable"))
-        indices, values = indices[order], values[order]
-        twice = (indices[1:] == indices[:-1]).nonzero().view(-1)
-        if twice.numel():
-            values[twice] += values[twice + 1]
-            once = torch.ones_like(indices, dtype=torch.bool)
-            once[twice + 1] = False
-            indices, values = indices[once], values[once]
+        indices, values = _merged((self.indices, self.values), (other.indices, other.values))
         found = Stream(self.size, values, indices)
         return found if indices.numel() <= found.most_entries else Stream(self.size, found.dense(), None)
 
@@ -107,6 +100,45 @@ class Stream:
         if payload.numel() != SCALAR_BYTES + self.size * dtype.itemsize:
             raise MalformedMessage(f"{payload.numel()} bytes came for a dense stream of {self.size} numbers")
         return Stream(self.size, values_of(payload[SCALAR_BYTES:], dtype), None)
+
+
+def _merged(one: tuple[Tensor, Tensor], another: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the sum of two sparse vectors, each its ascending indices and their values."""
+    if one[1].element_size() == _HALF_WORD_BYTES and one[0].numel() + another[0].numel() > 0:
+        return _merged_as_words(one, another)
+    indices, values = torch.cat([one[0], another[0]]), torch.cat([one[1], another[1]])
+    # Two ascending runs, which a stable sort merges in one pass where it looks for them, as numpy's does.
+    order = torch.from_numpy(np.argsort(indices.numpy(), kind="stable"))
+    indices, values = indices[order], values[order]
+    twice = (indices[1:] == indices[:-1]).nonzero().view(-1)
+    if twice.numel():
+        values[twice] += values[twice + 1]
+        once = torch.ones_like(indices, dtype=torch.bool)
+        once[twice + 1] = False
+        indices, values = indices[once], values[once]
+    return indices, values
+
+
+def _merged_as_words(one: tuple[Tensor, Tensor], another: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """As `_merged`, with each index and the bits of its value in one word, so that both move together.
+
+    word     value, 32 bits │ index, 32 bits        the index in the higher half, so words are ordered by it
+    """
+    first, both = one[0].numel(), one[0].numel() + another[0].numel()
+    words = np.empty(both, dtype="<i8")
+    halves = words.view("<i4").reshape(both, 2)
+    for place, (indices, values) in ((slice(0, first), one), (slice(first, both), another)):
+        halves[place, 0] = values.view(torch.int32).numpy()
+        halves[place, 1] = indices.numpy()
+    words.sort(kind="stable")  # merges two ascending runs in one pass
+    found = halves[:, 1]
+    twice = np.flatnonzero(found[1:] == found[:-1])
+    if twice.size:
+        sums = torch.from_numpy(halves[:, 0].copy()).view(one[1].dtype)
+        halves[twice, 0] = (sums[twice] + sums[twice + 1]).view(torch.int32).numpy()
+        halves = np.delete(words, twice + 1).view("<i4").reshape(-1, 2)
+    bits = torch.from_numpy(np.ascontiguousarray(halves[:, 0]))
+    return torch.from_numpy(halves[:, 1].astype(np.int64)), bits.view(one[1].dtype)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.compression.compressor import COMPRESSORS, RESIDUAL, Place, vector_place
 from polyrhythm.compression.compressors.power_sgd import orthonormal
+from polyrhythm.compression.compressors.random_k import drawn
 from polyrhythm.compression.layout import Layout
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.compression.sparse import largest
@@ -245,6 +246,51 @@ def test_random_k_draws_the_same_numbers_on_all_ranks_and_others_at_other_steps(
     assert torch.equal(one, other)
     assert not torch.equal(one, sent(made, vector, vector_place(1000, step=5)))
     assert int(one.sum()) == 100
+
+
+@pytest.mark.parametrize(
+    "spec", ["one_bit", "one_bit(bucket=12)", "qsgd", "qsgd(code=elias)", "qsgd(bucket=7)", "terngrad"]
+)
+def test_a_vector_in_pieces_is_encoded_as_one_in_one_piece(spec, monkeypatch):
+    made, place = compressor(spec), vector_place(3001)
+    whole = made.encode(random(3001), place)
+    expected = made.decode(whole, place)
+    monkeypatch.setattr("polyrhythm.compression.in_pieces._NUMBERS", 200)
+    assert torch.equal(made.encode(random(3001), place), whole)
+    assert torch.equal(made.decode(whole, place), expected)
+    total = random(3001, 1)
+    made.add_to(total, whole, place)
+    assert torch.equal(total, random(3001, 1) + expected)
+
+
+def test_a_malformed_code_in_any_piece_is_found(monkeypatch):
+    monkeypatch.setattr("polyrhythm.compression.in_pieces._NUMBERS", 200)
+    for spec in ("terngrad", "qsgd(levels=5)"):
+        made, place = compressor(spec), vector_place(3000)
+        payload = made.encode(random(3000), place)
+        payload[-20] = 255
+        with pytest.raises(MalformedMessage):
+            made.decode(payload, place)
+
+
+@pytest.mark.parametrize(("numbers", "count"), [(12, 1), (12, 2), (12, 3), (12, 7), (12, 12)])
+def test_all_sets_of_indices_are_drawn_equally_often(numbers, count):
+    draws, times = torch.Generator().manual_seed(0), 4000
+    seen = torch.zeros(numbers)
+    pairs = torch.zeros(numbers, numbers)
+    for _ in range(times):
+        chosen = drawn(numbers, count, draws)
+        assert chosen.numel() == count
+        assert bool((chosen[1:] > chosen[:-1]).all())
+        seen[chosen] += 1
+        pairs[chosen[:-1], chosen[1:]] += 1
+    share = count / numbers
+    assert float((seen / times - share).abs().max()) <= 5 * (share * (1 - share) / times) ** 0.5
+    if count == 2:  # of 66 pairs
+        chance = 1 / 66
+        found = pairs[pairs > 0] / times
+        assert found.numel() == 66
+        assert float((found - chance).abs().max()) <= 5 * (chance / times) ** 0.5
 
 
 def test_random_k_keeps_its_share_of_the_squared_norm():

@@ -59,6 +59,29 @@ def test_merging_is_adding_either_way_round(name: str) -> None:
                 each.decoded(bad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_long_streams_are_merged_to_the_bit(dtype: torch.dtype) -> None:
+    size, generator = 100_000, torch.Generator().manual_seed(0)
+    made = []
+    for count in (5000, 3000):
+        indices = torch.randperm(size, generator=generator)[:count].sort().values
+        made.append(Stream(size, torch.randn(count, generator=generator).to(dtype), indices))
+    made[0].values[:4] = torch.tensor([-0.0, float("inf"), float("-inf"), float("nan")], dtype=dtype)
+    first, second = made
+    merged = first.merged(second)
+    assert merged.indices is not None
+    assert first.indices is not None
+    assert second.indices is not None
+    expected = dict(zip(first.indices.tolist(), first.values, strict=True))
+    for index, value in zip(second.indices.tolist(), second.values, strict=True):
+        expected[index] = expected[index] + value if index in expected else value
+    assert merged.indices.tolist() == sorted(expected)
+    assert len(expected) < 8000
+    values = torch.stack([expected[index] for index in sorted(expected)])
+    assert torch.equal(merged.values.view(torch.uint8), values.view(torch.uint8))
+    assert merged.values.dtype is dtype
+
+
 @pytest.mark.parametrize("cut", [0, 1, 20, 39, 40])
 def test_parts_are_slices(cut: int) -> None:
     whole = stream(PATTERNS["some"][0])

@@ -13,6 +13,7 @@ Payload: two float32 a bucket, then one bit a number, 1 for those at or above ze
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from polyrhythm.compression.compressor import (
     SCALAR_BYTES,
-    Compressor,
     Place,
     bucket_lengths,
     buckets_of,
@@ -28,11 +28,12 @@ from polyrhythm.compression.compressor import (
     check_length,
     values_of,
 )
+from polyrhythm.compression.in_pieces import InPieces, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 from polyrhythm.training.quantities import Count
 
 
-class OneBit(Compressor):
+class OneBit(InPieces):
     """One bit a number.
 
     Attributes:
@@ -47,17 +48,27 @@ class OneBit(Compressor):
         return -(-place.numbers // self.bucket) * 2 * SCALAR_BYTES + packed_bytes(place.numbers, 1)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        buckets = buckets_of(vector, self.bucket)
+        parts = [self._encoded(vector[piece]) for piece in pieces(vector.numel(), self.bucket)]
+        return torch.cat([*(bytes_of(means) for means, _ in parts), *(codes for _, codes in parts)])
+
+    def _encoded(self, piece: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means of each bucket, `(buckets, 2)`, and the packed bits."""
+        buckets = buckets_of(piece, self.bucket)
         above = buckets.clamp_min(0).sum(1, keepdim=True)  # zeros in what is left over add nothing
         below = buckets.clamp_max(0).sum(1, keepdim=True)
         smaller = (buckets < 0).float().sum(1, keepdim=True)  # of truth values it takes ten times as long
-        larger = bucket_lengths(vector.numel(), self.bucket) - smaller
+        larger = bucket_lengths(piece.numel(), self.bucket) - smaller
         means = torch.cat([above / larger.clamp_min(1), below / smaller.clamp_min(1)], 1)
-        return torch.cat([bytes_of(means), pack(vector >= 0, 1)])
+        return means, pack(piece >= 0, 1)
 
-    def decode(self, payload: Tensor, place: Place) -> Tensor:
+    def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         check_length(self.name, payload, self.nbytes(place))
-        numbers, first = place.numbers, -(-place.numbers // self.bucket) * 2 * SCALAR_BYTES
+        numbers = place.numbers
+        first = -(-numbers // self.bucket) * 2 * SCALAR_BYTES
         means = values_of(payload[:first], torch.float32).view(-1, 2)
-        bits = buckets_of(unpack(payload[first:], numbers, 1), self.bucket)
-        return torch.lerp(means[:, 1:], means[:, :1], bits).view(-1)[:numbers].to(place.dtype)
+        for piece in pieces(numbers, self.bucket):
+            size = piece.stop - piece.start
+            codes = payload[first + piece.start // 8 : first + -(-piece.stop // 8)]
+            above = buckets_of(unpack(codes, size, 1), self.bucket) > 0
+            own = means[piece.start // self.bucket : -(-piece.stop // self.bucket)]
+            yield piece, torch.where(above, own[:, :1], own[:, 1:]).view(-1)[:size]

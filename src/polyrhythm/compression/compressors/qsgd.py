@@ -17,6 +17,7 @@ Information Theory, 1975). The paper has Elias omegas, which are as long to a fe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
@@ -26,7 +27,6 @@ from torch import Tensor
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.compression.compressor import (
     SCALAR_BYTES,
-    Compressor,
     Place,
     buckets_of,
     bytes_of,
@@ -34,11 +34,12 @@ from polyrhythm.compression.compressor import (
     values_of,
 )
 from polyrhythm.compression.elias import decode_entries, encode_entries
+from polyrhythm.compression.in_pieces import InPieces, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 from polyrhythm.training.quantities import Count
 
 
-class QSGD(Compressor):
+class QSGD(InPieces):
     """A few bits a number, right in the mean.
 
     Attributes:
@@ -75,33 +76,53 @@ class QSGD(Compressor):
         return self._norm_bytes(place) + packed_bytes(place.numbers, self.bits)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        buckets = buckets_of(vector, self.bucket)
+        draws = place.draws(self.seed)
+        parts = [self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket)]
+        norms = [bytes_of(part) for part, _ in parts]
+        if self.code == "elias":
+            return torch.cat([*norms, encode_entries(torch.cat([levels for _, levels in parts]), vector < 0)])
+        codes = [
+            pack(levels.mul_(2).add_(vector[piece] < 0), self.bits)
+            for piece, (_, levels) in zip(pieces(vector.numel(), self.bucket), parts, strict=True)
+        ]
+        return torch.cat([*norms, *codes])
+
+    def _levels(self, piece: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Return the norms of buckets, `(buckets,)`, and the numbers' levels, `(n,)` uint8."""
+        buckets = buckets_of(piece, self.bucket)
         norms = buckets.norm(dim=1) if self.norm == "two" else _largest(buckets)
         share = self.levels / norms
         share[norms == 0] = 0.0
-        levels = buckets.abs().mul_(share[:, None]).view(-1)[: vector.numel()]
+        levels = buckets.abs().mul_(share[:, None]).view(-1)[: piece.numel()]
         # Rounding of the division may lead a hair beyond the last level.
         levels.clamp_(max=float(self.levels))
-        levels.add_(torch.rand(vector.numel(), generator=place.draws(self.seed))).floor_()
-        codes = levels.clamp_(max=float(self.levels)).to(torch.uint8)
-        negative = vector < 0
-        if self.code == "elias":
-            return torch.cat([bytes_of(norms), encode_entries(codes, negative)])
-        return torch.cat([bytes_of(norms), pack(codes.mul_(2).add_(negative), self.bits)])
+        levels.add_(torch.rand(piece.numel(), generator=draws)).floor_()
+        return norms, levels.clamp_(max=float(self.levels)).to(torch.uint8)
 
-    def decode(self, payload: Tensor, place: Place) -> Tensor:
+    def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         first, numbers = self._norm_bytes(place), place.numbers
+        whole = None
         if self.code == "elias" and payload.numel() >= first:
-            levels, negative = decode_entries(payload[first:], numbers)
+            whole = decode_entries(payload[first:], numbers)
         else:
             check_length(self.name, payload, self.nbytes(place) if self.code == "packed" else first)
-            codes = unpack(payload[first:], numbers, self.bits)
-            levels, negative = codes >> 1, codes & 1
-        if numbers and int(levels.max()) > self.levels:
-            raise MalformedMessage(f"a level above {self.levels} came")
         norms = values_of(payload[:first], torch.float32) / self.levels
-        values = levels.float().mul_(negative.float().mul_(-2).add_(1))
-        return (buckets_of(values, self.bucket) * norms[:, None]).view(-1)[:numbers].to(place.dtype)
+        for piece in pieces(numbers, self.bucket):
+            size = piece.stop - piece.start
+            if whole is None:
+                start, stop = (
+                    first + piece.start * self.bits // 8,
+                    first + packed_bytes(piece.stop, self.bits),
+                )
+                codes = unpack(payload[start:stop], size, self.bits)
+                levels, negative = codes >> 1, codes & 1
+            else:
+                levels, negative = whole[0][piece], whole[1][piece]
+            if size and int(levels.max()) > self.levels:
+                raise MalformedMessage(f"a level above {self.levels} came")
+            values = buckets_of(levels.float().mul_(negative.float().mul_(-2).add_(1)), self.bucket)
+            own = norms[piece.start // self.bucket : -(-piece.stop // self.bucket)]
+            yield piece, (values * own[:, None]).view(-1)[:size]
 
     def _norm_bytes(self, place: Place) -> int:
         return -(-place.numbers // self.bucket) * SCALAR_BYTES

@@ -26,6 +26,9 @@ from polyrhythm.compression.compressors.top_k import Density
 from polyrhythm.compression.sparse import count_of
 from polyrhythm.errors import RequestError
 
+_MOST_DRAWN = 0.25
+"""Share of the numbers up to which indices are drawn one by one; of more, a permutation of all takes less time."""
+
 
 class RandomK(Compressor):
     """Few numbers travel, drawn by lot.
@@ -80,6 +83,21 @@ class RandomK(Compressor):
         total[self._indices(place)] += values_of(payload, place.dtype)
 
     def _indices(self, place: Place) -> Tensor:
-        count = count_of(place.numbers, self.density)
-        drawn = torch.randperm(place.numbers, generator=place.draws(self.seed, shared=True))
-        return drawn[:count].sort().values
+        draws = place.draws(self.seed, shared=True)
+        return drawn(place.numbers, count_of(place.numbers, self.density), draws)
+
+
+def drawn(numbers: int, count: int, draws: torch.Generator) -> Tensor:
+    """Return `count` different indices below `numbers`, ascending; all sets of as many are equally likely."""
+    if count >= numbers * _MOST_DRAWN:
+        return torch.randperm(numbers, generator=draws)[:count].sort().values
+    # The first `count` different ones of a row of draws, of which a few come again: without a pass over the vector.
+    found = torch.empty(0, dtype=torch.int64)
+    while True:
+        found = torch.cat([found, torch.randint(numbers, (count + count // 4 + 8,), generator=draws)])
+        ordered, places = found.sort(stable=True)
+        first = torch.ones_like(ordered, dtype=torch.bool)
+        first[1:] = ordered[1:] != ordered[:-1]
+        ordered, places = ordered[first], places[first]
+        if len(ordered) >= count:
+            return ordered[places <= places.kthvalue(count).values]

@@ -14,6 +14,7 @@ Payload: one float32, s, then two bits a number: 0, 1 for +s, 2 for -s.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -22,19 +23,19 @@ from torch import Tensor
 from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.compression.compressor import (
     SCALAR_BYTES,
-    Compressor,
     Place,
     bytes_of,
     check_length,
     values_of,
 )
+from polyrhythm.compression.in_pieces import InPieces, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 from polyrhythm.training.quantities import NonNegative
 
 _BITS = 2
 
 
-class TernGrad(Compressor):
+class TernGrad(InPieces):
     """Two bits a number, right in the mean but for what is clipped.
 
     Attributes:
@@ -55,30 +56,39 @@ class TernGrad(Compressor):
         return True
 
     def scaler(self, vector: Tensor) -> float:
-        return float(self._clipped(vector).abs().max()) if vector.numel() else 0.0
+        if not vector.numel():
+            return 0.0
+        least, most = vector.float().aminmax()
+        return float(torch.maximum(most, -least).clamp(max=self._bound(vector)))
 
     def nbytes(self, place: Place) -> int:
         return SCALAR_BYTES + packed_bytes(place.numbers, _BITS)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        clipped = self._clipped(vector)
+        bound = self._bound(vector)
         scale = self.scaler(vector) if place.scaler is None else place.scaler
-        draws = torch.rand(vector.numel(), generator=place.draws(self.seed))
-        codes = (draws * scale < clipped.abs()).to(torch.uint8)
-        return torch.cat([bytes_of(torch.tensor(scale)), pack(codes << (clipped < 0).to(torch.uint8), _BITS)])
+        draws = place.draws(self.seed)
+        parts = [bytes_of(torch.tensor(scale))]
+        for piece in pieces(vector.numel()):
+            values = vector[piece].float()
+            chances = values.abs().clamp_(max=bound)
+            sent = (torch.rand(len(values), generator=draws).mul_(scale) < chances).view(torch.uint8)
+            parts.append(pack(sent << (values < 0).view(torch.uint8), _BITS))
+        return torch.cat(parts)
 
-    def decode(self, payload: Tensor, place: Place) -> Tensor:
+    def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         check_length(self.name, payload, self.nbytes(place))
-        codes = unpack(payload[SCALAR_BYTES:], place.numbers, _BITS)
-        if place.numbers and int(codes.max()) > _BITS:
-            raise MalformedMessage("a ternary number came that is none of three")
         scale = values_of(payload[:SCALAR_BYTES], torch.float32)
-        signs = (codes & 1).to(torch.int8) - (codes >> 1).to(torch.int8)
-        return (signs.float() * scale).to(place.dtype)
+        for piece in pieces(place.numbers):
+            start, stop = (SCALAR_BYTES + packed_bytes(end, _BITS) for end in (piece.start, piece.stop))
+            codes = unpack(payload[start:stop], piece.stop - piece.start, _BITS)
+            negative = codes >> 1
+            if bool((codes & negative).any()):
+                raise MalformedMessage("a ternary number came that is none of three")
+            yield piece, codes.sub_(negative.mul_(3)).view(torch.int8).float().mul_(scale)
 
-    def _clipped(self, vector: Tensor) -> Tensor:
-        vector = vector.float()
+    def _bound(self, vector: Tensor) -> float:
+        """Return the largest magnitude that is not clipped."""
         if not self.clip or not vector.numel():
-            return vector
-        bound = self.clip * float(vector.std(correction=0))
-        return vector.clamp(-bound, bound)
+            return float("inf")
+        return self.clip * float(vector.float().std(correction=0))

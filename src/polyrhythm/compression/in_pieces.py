@@ -1,0 +1,54 @@
+"""Vectors that are longer than a cache, encoded and decoded piece by piece.
+
+    payload    heads: float32, of each bucket or of all │ codes: a few bits a number
+
+Of a whole vector each operation on the way to its codes would read and write all of the memory; of a piece all but the
+first and the last stay in the cache. A piece has whole buckets, and codes that fill whole bytes, so the bytes are those
+of the whole vector.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from math import lcm
+
+import torch
+from torch import Tensor
+
+from polyrhythm.compression.compressor import Compressor, Place
+
+_NUMBERS = 1 << 17
+"""Of a piece: half a megabyte of float32, and as much of what is made of it, in a second cache of 2 MiB."""
+_CODES_IN_BYTES = 8
+"""So many codes of any width fill whole bytes."""
+
+
+def pieces(numbers: int, bucket: int = 1) -> Iterator[slice]:
+    """Yield where the pieces of a vector lie, one at least: whole buckets each, and eight codes or a multiple."""
+    unit = lcm(bucket, _CODES_IN_BYTES)
+    size = max(1, _NUMBERS // unit) * unit
+    for start in range(0, max(1, numbers), size):
+        yield slice(start, min(numbers, start + size))
+
+
+class InPieces(Compressor):
+    """A compressor whose payloads are decoded piece by piece."""
+
+    @abstractmethod
+    def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the pieces of the vector that bytes stand for: where each lies, and its numbers, in any dtype.
+
+        Raises:
+            MalformedMessage: no `encode` has made the bytes.
+        """
+
+    def decode(self, payload: Tensor, place: Place) -> Tensor:
+        vector = torch.empty(place.numbers, dtype=place.dtype)
+        for piece, values in self.decoded(payload, place):
+            vector[piece] = values
+        return vector
+
+    def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
+        for piece, values in self.decoded(payload, place):
+            total[piece].add_(values.to(place.dtype))
