@@ -41,7 +41,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.state import Held, Resharding, State, below
 from polyrhythm.strategies.worker_part import Step
-from polyrhythm.training.flat_parameters import FlatParameters, shards
+from polyrhythm.training.flat_parameters import FlatParameters, is_finite, shards
 from polyrhythm.training.linear_factors import Pair
 
 _UP, _DOWN, _SCALER = 1, 2, 3
@@ -137,7 +137,12 @@ class CompressedMean(GradientMean):
                 memory.forget()
             gradients.zero_()
             return 0.0, stop
-        gradients.copy_(total if self._compressor.votes else total.div_(weight))
+        if self._compressor.votes:
+            gradients.copy_(total)
+        elif gradients.device == total.device:
+            torch.div(total, weight, out=gradients)
+        else:
+            gradients.copy_(total.div_(weight))
         self.commit()
         return weight, stop
 
@@ -171,7 +176,7 @@ class CompressedMean(GradientMean):
 
     def _exchanged(self, vector: Tensor, step: Step) -> tuple[Tensor | None, float]:
         """Return the sum of all members' vectors as far as it travelled, and of their weights; None: not finite."""
-        finite = bool(vector.isfinite().all())
+        finite = is_finite(vector)
         told = Message(
             Kind.VECTOR,
             version=0 if finite else 1,
@@ -230,23 +235,25 @@ class CompressedMean(GradientMean):
         if self._group.size > 1:
             self._sum.run(second)
         found = second.split([right.numel() for right in rights])
-        total = torch.zeros_like(whole)
+        total = torch.empty_like(whole)
         number, plain = 0, iter(pieces[len(lefts) :])
         for section, place in places:
             if section.dense:
-                values = next(plain)
+                ends = [end - begin for begin, end in section.ranges]
+                for (begin, end), values in zip(section.ranges, next(plain).split(ends), strict=True):
+                    total[begin:end] = values
+                continue
+            right = found[number].view(rights[number].shape)
+            [(begin, end)] = section.ranges  # of a matrix
+            if total.dtype is right.dtype:
+                torch.mm(lefts[number], right.t(), out=total[begin:end].view(place.rows, place.columns))
             else:
-                right = found[number].view(rights[number].shape)
-                values = (lefts[number] @ right.t()).reshape(-1)
-                kept[factor_name(place.section)] = right.t().reshape(-1).clone()
-                number += 1
-            start = 0
-            for begin, end in section.ranges:
-                total[begin:end] = values[start : start + end - begin]
-                start += end - begin
+                total[begin:end] = (lefts[number] @ right.t()).view(-1)
+            kept[factor_name(place.section)] = right.t().reshape(-1).clone()
+            number += 1
         sent = total / self._group.size
-        if layout.dense is not None:  # what travels as it is leaves nothing behind
-            sent = torch.where(layout.dense, whole, sent)
+        for begin, end in layout.dense_ranges:  # what travels as it is leaves nothing behind
+            sent[begin:end] = whole[begin:end]
         memory.close(whole, sent, kept, step.number, self.learning_rate)
         return total, weight
 
@@ -342,7 +349,7 @@ class CompressedMean(GradientMean):
         taken = [layers[number].ranges[0] for number in chosen]
         left = _others(taken, vector.numel())
         own = [float(len(pairs[start][0])) if start in pairs else 0.0 for start in starts]
-        wrong = float(not bool(vector.isfinite().all()))
+        wrong = float(not is_finite(vector))
         tail = vector.new_tensor([step.weight, self._own_word, wrong, *own])
         rest = torch.cat([*(vector[start:stop].nan_to_num() for start, stop in left), tail])
         self._sum.run(rest)
@@ -408,7 +415,7 @@ class CompressedMean(GradientMean):
         Returns:
             All parts' sums, one after the other, and the sum of the weights.
         """
-        finite = float(not bool(like.isfinite().all()))
+        finite = float(not is_finite(like))
         tail = parts[0].new_tensor([step.weight, self._own_word, finite])
         whole = torch.cat([*(part.nan_to_num() for part in parts), tail])
         if self._group.size > 1:
@@ -479,6 +486,10 @@ class CompressedMean(GradientMean):
 
 
 def _taken(vector: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the numbers of some ranges, one after the other; of one, where they lie."""
+    if len(ranges) == 1:
+        [(start, stop)] = ranges
+        return vector[start:stop]
     return torch.cat([vector[start:stop] for start, stop in ranges])
 
 

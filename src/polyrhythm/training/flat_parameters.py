@@ -20,6 +20,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
+from math import isfinite
 from typing import ClassVar
 
 import torch
@@ -360,6 +361,12 @@ def _buckets(views: list[View], smallest: int, first: int, end: int) -> list[Buc
             buckets.append(Bucket(start, stop, range(position, last)))
             last, stop = position, start
     return buckets
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers are finite."""
+    # One pass and no memory: only where the sum of finite numbers overflows must they be looked at one by one.
+    return isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
 def shards(size: int, servers: int) -> list[slice]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from polyrhythm.compression.compressor import Compressor, Memory, Place
 from polyrhythm.compression.layout import Layout
 from polyrhythm.errors import RequestError
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, is_finite
 
 _SIDE, _SCALES, _POWER = 64, (1.0, 1e-4), 1.3
 _OWN, _COMMON = "own", "common"
@@ -91,7 +91,7 @@ class Copies:
     def encode(self, vector: Tensor, step: int, rank: int) -> Tensor:
         """Return a payload of how far this worker's vector, `(size,)`, is from its copy."""
         moved = vector.detach().cpu() - self._own
-        if not bool(moved.isfinite().all()):
+        if not is_finite(moved):
             self._moved = torch.full_like(moved, float("nan"))
             return torch.zeros(_NOT_FINITE, dtype=torch.uint8)
         factors = dict(self._factors)
@@ -109,7 +109,7 @@ class Copies:
         """
         assert self._moved is not None, "its own payload was sent before others are mixed in"
         self._own = self._own + self._moved
-        self._factors = self._pending if bool(self._moved.isfinite().all()) else self._factors
+        self._factors = self._pending if is_finite(self._moved) else self._factors
         self._moved = None
         way = torch.zeros_like(self._own)
         for source, payload, share in heard:

@@ -6,13 +6,14 @@ an empty batch, and a pusher that sends nothing else is let go (`FiniteScreen`).
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import inf
 from typing import NamedTuple
 
 from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.errors import RequestError
+from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
@@ -126,12 +127,6 @@ def payload(message: Message) -> Tensor:
 
 def _bare(message: Message) -> RefusedMessage:
     return RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came without its tensor")
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite."""
-    # One pass and no memory: only where the sum of finite numbers overflows must they be looked at one by one.
-    return isfinite(tensor.sum().item()) or bool(tensor.isfinite().all())
 
 
 class FiniteScreen:

@@ -32,6 +32,7 @@ from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import Held, State, below
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
+from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.linear_factors import Pair
 
 _LAYOUT, _KNOWN = "layout", "known."
@@ -98,7 +99,7 @@ class CompressedPushPull(PushPull):
         gradient = payload(message).detach().cpu()
         if message.weight == 0:
             return torch.zeros(_EMPTY, dtype=torch.uint8)
-        if not bool(gradient.isfinite().all()):
+        if not is_finite(gradient):
             return torch.zeros(_NOT_FINITE, dtype=torch.uint8)
         start = self._shards[position].start
         pairs = {begin - start: pair for begin, pair in self._pairs.items()}

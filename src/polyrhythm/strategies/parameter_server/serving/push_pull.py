@@ -28,7 +28,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, message_of
 from polyrhythm.errors import LetGo, PeerLost, RequestError
-from polyrhythm.strategies.parameter_server.serving.admission import Configuration, is_finite, payload
+from polyrhythm.strategies.parameter_server.serving.admission import Configuration, payload
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
 from polyrhythm.strategies.parameter_server.serving.planned_push import Planned, packed_push
 from polyrhythm.strategies.state import State
@@ -45,7 +45,7 @@ from polyrhythm.strategies.worker_part import (
     WorkerSetting,
     Writes,
 )
-from polyrhythm.training.flat_parameters import shards
+from polyrhythm.training.flat_parameters import is_finite, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 _PUSH, _LEAVE, _PART = Kind.PUSH, Kind.LEAVE, Kind.PART
