@@ -32,6 +32,7 @@ from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Groups, host_store, local
+from polyrhythm.launch.process import keep_freed_memory
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
@@ -134,6 +135,7 @@ class RayActor:
 
 def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every rank of ours does
     _home, network = connect(local(rank, CAST.size, port), shared_memory)
     plain = network.subgroup("plain", (0, 1))
     model = nn.Linear(size // 4, 1, bias=False)
@@ -166,6 +168,7 @@ def _exchange(network: Communicator, gradients: torch.Tensor | None, vector: tor
 
 def _server(rank: int, port: int, size: int, shared_memory: bool, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()
     _home, network = connect(local(rank, CAST.size, port), shared_memory)
     network.start(lambda: _serve_plainly(network.subgroup("plain", (0, 1)), torch.zeros(size // 4)))
     serve(ParameterServer(), World(network, CAST))

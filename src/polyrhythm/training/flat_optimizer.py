@@ -198,6 +198,18 @@ class FlatOptimizer:
         with torch.no_grad():
             self._step(optimizer)
 
+    def drop_gradient(self) -> None:
+        """Hold the last step's gradient no more, where its memory is another's and wanted back."""
+        self._gradient = None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def move_to(self, vector: Tensor) -> None:
+        """Go on with other memory that holds the same numbers, `(n,)`."""
+        self._vector = vector
+        for parameter, place in zip(self._parameters, self._slices, strict=True):
+            parameter.data = vector[place]
+
     def step_as(self, gradient: Tensor, learning_rate: float, spans: Sequence[Span], rate: float) -> None:
         """Update the vector with other options than at the start, and only in places.
 

@@ -13,6 +13,7 @@ worker had pushed may be on one server and not on another: then none of them tak
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,8 @@ from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER, _MERGER = "optimizer.", "merge."
+_LEAST_LENT_BYTES = 1 << 16
+"""Of values that are shown where they lie: to copy fewer takes less time than to watch who holds them."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,22 @@ def shard_session(
 
 
 class OptimizedRule(Rule):
-    """The base of rules that step with the optimiser of worker 0's plan."""
+    """The base of rules that step with the optimiser of worker 0's plan.
+
+    Answers show the values where they lie. If one is still held when the next update comes, the values move to a copy,
+    and what was shown keeps its memory:
+
+        answer ── a tensor of the same memory ─▶ link: copies it into its own, and drops it
+        update ── is it held? ─▶ no: in place
+                              ─▶ yes (it waits for a slow wire, or someone remembers it): copy, update the copy
+    """
 
     def __init__(self, gate: Gate) -> None:
         super().__init__(gate)
         self._plan: OptimizerPlan | None = None
         self._resumed: State | None = None
-        self._copy: Tensor | None = None
+        self._shown: Tensor | None = None
+        self._held: weakref.ref[memoryview] | None = None  # dead when nobody holds what was shown
 
     def configure(self, message: Message) -> None:
         if self.ready:
@@ -115,25 +127,27 @@ class OptimizedRule(Rule):
 
     def step(self, gradient: Tensor, rate: float) -> None:
         """Update the values with the optimiser."""
-        self._copy = None
+        self._before_change()
         self._optimizer.step(gradient, rate)
+        self._optimizer.drop_gradient()
 
     def step_as(self, gradient: Tensor, rate: float, plan: OptimizerPlan) -> None:
         """Update the values with the optimiser, by the plan of this step."""
-        self._copy = None
+        self._before_change()
         self._optimizer.step_as(gradient, rate, plan.spans, plan.rate)
+        self._optimizer.drop_gradient()
 
     def change(self, how: Callable[[Tensor], None]) -> None:
         """Change the values in place without the optimiser."""
-        self._copy = None
+        self._before_change()
         how(self.values)
 
     def answer(self, pusher: int, version: int) -> Tensor:
-        # One copy for all who are answered with this version: it leaves while updates go on.
-        if self._copy is None:
+        # One tensor for all who are answered with this version: it leaves while updates go on.
+        if self._shown is None:
             assert self.ready, "nobody is answered before there are parameters"
-            self._copy = self.values.clone()
-        return self._copy
+            self._shown, self._held = _shown(self.values)
+        return self._shown
 
     def state(self) -> State:
         if not self.ready:
@@ -149,13 +163,23 @@ class OptimizedRule(Rule):
         """Make the optimiser of the values, which it changes in place; training can begin."""
         self.values = values
         self._optimizer: FlatOptimizer = plan.build(values)
-        self._copy = None
+        self._shown = self._held = None
         self.ready = True
 
     def restore(self, state: State) -> None:
         """Take over the state of a shard that was built, apart from its values."""
         tensors, facts = state
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+
+    def _before_change(self) -> None:
+        """Have the values where they may change in place: elsewhere, if what was shown of them is still held."""
+        self._shown, held = None, self._held
+        if held is None:
+            return
+        self._held = None
+        if held() is not None:
+            self.values = self.values.clone()
+            self._optimizer.move_to(self.values)
 
 
 class ShardRule(OptimizedRule):
@@ -194,10 +218,11 @@ class ShardRule(OptimizedRule):
             if weight <= 0:
                 return applied_of((batch, 0, {}, None))
             if self._trains:
-                self._copy = None
+                self._before_change()
                 if self._closed_loop is not None:
                     self._closed_loop.age = version - read_version
                 self._step(gradient, rate)
+                self._drop_gradient()
             return applied_of((batch, 1, {version - read_version: 1}, None))
         return (
             self._update_as_planned(batch, version, None) if self._exchange is None else self._propose(batch)
@@ -244,7 +269,7 @@ class ShardRule(OptimizedRule):
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         super().build(plan, values)
-        self._step = self._optimizer.step
+        self._step, self._drop_gradient = self._optimizer.step, self._optimizer.drop_gradient
         self._kind = plan.kind
         inner = self._optimizer.inner
         self._trains = inner is not None
@@ -265,7 +290,7 @@ class ShardRule(OptimizedRule):
         pushes = [unpacked_push(entry.gradient, size) for entry in batch]
         written = next((push.written for push in pushes if push.written is not None), None)
         if written is not None:
-            self._copy = None
+            self._before_change()
             self.values.copy_(written)
         plan = common_plan(pushes, [entry.weight for entry in batch])
         if plan is not None and plan.kind != self._kind:
@@ -296,9 +321,10 @@ class ShardRule(OptimizedRule):
             distances,
         )
         if self._trains:
-            self._copy = None
+            self._before_change()
         if plan is None:
             self._step(gradient, _rate(weighty) * share)
+            self._drop_gradient()
         else:
             self.step_as(gradient, _rate(weighty) * share, plan)
         staleness: dict[int, int] = {}
@@ -326,6 +352,15 @@ class ShardRule(OptimizedRule):
         if not columns:
             return []
         return self._everyone if rows == columns else part[-1].tolist()
+
+
+def _shown(values: Tensor) -> tuple[Tensor, weakref.ref[memoryview] | None]:
+    """Return values, `(n,)`, as others may read them, and what dies with the last tensor of them; None: a copy."""
+    if values.nbytes < _LEAST_LENT_BYTES or values.is_cuda or not values.is_contiguous():
+        return values.clone(), None
+    # Held by the storage of the tensor that is made of it, and by nobody else.
+    view: memoryview = values.detach().view(torch.uint8).numpy().data
+    return torch.frombuffer(view, dtype=values.dtype), weakref.ref(view)
 
 
 def _share(weights: Sequence[float], factors: Sequence[float]) -> float:
