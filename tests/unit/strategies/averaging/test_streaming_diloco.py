@@ -11,7 +11,7 @@ from conformance.jobs import batch, cosine, make_job, simulated, uneven, vector_
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
@@ -20,6 +20,7 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+from simulation.deaths import AROUND, events_of
 
 WORKERS, STEPS_PER_EPOCH, EPOCHS = 3, 5, 2
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -166,6 +167,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(compress, tmp_path):
     assert half.result["steps"] < whole.result["steps"]
     again = replace(job, checkpointing=replace(job.checkpointing, resume=True))
     assert simulated(again, UNEVEN).sha256 == whole.sha256
+
+
+def test_a_lost_worker_ends_the_run_with_its_name_and_the_last_checkpoint_goes_on_to_the_same_bits(tmp_path):
+    spec = diloco(steps=4, fragments=2, delay=1, mixing=0.5)
+    job = make_job(spec, 3, optimizer="adam(lr=0.01)", folder=tmp_path)
+    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)), AROUND)
+    with pytest.raises(RunError, match="rank 1 is gone"):
+        events_of(job, [(0.75 * whole.result["seconds"], 1)])  # of two epochs, in the second
+    again = replace(job, checkpointing=replace(job.checkpointing, resume=True))
+    resumed = simulated(again, AROUND)
+    assert resumed.result["steps"] == whole.result["steps"]
+    assert resumed.sha256 == whole.sha256
 
 
 def test_quantised_means_are_near_the_exact_ones():
