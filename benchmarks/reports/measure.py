@@ -1,19 +1,24 @@
-"""How long reports take: of one run of 100,000 events, and of a comparison of 100 runs.
+"""How long reports take: of one run of 100,000 events, and of comparisons of 100 runs.
 
     python benchmarks/reports/measure.py [--runs 100] [--events 100000] [--each 1000]
 
 Logs are made up: progress of four workers, losses that fall, a test an epoch. Times are those of this process's
-processor, which other work on the machine hardly changes; the best of three.
+processor, which other work on the machine hardly changes; the best of three. A run that has ended well has a summary
+beside its log (`summary.json`), a run that was killed has none, and its log is read. The long runs that are compared
+are one run in as many folders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +86,26 @@ def main() -> None:
         size = (root / "long" / "events.jsonl").stat().st_size
         print(f"report of one run of {chosen.events:,} events ({size / 1e6:.1f} MB): ", end="", flush=True)
         print(f"{processor_s(lambda: write_report(root / 'long')):.2f} s")
-        folders = [root / str(seed) for seed in range(chosen.runs)]
-        for seed, folder in enumerate(folders):
+        short = [root / "short" / str(seed) for seed in range(chosen.runs)]
+        for seed, folder in enumerate(short):
             make(folder, seed, chosen.each)
+        long = [root / "many" / str(seed) for seed in range(chosen.runs)]
+        for seed, folder in enumerate(long):
+            shutil.copytree(root / "long", folder, copy_function=os.link)
+            (folder / "config.yaml").unlink()
+            (folder / "config.yaml").write_text(
+                f"strategy: parameter_server\nworkers: {WORKERS}\nseed: {seed}\n"
+            )
 
-        def compare() -> str:
+        def compare(folders: Sequence[Path]) -> str:
             return render(Comparison.of([read_run(folder) for folder in folders]), root, "")
 
-        print(f"comparison of {chosen.runs} runs of {chosen.each:,} events: {processor_s(compare):.2f} s")
+        for what, folders, each in (
+            ("killed runs", short, chosen.each),
+            ("runs that ended well", long, chosen.events),
+        ):
+            taken = processor_s(partial(compare, folders))
+            print(f"comparison of {chosen.runs} {what}, of {each:,} events each: {taken:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -418,7 +418,8 @@ def from_json(record: dict[str, Any]) -> Event:
     kind = _KINDS.get(record.get("event", ""))
     if kind is None:
         raise ValueError(f"no such event: {record.get('event')!r}")
-    values = {name: value for name, value in record.items() if name in _FIELDS[kind]}
+    known = _FIELDS[kind]
+    values = {name: value for name, value in record.items() if name in known}
     if "staleness" in values:
         values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}
     try:

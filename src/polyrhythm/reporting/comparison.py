@@ -23,11 +23,9 @@ from typing import Any
 
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
-from polyrhythm.events import Evaluated, WorkerProgress
-from polyrhythm.reporting.event_log import LOG_FILE, read_events
-from polyrhythm.reporting.figures import RunFigures, as_one_run
+from polyrhythm.events import Evaluated
 from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent, whole
-from polyrhythm.reporting.tables import facts
+from polyrhythm.reporting.summary import Test, read_summary
 from polyrhythm.user_files import parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
@@ -36,19 +34,6 @@ STUDENT_T = (
     *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
 )
 """Two-sided 95 % quantiles for 1 to 30 degrees of freedom; beyond that 1.96 is taken."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Test:
-    """A test of the model during a run.
-
-    Attributes:
-        event: its result, with its time in seconds.
-        images: training images that all workers had seen, as far as they had reported.
-    """
-
-    event: Evaluated
-    images: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +46,7 @@ class ComparedRun:
         known: its figures, by the names of `train --json`.
         outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
         tests: of the model, in order.
-        losses: (seconds, images of all workers, mean training loss) of every report.
+        losses: (seconds, images of all workers, mean training loss), of a few reports together.
         simulated: whether its seconds are virtual ones.
         price_per_s: what a second of its hosts costs; None if it is not known.
     """
@@ -104,32 +89,21 @@ def read_run(folder: Path) -> ComparedRun:
     Raises:
         RequestError: it holds no readable run.
     """
-    events = as_one_run(read_events(folder / LOG_FILE))
-    figures = RunFigures()
-    tests: list[Test] = []
-    losses: list[tuple[float, int, float]] = []
-    for event in events:
-        figures.add(event)
-        if isinstance(event, Evaluated):
-            tests.append(Test(event=event, images=figures.images_seen))
-        elif isinstance(event, WorkerProgress) and event.images and math.isfinite(event.loss):
-            losses.append((event.time_s, figures.images_seen, event.loss))
-    if figures.started is None:
-        raise RequestError(f"{folder} holds no run that has started: leave it out")
+    summary = read_summary(folder)
     try:
         config = parse_yaml(read_text(folder / CONFIG_FILE, "the recipe"), str(folder / CONFIG_FILE))
     except RequestError as error:
         raise RequestError(f"{error}: give the folder of a run") from None
-    known = facts(figures)
+    known = summary.known
     seconds = known["seconds"]
     price = known.get("price")
     return ComparedRun(
         folder=folder,
         config=config if isinstance(config, dict) else {},
         known=known,
-        outcome=figures.ended.outcome if figures.ended else "unfinished",
-        tests=tests,
-        losses=losses,
+        outcome=summary.outcome,
+        tests=summary.tests,
+        losses=summary.losses,
         simulated="cluster" in known,
         price_per_s=price / seconds if price and seconds > 0 else None,
     )

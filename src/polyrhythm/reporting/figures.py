@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.events import (
@@ -288,7 +287,7 @@ def as_one_run(events: Iterable[Event]) -> list[Event]:
             else:
                 kept = [old for old in kept if _counts(old, checkpoint)]
             shift_s = max(0.0, checkpoint.time_s - event.time_s)
-        kept.append(replace(event, time_s=event.time_s + shift_s))
+        kept.append(replace(event, time_s=event.time_s + shift_s) if shift_s else event)
     return kept
 
 
@@ -325,9 +324,9 @@ def _counts(event: Event, checkpoint: CheckpointSaved) -> bool:
             return True
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)  # frozen ones take thrice as long to make, and a long log makes many
 class Stretch:
-    """What was done in one stretch of training.
+    """What was done in one stretch of training; never changed.
 
     Attributes:
         end_s: in seconds since training started.
@@ -370,7 +369,7 @@ class Stretch:
         return self.wait_s / self.seconds if self.seconds > 0 else math.nan
 
 
-def mean_loss(stretches: list[Stretch]) -> float:
+def mean_loss(stretches: Sequence[Stretch]) -> float:
     """Return the mean loss of all images of some stretches; not a number if there are none."""
     images = sum(stretch.images for stretch in stretches)
     # An empty stretch says nothing, even if its loss is not a number.
@@ -378,21 +377,24 @@ def mean_loss(stretches: list[Stretch]) -> float:
     return total / images if images else math.nan
 
 
-def merged(first: Stretch, second: Stretch) -> Stretch:
-    """Return the stretch that covers both; exact, since rates and means come from the sums."""
+def merged(first: Stretch, *others: Stretch) -> Stretch:
+    """Return the stretch that covers some neighbours; exact, since rates and means come from the sums."""
+    if not others:
+        return first
+    every, last = (first, *others), others[-1]
     return Stretch(
-        end_s=second.end_s,
-        seconds=first.seconds + second.seconds,
-        epoch=second.epoch,
-        step=second.step,
-        steps=first.steps + second.steps,
-        images=first.images + second.images,
-        images_seen=second.images_seen,
-        loss=mean_loss([first, second]),
-        learning_rate=second.learning_rate,
-        wait_s=first.wait_s + second.wait_s,
-        stage_s=first.stage_s + second.stage_s,
-        processor_s=first.processor_s + second.processor_s,
+        end_s=last.end_s,
+        seconds=sum([each.seconds for each in every]),
+        epoch=last.epoch,
+        step=last.step,
+        steps=sum([each.steps for each in every]),
+        images=sum([each.images for each in every]),
+        images_seen=last.images_seen,
+        loss=mean_loss(every),
+        learning_rate=last.learning_rate,
+        wait_s=sum([each.wait_s for each in every]),
+        stage_s=sum([each.stage_s for each in every]),
+        processor_s=sum([each.processor_s for each in every]),
     )
 
 
@@ -400,38 +402,40 @@ class Series:
     """The stretches of one worker, or of several; neighbours merge when there are more than `limit`.
 
     Attributes:
-        total: all stretches in one.
         added: how many were added, merged or not.
     """
 
     def __init__(self, first: Stretch, limit: int = 600) -> None:
         self.stretches = [first]
         self.last = first
-        self.total = first
         self.added = 1
         self._limit = limit
+        self._total = first
+        self._since: list[Stretch] = []
+
+    @property
+    def total(self) -> Stretch:
+        """All stretches in one."""
+        if self._since:
+            self._total = merged(self._total, *self._since)
+            self._since.clear()
+        return self._total
 
     def add(self, stretch: Stretch) -> None:
         """Append a stretch."""
         self.last = stretch
         self.added += 1
-        self.total = merged(self.total, stretch)
+        self._since.append(stretch)
         self.stretches.append(stretch)
         # A run of days must neither fill the memory of its progress display nor make a report of 100 MB.
         if len(self.stretches) > self._limit:
             self.stretches = grouped(self.stretches, 2)
+            self._total, self._since = self.total, []
 
 
 def grouped(stretches: list[Stretch], size: int) -> list[Stretch]:
     """Merge every `size` neighbours into one stretch; the last group may hold fewer."""
-    groups = []
-    for first, *others in zip_longest(*[iter(stretches)] * size):
-        assert first is not None
-        group = first
-        for other in others:
-            group = merged(group, other) if other is not None else group
-        groups.append(group)
-    return groups
+    return [merged(*stretches[start : start + size]) for start in range(0, len(stretches), size)]
 
 
 class Staleness:

@@ -78,7 +78,9 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
 _STRAGGLER = 1.25
 """Times the median computing time of a step, from which a worker is called a straggler."""
 _WORTH_SAYING = 0.01
-"""Share of the time from which workers with nothing left to do are mentioned."""
+"""Share of the time from which what seldom counts is mentioned by its name."""
+_SHOWN = 0.0005
+"""Share of the time that is written as more than nothing."""
 _BUSY = 0.6
 """Share of its time from which a server is taken to be the bottleneck, and not the links to it."""
 
@@ -163,11 +165,13 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     else:
         waits += [(exchange, "the network")]
     waits += [(processor, "the processor")] if processor >= _WORTH_SAYING else []
+    told = compute + sum(share for share, _ in waits) + (idle if idle >= _WORTH_SAYING else 0.0)
     parts += [
         f"{percent(share)} {'waiting ' if not number else ''}for {what}"
         for number, (share, what) in enumerate(waits)
     ]
     parts += [f"{percent(idle)} with nothing left to do"] if idle >= _WORTH_SAYING else []
+    parts += [f"{percent(1 - told)} other waiting"] if 1 - told >= _SHOWN else []
     text = f"{why}: {', '.join(parts)}{f'; {other.text}' if other else ''}"
     return HeldBack(
         cause=cause,

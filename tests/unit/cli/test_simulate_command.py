@@ -94,6 +94,7 @@ def test_it_leaves_what_train_leaves_and_a_timeline(
         "events.jsonl",
         "model.safetensors",
         "report.html",
+        "summary.json",
         "trace.json",
     }
     assert figures["steps"] == 4  # 1438 images, 3 times 128 a step
@@ -179,6 +180,7 @@ def test_a_dry_run_of_many_leaves_a_bounded_folder(tmp_path: Path, capfd: pytest
         "environment.json",
         "events.jsonl",
         "report.html",
+        "summary.json",
         "trace.json",
     }
     report = (folder / "report.html").read_text().split("<footer>")[0]

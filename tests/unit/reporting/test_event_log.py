@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -122,3 +123,26 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path, damage):
 def test_a_missing_log_is_a_wrong_request(tmp_path):
     with pytest.raises(RequestError, match=r"cannot read .*nowhere.*give the folder of a run"):
         read_events(tmp_path / "nowhere" / "events.jsonl")
+
+
+def test_a_long_log_reads_as_its_lines_do_and_a_damaged_line_in_it_is_named(tmp_path):
+    """Lines are parsed many at a time: that holds for infinities and for lines that make one together, too."""
+    every = [replace(WORKED, step=step, loss=math.inf if step == 1500 else 0.5) for step in range(2500)]
+    path = logged(tmp_path / "events.jsonl", every)
+    assert read_events(path) == every
+    lines = path.read_bytes().split(b"\n")
+    cut = lines[1200].index(b"learning_rate")
+    torn = [*lines[:1200], lines[1200][:cut], lines[1200][cut:], *lines[1201:]]
+    path.write_bytes(b"\n".join(torn))
+    with pytest.raises(RequestError, match="line 1201 is damaged"):
+        read_events(path)
+    doubled = [
+        *lines[:1200],
+        lines[1200] + b"," + lines[1201],
+        b'{"event": "Notice", "time_s": 1',
+        b'"text": ""}',
+        *lines[1202:],
+    ]
+    path.write_bytes(b"\n".join(doubled))
+    with pytest.raises(RequestError, match="line 1201 is damaged"):
+        read_events(path)

@@ -13,7 +13,6 @@ from polyrhythm.reporting.comparison import (
     ComparedRun,
     Comparison,
     Row,
-    Test,
     price_to,
     throughput,
     time_to,
@@ -22,11 +21,10 @@ from polyrhythm.reporting.comparison import (
 from polyrhythm.reporting.pages.plots import Plot, color
 from polyrhythm.reporting.pages.report_page import page
 from polyrhythm.reporting.quantities import counted
+from polyrhythm.reporting.summary import Test
 
 FIRST = "Accuracy over time"
 LONGEST_LEGEND = 12
-LONGEST_CURVE = 200
-"""Points of a curve of training loss; longer ones are averaged in groups."""
 
 
 def render(comparison: Comparison, folder: Path, command: str) -> str:
@@ -218,15 +216,10 @@ def _tests(
 
 
 def _losses(comparison: Comparison, clock: str) -> Plot | None:
-    def of(run: ComparedRun) -> tuple[list[float], list[float]]:
-        size = max(1, math.ceil(len(run.losses) / LONGEST_CURVE), run.workers)
-        groups = [run.losses[start : start + size] for start in range(0, len(run.losses), size)]
-        return (
-            [group[-1][0] for group in groups],
-            [sum(loss for _, _, loss in group) / len(group) for group in groups],
-        )
-
-    traces = _curves(comparison, of)
+    traces = _curves(
+        comparison,
+        lambda run: ([time_s for time_s, _, _ in run.losses], [loss for _, _, loss in run.losses]),
+    )
     if not traces:
         return None
     return Plot(

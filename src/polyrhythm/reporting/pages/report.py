@@ -12,13 +12,14 @@ import yaml
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
-from polyrhythm.reporting.event_log import read_events
-from polyrhythm.reporting.figures import RunFigures, cache_line, noise_scale
+from polyrhythm.reporting.event_log import LOG_FILE, read_events
+from polyrhythm.reporting.figures import cache_line, noise_scale
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.plots import Plot, plots
 from polyrhythm.reporting.pages.report_page import page
 from polyrhythm.reporting.pages.timeline import timeline
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
+from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
 from polyrhythm.reporting.timings import HEADING, remark, timing_table
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from polyrhythm.reporting.figures import ServerLoad
+    from polyrhythm.reporting.figures import RunFigures, ServerLoad
 
 _MANY_CLASSES = 20
 PREDICTION_FILE = "prediction.json"
@@ -34,14 +35,22 @@ PREDICTION_FILE = "prediction.json"
 
 
 def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
-    """Write `report.html` into a run folder, atomically, and return its path.
+    """Write `report.html` and the run's summary into its folder, each whole or not at all; return the page's path.
 
     Raises:
         RequestError: the folder holds no readable run.
         OSError: the report cannot be written.
         Superseded: the folder is another's.
     """
-    html = render(read_figures(folder), folder, _config(folder), _environment(folder))
+    try:
+        log = state_of(folder / LOG_FILE)  # before it is read: what is added meanwhile then counts as added
+    except OSError as error:
+        raise RequestError(
+            f"cannot read {folder / LOG_FILE}: {error.strerror}; give the folder of a run"
+        ) from None
+    figures, summary = _read(folder)
+    write_summary(folder, log, summary, claim)
+    html = render(figures, folder, _config(folder), _environment(folder))
     path = folder / "report.html"
     unfinished = claim.draft(path)
     try:
@@ -58,12 +67,14 @@ def read_figures(folder: Path) -> RunFigures:
     Raises:
         RequestError: the folder holds no readable run.
     """
-    figures = RunFigures.of(read_events(folder / "events.jsonl"))
-    if figures.started is None:
-        raise RequestError(
-            f"{folder / 'events.jsonl'} holds no run that started; give the folder of another run"
-        )
-    return figures
+    return _read(folder)[0]
+
+
+def _read(folder: Path) -> tuple[RunFigures, Summary]:
+    figures, summary = summarised(read_events(folder / LOG_FILE))
+    if summary is None:
+        raise RequestError(f"{folder / LOG_FILE} holds no run that started; give the folder of another run")
+    return figures, summary
 
 
 def plots_of(figures: RunFigures, folder: Path) -> list[Plot]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 import pytest
@@ -187,3 +188,21 @@ def test_more_processes_than_cores_wait_for_the_processor() -> None:
     told = held_back(figures)
     assert told is not None
     assert (told.cause, told.processor_share, told.compute_share) == ("processor", 1, 0)
+
+
+def test_what_is_told_adds_up_to_all_time_although_little_things_have_no_name_there() -> None:
+    """A server that takes 0.5 % of the time is not named; what it takes is."""
+    figures = ten_steps([(6, 4), (6, 4)], servers=1)
+    figures.add(
+        ServerProgress(
+            time_s=1, server=0, version=10, staleness={1: 20}, seconds=10, busy_share=0.05, updating_s=0.1
+        )
+    )
+    told = held_back(figures)
+    assert told is not None
+    assert "for servers" not in told.text
+    assert "0.5 % other waiting" in told.text
+    shares = [
+        float(part) for part in re.findall(r"([0-9.]+) %", told.text.partition(": ")[2].partition(";")[0])
+    ]
+    assert sum(shares) == pytest.approx(100, abs=0.11)

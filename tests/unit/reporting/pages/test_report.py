@@ -195,6 +195,7 @@ def test_a_report_is_replaced_whole_or_not_at_all(folder, story, monkeypatch):
         "environment.json",
         "events.jsonl",
         "report.html",
+        "summary.json",
     ]
 
 

@@ -1,0 +1,145 @@
+"""What a run has come to, kept beside its log, so that a comparison of many runs need not read their logs again.
+
+    RUN/events.jsonl ──▶ figures, tests, training losses ──▶ RUN/summary.json, with the length and the end of the log
+
+A summary of another log (a run that has gone on, or was killed before it could write one) counts for nothing: then the
+log is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.claim import UNCLAIMED, Unclaimed
+from polyrhythm.errors import RequestError
+from polyrhythm.events import Evaluated, Event, WorkerProgress
+from polyrhythm.reporting.event_log import LOG_FILE, read_events
+from polyrhythm.reporting.figures import RunFigures, as_one_run
+from polyrhythm.reporting.tables import facts
+
+SUMMARY_FILE = "summary.json"
+_FORMAT = 1
+_MOST_LOSSES = 200
+_END_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Test:
+    """A test of the model during a run.
+
+    Attributes:
+        event: its result, with its time in seconds.
+        images: training images that all workers had seen, as far as they had reported.
+    """
+
+    event: Evaluated
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run has come to.
+
+    Attributes:
+        known: its figures, by the names of `train --json`.
+        outcome: `done`, `interrupted`, `failed`, or `unfinished` where there is no end.
+        tests: of the model, in order.
+        losses: (seconds, images of all workers, mean training loss), of every report of a worker, or where there are
+            many of some reports together.
+    """
+
+    known: Mapping[str, Any]
+    outcome: str
+    tests: Sequence[Test]
+    losses: Sequence[tuple[float, int, float]]
+
+
+def summarised(events: Iterable[Event]) -> tuple[RunFigures, Summary | None]:
+    """Return what a log adds up to, and its summary if a run has started."""
+    figures = RunFigures()
+    tests: list[Test] = []
+    losses: list[tuple[float, int, float]] = []
+    for event in as_one_run(events):
+        figures.add(event)
+        if isinstance(event, Evaluated):
+            tests.append(Test(event=event, images=figures.images_seen))
+        elif isinstance(event, WorkerProgress) and event.images and math.isfinite(event.loss):
+            losses.append((event.time_s, figures.images_seen, event.loss))
+    if figures.started is None:
+        return figures, None
+    outcome = figures.ended.outcome if figures.ended else "unfinished"
+    size = max(1, math.ceil(len(losses) / _MOST_LOSSES), figures.started.workers)
+    groups = [losses[start : start + size] for start in range(0, len(losses), size)]
+    curve = [(group[-1][0], group[-1][1], sum(loss for _, _, loss in group) / len(group)) for group in groups]
+    return figures, Summary(known=facts(figures), outcome=outcome, tests=tests, losses=curve)
+
+
+def write_summary(folder: Path, log: Sequence[Any], summary: Summary, claim: Unclaimed = UNCLAIMED) -> None:
+    """Keep the summary of a run beside its log, whole or not at all.
+
+    Args:
+        folder: of the run.
+        log: that was read for it, as `state_of` gave it before.
+        summary: of the run.
+        claim: to the folder.
+
+    Raises:
+        OSError: it cannot be written.
+        Superseded: the folder is another's.
+    """
+    content = {
+        "format": _FORMAT,
+        "log": log,
+        "known": summary.known,
+        "outcome": summary.outcome,
+        "tests": [{**vars(test.event), "images": test.images} for test in summary.tests],
+        "losses": summary.losses,
+    }
+    path = folder / SUMMARY_FILE
+    draft = claim.draft(path)
+    try:
+        draft.write_text(json.dumps(content) + "\n", encoding="utf-8", errors="backslashreplace")
+        claim.publish(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_summary(folder: Path) -> Summary:
+    """Return the summary of a run, from its file if that is of the log as it is now.
+
+    Raises:
+        RequestError: the folder holds no readable run that has started.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / SUMMARY_FILE).read_bytes())
+        if found["format"] == _FORMAT and found["log"] == state_of(folder / LOG_FILE):
+            return Summary(
+                known=found["known"],
+                outcome=found["outcome"],
+                tests=[Test(images=test.pop("images"), event=Evaluated(**test)) for test in found["tests"]],
+                losses=[(time_s, images, loss) for time_s, images, loss in found["losses"]],
+            )
+    _, summary = summarised(read_events(folder / LOG_FILE))
+    if summary is None:
+        raise RequestError(f"{folder} holds no run that has started: leave it out")
+    return summary
+
+
+def state_of(log: Path) -> list[Any]:
+    """Return what tells a log from another, and from itself once it has gone on: its length, and a hash of its end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END_BYTES))
+        return [size, sha256(file.read()).hexdigest()]
