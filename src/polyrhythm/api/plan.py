@@ -1,8 +1,9 @@
 """Which strategy, with how many workers and servers, for time or money: the verb `plan`.
 
-    1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster
+    1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster,
+       and on uneven hosts × parts of the batch by speed
     2  throughput        of each by a rehearsal: a dry run in virtual time, a fraction of a second
-       and, with machines of a price list, on clusters of each of those
+       and, with machines of a price list, on clusters of each of those; compressed, where less to send is sooner there
     3  images to target  of the most promising by short trainings in virtual time, with real gradients, over some seeds;
                          where they end before the target, by the curve of their tests
     4  ranking           by time, and by money where prices are known
@@ -29,19 +30,30 @@ from typing import Any
 from polyrhythm.api.compare import Compared, carry_out
 from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
+from polyrhythm.api.simulate import laid_out
 from polyrhythm.config.assemble import default_optimizer, strategy_from
+from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import refuse_real_only
+from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.planning.learning_curve import FEWEST_TESTS, images_to
 from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_to
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.quantities import counted, duration, significant, whole
+from polyrhythm.roles.balance import balances
 from polyrhythm.simulation.cluster import Cluster, machines_of, open_cluster, with_machine
 from polyrhythm.specs import Spec, parse, split_outside
-from polyrhythm.strategies.compressing import Compressible
+from polyrhythm.strategies.compressing import Compressible, payoff_of
 
 PLAN_JSON = "plan.json"
+CONSIDERED = (*STRATEGIES, "pipeline(balance=auto)")
+"""What is chosen among, unless the user says otherwise."""
+AUTO = "auto"
+_COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
+_WORTH_IT = 1.1
+"""Times as many images a second that compression must bring in rehearsal to be tried: it may cost images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +164,11 @@ def plan(
     *,
     cluster: str | Path,
     target: str,
-    strategies: str | Sequence[str] = STRATEGIES,
+    strategies: str | Sequence[str] = CONSIDERED,
     workers: Sequence[int] | None = None,
     batch_sizes: Sequence[int] = (),
     rates: Sequence[float] = (),
-    compressors: str | Sequence[str] = (),
+    compressors: str | Sequence[str] = AUTO,
     machines: str | Sequence[str] = (),
     budget: float | None = None,
     currency: str = "",
@@ -180,6 +192,7 @@ def plan(
         batch_sizes: of a worker; none: that of `options`.
         rates: of the optimizer; none: each strategy's default.
         compressors: specs; of every strategy that can be compressed the fastest candidate is tried with each as well.
+            `auto`: with that of some usual ones which in rehearsal gains most, if that is a tenth; none: not at all.
         machines: of the cluster's price list, `all` of which it says what they are, or names of them: as many as the
             cluster has hosts are candidates beside those.
         budget: in the currency of the cluster's prices.
@@ -216,7 +229,9 @@ def plan(
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     refused: dict[str, str] = {}
     candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
-    found = rehearse(where, candidates, options, refused)
+    if _uneven(where) and "balance" not in options:
+        candidates = [*candidates, *_balanced(candidates, options)]
+    found = _without_slow_pipelines(rehearse(where, candidates, options, refused), refused)
     if not found:
         raise RequestError(next(iter(refused.values()), "name at least one strategy"))
     rentable: list[Candidate] = []
@@ -225,7 +240,13 @@ def plan(
         rentable += rehearse(machine, there, options, refused)
     tell(f"rehearsed {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
-    tried = [*_most_promising(found, trials), *_compressed(found, shrunk, refused)]
+    if shrunk == [AUTO]:
+        smaller = _worth_compressing(where, found, options)
+        found = sorted([*found, *smaller], key=lambda each: -each.images_per_s)
+    else:
+        smaller = _compressed(found, [each for each in shrunk if each != "none"], refused)
+        smaller = [_with_its_cost(where, each, options) for each in smaller]
+    tried = [*_most_promising([each for each in found if each not in smaller], trials), *smaller]
     common = dict(options)
     if trial_epochs is not None:
         # A schedule that ends with the trial would have its tests flatten before their time.
@@ -244,7 +265,15 @@ def plan(
     )
     done = carry_out(trainings, out=out, jobs=jobs, tell=tell)
     found += rentable
-    return _ranked(done, tried, found, refused, where_priced, goal, budget, deadline_s, optimise, common)
+    of_folder = {run.folder.name: row for row in done.comparison.rows for run in row.runs}
+    names = [run.name for run in trainings.runs()]
+    rows = [
+        next((of_folder[name] for name in names[start : start + seeds] if name in of_folder), None)
+        for start in range(0, len(names), seeds)
+    ]
+    return _ranked(
+        done, tried, rows, found, refused, where_priced, goal, budget, deadline_s, optimise, common
+    )
 
 
 def _check(
@@ -309,8 +338,83 @@ def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
     return [*firsts, *rest][: max(count, len(firsts))]
 
 
+def _uneven(where: Cluster) -> bool:
+    """Whether some hosts or ranks are slower than others."""
+    return len({machine.speed for machine in where.machines}) > 1 or bool(where.slow)
+
+
+def _balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Iterator[Candidate]:
+    """Return the candidates again whose workers may have parts of the batch by speed, with such parts."""
+    for each in candidates:
+        batch = configure({}, {**options, **each.options}).worker_batch
+        try:
+            balances(Measured(), strategy_from(each.strategy), each.workers, each.workers * batch)
+        except RequestError:
+            continue
+        if each.workers > 1:
+            yield replace(each, options={**each.options, "balance": "measured"})
+
+
+def _without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) -> list[Candidate]:
+    """Leave out who computes one large batch together, and slower than as many workers each on its own part of it.
+
+    Args:
+        found: the highest throughput first.
+        refused: receives the reason of those that are left out.
+    """
+    alone: dict[tuple[Any, ...], Candidate] = {}
+    for each in found:
+        if parse(each.strategy).name == "synchronous":
+            alone.setdefault((each.workers, str(each.options.get("batch_size")), each.machine), each)
+    kept = []
+    for each in found:
+        other = alone.get((each.workers, str(each.options.get("batch_size")), each.machine))
+        if each.cuts_network and other is not None and each.images_per_s <= other.images_per_s:
+            refused.setdefault(each.name, f"it learns as {other.name}, which is faster")
+        else:
+            kept.append(each)
+    return kept
+
+
+def _worth_compressing(
+    where: Cluster, found: Sequence[Candidate], options: Mapping[str, Any]
+) -> list[Candidate]:
+    """Return, of every strategy whose fastest candidate gains by one of the usual compressors, that one.
+
+    Args:
+        where: the cluster.
+        found: the highest throughput first.
+        options: of the job.
+    """
+    fastest: dict[str, Candidate] = {}
+    for each in found:
+        fastest.setdefault(each.family, each)
+    gained = []
+    for each in fastest.values():
+        compressed = _compressed([each], _COMPRESSORS, {}, strict=False)
+        costed = [_with_its_cost(where, other, options) for other in rehearse(where, compressed, options, {})]
+        rates = [(other.with_compressing(other.images_per_s), other) for other in costed]
+        rate, best = max(rates, key=lambda entry: entry[0], default=(0.0, each))
+        if rate > _WORTH_IT * each.images_per_s:
+            gained.append(replace(best, images_per_s=rate))
+    return gained
+
+
+def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, Any]) -> Candidate:
+    """Return a candidate that knows what compressing takes, measured on this machine; unless values decide it."""
+    told = {**options, **candidate.options, "strategy": candidate.strategy, "workers": candidate.workers}
+    dry_run, _ = assemble_dry_run(configure({}, told), 1)
+    link = laid_out(where.model_copy(update={"faults": ()}), dry_run).slowest_link_bytes_per_s
+    sizes, workers = dry_run.sizes, candidate.workers
+    pays = payoff_of(dry_run.strategy, sizes.shapes, sizes.dtype, workers, link)
+    if pays is None:
+        return candidate
+    images = workers * dry_run.batch_size * max(1, dry_run.strategy.traits(workers).exchange_every)
+    return replace(candidate, compress_s=pays.compress_s / images)
+
+
 def _compressed(
-    found: Sequence[Candidate], compressors: Sequence[str], refused: dict[str, str]
+    found: Sequence[Candidate], compressors: Sequence[str], refused: dict[str, str], *, strict: bool = True
 ) -> list[Candidate]:
     """Return the fastest candidate of every strategy with each compressor; trials say how fast they are.
 
@@ -320,6 +424,7 @@ def _compressed(
         found: the highest throughput first.
         compressors: specs.
         refused: receives the reason of every candidate that cannot be compressed so.
+        strict: whether it is an error if none can be.
 
     Raises:
         RequestError: a compressor is none, or no candidate can be compressed.
@@ -340,7 +445,7 @@ def _compressed(
             refused.setdefault(f"{changed}, {counted(each.workers, 'worker')}", str(error))
             continue
         made.append(replace(each, strategy=changed, family=changed, images_per_s=math.nan, held_back=""))
-    if compressors and not made:
+    if compressors and strict and not made:
         raise RequestError(
             next(iter(refused.values()), "no strategy of these can be compressed: add synchronous")
         )
@@ -350,6 +455,7 @@ def _compressed(
 def _ranked(
     done: Compared,
     tried: Sequence[Candidate],
+    rows: Sequence[Row | None],
     found: Sequence[Candidate],
     refused: dict[str, str],
     where: Cluster,
@@ -360,10 +466,8 @@ def _ranked(
     options: Mapping[str, Any],
 ) -> Plan:
     assert done.folder is not None
-    rows = {(row.strategy, row.workers, *_shown(row)): row for row in done.comparison.rows}
     every = []
-    for each in tried:
-        row = _row_of(each, rows)
+    for each, row in zip(tried, rows, strict=True):
         if row is None:
             refused.setdefault(each.name, "its trials did not start")
             continue
@@ -420,21 +524,6 @@ def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
     return list({each.name: each for each in best.values()}.values())
 
 
-def _shown(row: Row) -> tuple[str, ...]:
-    config = row.runs[0].config
-    return str(config.get("batch_size")), str(config.get("optimizer"))
-
-
-def _row_of(candidate: Candidate, rows: Mapping[tuple[Any, ...], Row]) -> Row | None:
-    for (strategy, workers, batch, optimizer), row in rows.items():
-        same = strategy == candidate.strategy and workers == candidate.workers
-        options = candidate.options
-        same = same and str(options.get("batch_size", batch)) == batch
-        if same and str(options.get("optimizer", optimizer)) == optimizer:
-            return row
-    return None
-
-
 def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, Any]) -> Choice:
     each = [_images(run, goal) for run in row.runs]
     reached = [run for run in row.runs if run.test_at(goal) is not None]
@@ -444,14 +533,16 @@ def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, 
         min(low for _, low, _ in each),
         max(high for _, _, high in each),
     )
-    rate = candidate.images_per_s if candidate.machine else row.mean(throughput)
+    # Of a rehearsal, it has been taken off already.
+    rate = candidate.images_per_s if candidate.machine else candidate.with_compressing(row.mean(throughput))
     if not math.isfinite(rate) or rate <= 0:
         rate = candidate.images_per_s
     if math.isnan(candidate.images_per_s):
         candidate = replace(candidate, images_per_s=rate)
     middle, low, high = (number / rate for number in images)
     if len(reached) == len(row.runs) and not candidate.machine:
-        times = [time_to(goal)(run) for run in row.runs]
+        slower = 1 + candidate.compress_s * row.mean(throughput)
+        times = [slower * time_to(goal)(run) for run in row.runs]
         middle, low, high = statistics.fmean(times), min(times), max(times)
     hourly = candidate.price_per_hour
     price = None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly

@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api.simulate import laid_out, paced_for
+from polyrhythm.api.simulate import laid_out, paced_for, with_stages_settled
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
@@ -60,6 +60,8 @@ class Candidate:
         machine: of a price list that all hosts are; empty: the cluster's own.
         hosts: that it takes.
         price_per_hour: of those; None if it is not known.
+        compress_s: of every image that all workers train on: what compressing takes, for which virtual time has none.
+        cuts_network: whether workers compute together, so that it learns as one large batch.
     """
 
     strategy: str
@@ -72,6 +74,12 @@ class Candidate:
     machine: str = ""
     hosts: int = 0
     price_per_hour: float | None = None
+    compress_s: float = 0.0
+    cuts_network: bool = False
+
+    def with_compressing(self, images_per_s: float) -> float:
+        """Return the images a second that are left of so many in virtual time."""
+        return images_per_s / (1 + self.compress_s * images_per_s)
 
     @property
     def learns_as(self) -> tuple[Any, ...]:
@@ -138,6 +146,9 @@ def rehearse(
             )
             if config.batch_size not in paces:
                 paces[config.batch_size] = paced_for(where, config)
+            settled, _ = with_stages_settled(paces[config.batch_size], config)
+            if settled is not config:
+                config, each = settled, replace(each, strategy=str(settled.strategy))
             traits = strategy_from(each.strategy).traits(each.workers)
             steps = min(_MOST_STEPS, max(_STEPS, _ROUNDS * traits.exchange_every))
             dry_run, _ = assemble_dry_run(config, steps)
@@ -157,6 +168,7 @@ def rehearse(
                 held_back=bound.text.partition(":")[0] if bound else "",
                 hosts=len(layout.hosts_used),
                 price_per_hour=layout.price_per_hour,
+                cuts_network=traits.cuts_network,
             )
         )
     return sorted(found, key=lambda each: -each.images_per_s)

@@ -35,8 +35,11 @@ def plan(
     ] = None,
     rates: Annotated[str | None, typer.Option(help="Learning rates to choose among, as 0.05,0.1.")] = None,
     compressors: Annotated[
-        str, typer.Option(help="Compressors to try as well, with ; between: int8; top_k(density=0.01).")
-    ] = "",
+        str,
+        typer.Option(
+            help="What to compress with, as int8; top_k(density=0.01); auto: what gains in rehearsal; or none."
+        ),
+    ] = "auto",
     machines: Annotated[
         str,
         typer.Option(
@@ -64,14 +67,14 @@ def plan(
     **options: Any,
 ) -> None:
     """Find out how a job is best run on a cluster: strategy, workers, servers, for time or money."""
+    from polyrhythm.api.plan import CONSIDERED
     from polyrhythm.api.plan import plan as planned
-    from polyrhythm.api.rehearsal import STRATEGIES
 
     money, currency = _money(budget)
     found = planned(
         cluster=cluster,
         target=target,
-        strategies=STRATEGIES if strategies is None else strategies,
+        strategies=CONSIDERED if strategies is None else strategies,
         workers=None if workers is None else _list(workers, int, "workers"),
         batch_sizes=() if batch_sizes is None else _list(batch_sizes, int, "batch-sizes"),
         rates=() if rates is None else _list(rates, float, "rates"),

@@ -11,9 +11,11 @@ import pytest
 from polyrhythm.api import plan as planning
 from polyrhythm.api.compare import carry_out, read_plan
 from polyrhythm.api.plan import Choice, plan
-from polyrhythm.api.rehearsal import Candidate, with_servers
+from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
+from polyrhythm.simulation.cluster import Cluster, cluster_text
+from polyrhythm.specs import parse
 
 JOB: dict[str, Any] = {"cluster": "ut_austin", "data": "digits", "model": "mlp"}
 
@@ -215,3 +217,91 @@ def test_a_compressed_candidate_has_the_rate_of_its_trial(tmp_path: Path) -> Non
     assert set(every) == {"synchronous", "synchronous(compress=int8)"}
     assert every["synchronous(compress=int8)"].candidate.images_per_s > 0
     json.dumps(found.to_json(), allow_nan=False)
+
+
+def linked(bits_per_s: float, *speeds: float) -> Cluster:
+    """Return hosts of one worker each, on links of so many bits a second."""
+    hosts = [
+        {"name": f"h{number}", "count": 1, "cores": 1, "speed": speed} for number, speed in enumerate(speeds)
+    ]
+    nic = {"latency_s": 1e-5, "bandwidth_bytes_per_s": bits_per_s / 8}
+    inside = {"latency_s": 1e-6, "bandwidth_bytes_per_s": 1e10}
+    described = {
+        "name": "own",
+        "hosts": hosts,
+        "nic": nic,
+        "inside": inside,
+        "step_time": "constant(seconds=0.02)",
+    }
+    return Cluster.model_validate(described)
+
+
+SMALL: dict[str, Any] = {"data": "digits", "model": "mlp(hidden=256)", "batch_size": 32}
+
+
+def test_compression_is_tried_where_less_to_send_is_sooner_there() -> None:
+    """Over 1 Mb/s the gradient takes seconds, and little is left of that; over 10 Gb/s nothing is to be won."""
+    for bits_per_s, expected in ((1e6, True), (1e10, False)):
+        where = linked(bits_per_s, 1.0, 1.0)
+        plain = rehearse(where, [candidate("synchronous"), candidate("easgd(servers=1)")], SMALL, {})
+        made = planning._worth_compressing(where, plain, SMALL)
+        assert [parse(each.strategy).name for each in made] == ["synchronous"] * expected
+        for each in made:
+            alone = next(other for other in plain if other.family == "synchronous")
+            assert each.images_per_s > 3 * alone.images_per_s
+            assert each.compress_s > 0
+            assert "compress=" in each.strategy
+
+
+def test_what_compressing_takes_comes_off_what_a_simulation_says() -> None:
+    """10 ms for each image, at 100 images a second of virtual time: half of them are left."""
+    assert candidate("a", compress_s=0.01).with_compressing(100.0) == pytest.approx(50.0)
+    assert candidate("a").with_compressing(100.0) == 100.0
+
+
+def test_on_uneven_hosts_parts_by_speed_are_a_choice_of_those_who_wait_for_each_other() -> None:
+    uneven, even = linked(1e9, 1.0, 0.25), linked(1e9, 1.0, 1.0)
+    assert planning._uneven(uneven)
+    assert not planning._uneven(even)
+    asked = [
+        candidate("synchronous"),
+        candidate("parameter_server(servers=1)"),
+        candidate("synchronous", workers=1),
+    ]
+    made = list(planning._balanced(asked, SMALL))
+    assert [(each.strategy, each.options) for each in made] == [("synchronous", {"balance": "measured"})]
+    found = {
+        str(each.options): each.images_per_s for each in rehearse(uneven, [*asked[:1], *made], SMALL, {})
+    }
+    assert found["{'balance': 'measured'}"] > 1.3 * found["{}"]
+
+
+def test_a_pipeline_stays_where_it_is_faster_than_copies_of_the_network() -> None:
+    """It learns as they do, so that speed is all that tells them apart."""
+    pipeline = candidate("pipeline", speed=5, cuts_network=True)
+    refused: dict[str, str] = {}
+    slower = candidate("synchronous", speed=4)
+    assert planning._without_slow_pipelines([pipeline, slower], refused) == [pipeline, slower]
+    faster = candidate("synchronous", speed=6)
+    assert planning._without_slow_pipelines([faster, pipeline], refused) == [faster]
+    assert refused == {"pipeline, 2 workers": "it learns as synchronous, 2 workers, which is faster"}
+
+
+def test_a_pipeline_is_rehearsed_as_its_stages_are_cut() -> None:
+    network = {**SMALL, "model": "mlp(hidden=[256, 256])"}
+    (found,) = rehearse(linked(1e9, 1.0, 1.0), [candidate("pipeline(balance=auto)")], network, {})
+    assert "cut=" in found.strategy
+    assert found.cuts_network
+    assert found.images_per_s > 0
+
+
+def test_a_choice_of_balance_and_batch_finds_its_own_trials(tmp_path: Path) -> None:
+    (tmp_path / "uneven.yaml").write_text(cluster_text(linked(1e9, 1.0, 0.25)))
+    asked = {**SMALL, "strategies": "synchronous", "workers": [2], "seeds": 1, "jobs": 1, "trials": 2}
+    found = plan(
+        **asked, cluster=tmp_path / "uneven.yaml", target="top1=0.3", epochs=3, out=tmp_path / "plan"
+    )
+    every = {str(each.candidate.options): each for each in (*found.choices, *found.others)}
+    assert set(every) == {"{}", "{'balance': 'measured'}"}
+    assert every["{'balance': 'measured'}"].seconds[0] < every["{}"].seconds[0]
+    assert "--balance measured" in found.choices[0].command
