@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from on_processes import own_loop_task
+from on_processes import own_loop_task, staged_loop_task
 from on_processes.commands import finished
 from on_processes.forked_script import run_forked
 from polyrhythm.errors import RunError
@@ -77,6 +77,21 @@ def test_workers_in_step_are_one_worker_with_the_whole_batch(
     mean = sum(rank * (rank + 1) for rank in ranks) / sum(rank + 1 for rank in ranks)
     assert [entry["mean"] for entry in found] == pytest.approx([mean] * workers, rel=1e-15)
     assert set(found[0]["staleness"]) == {0}
+
+
+def test_stages_of_a_loop_are_one_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Servers come with the second stage; model, momenta, schedule and epochs go on, so that it equals plain torch."""
+    served = "parameter_server(servers=1, consistency=synchronous)"
+    run_script(
+        staged_loop_task.__file__,
+        [f'stages("synchronous until 1 epochs; {served}")', str(tmp_path)],
+        workers=2,
+    )
+    found = saved(tmp_path)
+    assert [entry["steps"] for entry in found] == [3 * 4] * 2
+    for entry in found:
+        torch.testing.assert_close(vector(entry), staged_loop_task.plain_parameters(), rtol=1e-11, atol=1e-11)
+    assert "goes on from the model of synchronous, with its optimiser's state" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(400)  # its ranks import all that an example does

@@ -9,6 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +31,20 @@ from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of
+from polyrhythm.config.stages import Stages
 from polyrhythm.errors import LetGo, RequestError, RunError
 from polyrhythm.launch.devices import use_threads
 from polyrhythm.launch.patience import speaking_up
 from polyrhythm.launch.process import ask_names_briefly, keep_freed_memory
-from polyrhythm.launch.script import FAILED_KEY, LET_GO_KEY, leader_returns, meet, started_by_run
+from polyrhythm.launch.script import (
+    FAILED_KEY,
+    LET_GO_KEY,
+    NEXT_STAGE_KEY,
+    leader_returns,
+    meet,
+    stage_under_way,
+    started_by_run,
+)
 from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
@@ -68,7 +78,9 @@ def join(
     until all workers have left, and then ends the process.
 
     Args:
-        strategy: a spec, or a strategy; the same in all processes.
+        strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
+            `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process ends, and the script begins
+            anew with the next strategy, whose `epochs` goes on with model, optimizer, schedules and counts.
         threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
         report: a folder for what `train` leaves in its run folder: events, where each step's time went, TensorBoard
             files and, at the end, `report.html`. Losses and test results are what the loop hands to `Group.log`.
@@ -86,7 +98,9 @@ def join(
         raise RequestError("observers receive the events of a report: give join a folder for it, report=…")
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
-    chosen = (strategy if isinstance(strategy, Strategy) else strategy_from(strategy)).in_own_loop()
+    stage = None if isinstance(strategy, Strategy) else stage_of(str(strategy))
+    spec = strategy if stage is None else stage.strategy
+    chosen = (spec if isinstance(spec, Strategy) else strategy_from(spec)).in_own_loop()
     ask_names_briefly()
     rendezvous, roles = meet(chosen)
     if started_by_torchrun() and not started_by_run():
@@ -108,12 +122,71 @@ def join(
         use_threads(threads)
     keep_freed_memory()
     if report is None:
-        return Group(chosen, world, home)
-    return reported_group(chosen, world, home, Path(report), observers)
+        return Group(chosen, world, home, stage=stage)
+    return reported_group(chosen, world, home, Path(report), observers, stage)
+
+
+@dataclass(frozen=True)
+class LoopStage:
+    """The stage of several strategies that a loop is in.
+
+    Attributes:
+        stages: all of them.
+        number: of this one, from 0.
+        folder: where one leaves the run's state to the next.
+    """
+
+    stages: Stages
+    number: int
+    folder: Path
+
+    @property
+    def strategy(self) -> str:
+        """Its spec."""
+        return self.stages.stages[self.number].strategy
+
+    def end(self, epochs: int) -> int | None:
+        """Return how many epochs of a loop are done at its end; None: it is the last.
+
+        Raises:
+            RequestError: a stage would be without an epoch.
+        """
+        last = self.number == len(self.stages.stages) - 1
+        return None if last else self.stages.ends(epochs)[self.number]
+
+
+def stage_of(spec: str) -> LoopStage | None:
+    """Return the stage that this process is started for; None: the spec is that of one strategy.
+
+    Raises:
+        RequestError: stages cannot follow each other here, or not as they say.
+    """
+    stages = Stages.parse(spec)
+    if stages is None:
+        return None
+    at = stage_under_way()
+    if at is None:
+        raise RequestError(
+            "stages start their ranks anew, which polyrhythm run does: start with it, or train with the first "
+            "strategy, group.save, and join with the next, group.load"
+        )
+    for each in stages.stages:
+        strategy_from(each.strategy)  # what is impossible is refused before anything is trained
+        if each.target is not None:
+            raise RequestError(
+                f"{each.strategy} until {each.target.metric}={each.target.value:g}: in a loop of your own a stage ends "
+                "after epochs: write until 0.1, or until 3 epochs"
+            )
+    return LoopStage(stages, *at)
 
 
 def reported_group(
-    strategy: Strategy, world: World, home: Rank, folder: Path, observers: Sequence[Observer] = ()
+    strategy: Strategy,
+    world: World,
+    home: Rank,
+    folder: Path,
+    observers: Sequence[Observer] = (),
+    stage: LoopStage | None = None,
 ) -> Group:
     """Return a worker's group whose loop is measured.
 
@@ -123,12 +196,13 @@ def reported_group(
         home: likewise.
         folder: for the report.
         observers: of every event, on the worker that leads.
+        stage: as for `Group`.
     """
     from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter  # TensorBoard and pages take their time
 
     meter = LoopMeter()
     log = LoopLog(folder, observers, succeeds=world.rejoins) if world.leads else None
-    return Group(strategy, meter.in_world(world), home, meter, log)
+    return Group(strategy, meter.in_world(world), home, meter, log, stage)
 
 
 def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
@@ -165,6 +239,7 @@ class Group:
         home: this rank's connections.
         meter: measures this worker's loop, where a report is wanted.
         log: writes it, on the worker that leads.
+        stage: of several strategies, where this is one.
 
     Attributes:
         rank: index of this worker; it does not change when others are lost.
@@ -179,8 +254,10 @@ class Group:
         home: Rank,
         meter: LoopMeter | None = None,
         log: LoopLog | None = None,
+        stage: LoopStage | None = None,
     ) -> None:
         self._meter = meter
+        self._stage = stage
         self.rank = world.roles.workers.index(world.network.rank)
         self.leads = world.leads
         self.staleness: Counter[int] = Counter()
@@ -396,12 +473,28 @@ class Group:
             raise RequestError(
                 "call group.epochs after group.distribute, inside the `with` of polyrhythm.join"
             )
+        stage, last = self._stage, count
+        if stage is not None:
+            if stage.number and not optimizer.has_begun:
+                self.load(stage.folder / str(stage.number))
+            last = stage.end(count) or count
         self._coordination.epoch_count = self._coordination.epoch_count or count
         self._coordination.loop_progress.keep(kept)
         self._coordination.say_who_may_come()
-        for epoch in self._coordination.epochs.through(count, optimizer.start):
+        for epoch in self._coordination.epochs.through(last, optimizer.start):
             self._coordination.tell_unseen()
             yield epoch
+        if stage is not None and last < count:
+            self._end_stage(stage)
+
+    def _end_stage(self, stage: LoopStage) -> NoReturn:
+        """Hand the run over to the next stage, and end this process in good order."""
+        following = stage.number + 1
+        self.save(stage.folder / str(following))
+        if self.leads:
+            self._home.rendezvous.store.set(NEXT_STAGE_KEY, str(following))
+        self._finish()
+        raise SystemExit(0)
 
     def shard(self, loader: Iterable[Any], deal: DealOfShard = "fixed") -> Shard:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
@@ -486,12 +579,15 @@ class Group:
         those who are there. `group.epochs` begins with the epoch that was under way, and each shard with the batch
         that was next. What data loading processes draw in the middle of an epoch is drawn anew.
 
+        A group of another strategy goes on from the model, the optimizer's state, schedules and counts, as
+        `polyrhythm train --resume RUN --strategy OTHER` does; what only the strategy before had ends with it.
+
         Args:
             state_dict: of the whole run, from the worker that led it.
             *kept: the same objects as were given to `state_dict`; those of `group.epochs` get theirs there.
 
         Raises:
-            RequestError: training has begun, or the state is of another strategy, model or optimizer.
+            RequestError: training has begun, or the state is of another model or optimizer.
         """
         optimizer = self._optimized()
         assert self._replica is not None, "an optimizer is distributed with its model"
@@ -613,6 +709,12 @@ class Group:
     ) -> None:
         if self._unsynchronize is not None:
             self._unsynchronize()
+        if (
+            kind is SystemExit and self._optimizer is not None and self._optimizer.over
+        ):  # the next stage follows
+            if self._watch is not None:
+                self._watch.close()
+            return
         if self._optimizer is not None and kind is not None:
             self._optimizer.gradients.close()
         try:

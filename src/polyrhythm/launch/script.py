@@ -32,6 +32,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -114,6 +115,12 @@ LET_GO_KEY = "script/let-go"
 FAILED_KEY = "script/failed"
 """Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
 
+NEXT_STAGE_KEY = "script/next-stage"
+"""Set in the store by rank 0 whose stage of several is over: the number of the one with which all begin anew."""
+
+STAGE_VARIABLE = "POLYRHYTHM_STAGE"
+"""Set by `polyrhythm run`: which stage of its strategies a script is in, and a folder to hand its state over in."""
+
 _STRATEGY_KEY = "script/strategy"
 _THIS_PROCESS = secrets.token_hex(8)
 """Drawn anew in a process that torchrun starts again, while the store stays."""
@@ -127,6 +134,12 @@ def started_by_run() -> bool:
 def leader_returns() -> bool:
     """Whether worker 0 gets a successor when it is lost."""
     return os.environ.get(RETURNS_VARIABLE) == "1"
+
+
+def stage_under_way() -> tuple[int, Path] | None:
+    """Return which stage of its strategies a script is in, and the folder of its state; None: nobody counts stages."""
+    number, _, folder = os.environ.get(STAGE_VARIABLE, "").partition(":")
+    return (int(number), Path(folder)) if folder else None
 
 
 def begun_key(worker: int) -> str:
@@ -300,6 +313,7 @@ class ScriptRanks:
         port: of the store.
         store: where they meet.
         leader_returns: whether worker 0 is started again when it is lost.
+        stage: the text of `STAGE_VARIABLE`.
     """
 
     look_every_s = _LOOK_EVERY_S
@@ -314,7 +328,9 @@ class ScriptRanks:
         store: Any,
         *,
         leader_returns: bool = False,
+        stage: str = "",
     ) -> None:
+        self._stage = stage
         self._command = [sys.executable, "-I", "-S", tethered.__file__, str(os.getpid()), *command]
         self._workers = workers
         self._servers = 0
@@ -341,6 +357,7 @@ class ScriptRanks:
             WORKERS_VARIABLE: self._workers,
             GENERATION_VARIABLE: peer.generation,
             RETURNS_VARIABLE: int(self._leader_returns),
+            STAGE_VARIABLE: self._stage,
         }
         threads = {"OMP_NUM_THREADS": self._threads if works else "1"}
         variables = local | group | store | agent | ours | threads
@@ -469,7 +486,7 @@ def run_script(
     Ranks have torchrun's variables in their environment, and the output streams of this process. When one is killed
     that its strategy can do without, the others go on, and it is started again where the loop says where it is
     (`group.epochs`). When one fails otherwise, the others are ended; they also end with this process, however it ends
-    (Linux).
+    (Linux). Where the script joins with `stages`, all begin anew with each of them.
 
     Args:
         script: a Python file.
@@ -491,11 +508,23 @@ def run_script(
     arguments = arguments[1:] if arguments[:1] == ["--"] else arguments
     allow_descriptors(workers)
     check_loopback()
-    hosted = host_store()
-    store = dist.PrefixStore(PREFIX, hosted)
     leave_errors_to_python()
     command = [sys.executable, str(script), *arguments]
-    ranks = ScriptRanks(command, workers, threads, hosted.port, store, leader_returns=restarts > 0)
+    stage: str | None = "0"
+    with tempfile.TemporaryDirectory(prefix="polyrhythm-stages-") as folder:
+        while stage is not None:
+            stage = _run_ranks(command, workers, threads, restarts, f"{stage}:{folder}")
+
+
+def _run_ranks(
+    command: list[str], workers: int, threads: int | None, restarts: int, stage: str
+) -> str | None:
+    """Run a script's ranks to their end; return the number of the stage that follows, if one does."""
+    hosted = host_store()
+    store = dist.PrefixStore(PREFIX, hosted)
+    ranks = ScriptRanks(
+        command, workers, threads, hosted.port, store, leader_returns=restarts > 0, stage=stage
+    )
     rules = Rules(restarts, last_words_s=LAST_WORDS_S)
     supervisor = Supervisor(RoleAssignment(tuple(range(workers))), range(workers), rules)
     launcher = Launcher(supervisor, store, ranks, _print)
@@ -508,6 +537,7 @@ def run_script(
             raise launcher.error
         if not store.check([SERVERS_KEY]):
             _say(_NEVER_JOINED.format(workers=workers))
+        return bytes(store.get(NEXT_STAGE_KEY)).decode() if store.check([NEXT_STAGE_KEY]) else None
     finally:
         ranks.end()
 

@@ -5,6 +5,7 @@
     resume        ─▶ as many workers: each has its own again
                   ─▶ others: merged as the strategy says for checkpoints (`Resharding`), and what is left of the epoch
                      is dealt out among them
+                  ─▶ another strategy: goes on from the model and the optimiser (`checkpointing/handing_over.py`)
 
 The dict is plain data: `torch.save` writes it, and `torch.load` reads it with `weights_only`.
 """
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from polyrhythm.api.loop.coordination import Coordination
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer
@@ -24,12 +26,16 @@ from polyrhythm.api.loop.position import Kept, LoopProgress, plain_state, take_s
 from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import merged_places
 from polyrhythm.errors import RequestError
+from polyrhythm.roles.checkpointing.handing_over import begun_with, learned_from
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.replica import Replica
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_state import Packed
 
 FORMAT = 1
 _FIELDS = (
@@ -166,11 +172,14 @@ def resume(
     replica.flat.gather_parameters()
     servers = [(each["tensors"], each["facts"]) for each in state["servers"]]
     text = ""
+    other = None if _goes_on_from(strategy, state["strategy"]) else _strategy(state["strategy"])
     if replica.part.replicated:
         own = replace(own, part=states[0].part, part_facts=states[0].part_facts)
-    if before != workers:
+    if other is not None:
+        own, servers, text = _handed_over(states, servers, other, strategy, replica, optimizer, before)
+    elif before != workers:
         own, servers, text = _merged(states, servers, strategy, replica, before)
-    if isinstance(strategy, RecutsServers):
+    if other is None and isinstance(strategy, RecutsServers):
         cut = strategy.recut(servers, replica.plan)
         if len(cut) != len(servers):
             text += f"; the shards of {len(servers)} servers are cut anew for {len(cut)}"
@@ -199,10 +208,8 @@ def _check(
             if state
             else "the state is empty: group.state_dict returns it on the worker that leads (group.leads)"
         )
-    if state["strategy"] != str(strategy) and not _goes_on_from(strategy, state["strategy"]):
-        raise RequestError(
-            f"the state is of {state['strategy']}, not of {strategy}: join with the same strategy"
-        )
+    if state["strategy"] != str(strategy):
+        _strategy(state["strategy"])
     if len(state["kept"]) != len(kept):
         raise RequestError(
             f"{len(state['kept'])} objects were given to group.state_dict, and {len(kept)} here: give the same"
@@ -226,14 +233,21 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else f"of shape {shape}"
 
 
+def _strategy(spec: str) -> Strategy:
+    """Return the strategy that a state is of.
+
+    Raises:
+        RequestError: there is no such strategy any more.
+    """
+    found = build("strategy", spec, *FAMILIES)
+    assert isinstance(found, Strategy), "families hold strategies"
+    return found.in_own_loop()
+
+
 def _goes_on_from(strategy: Strategy, before: str) -> bool:
-    try:
-        found = build("strategy", before, *FAMILIES)
-    except RequestError:  # there is no such strategy any more
-        return False
-    if not isinstance(found, Strategy):
-        return False
-    found = found.in_own_loop()
+    if before == str(strategy):
+        return True
+    found = _strategy(before)
     return strategy == found or (isinstance(strategy, RecutsServers) and strategy.goes_on_from(found))
 
 
@@ -261,3 +275,79 @@ def _merged(
     part, facts = merged.held.workers.get(worker, ({}, {}))
     text = f"resumed with {workers} workers in place of {before}: {merged.text}"
     return replace(own, account=account, part=part, part_facts=facts), list(merged.held.servers), text
+
+
+def _handed_over(
+    states: dict[int, WorkerState],
+    servers: list[State],
+    old: Strategy,
+    strategy: Strategy,
+    replica: Replica,
+    optimizer: DistributedOptimizer,
+    before: int,
+) -> tuple[WorkerState, list[State], str]:
+    """Return this worker's state and the servers', as if this strategy had saved what another has, and what to say."""
+    workers, worker, flat = replica.workers.size, replica.workers.rank, replica.flat
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
+    learned = learned_from(Held(flat.vector.detach().clone(), reached, parts, servers), old)
+    if learned.pieces == (slice(0, len(flat.vector)),):  # maybe by the user's own optimizer object
+        of_spans = _of_spans(*learned.packed[0], optimizer, flat, replica.plan)
+        learned = replace(learned, packed=(of_spans,))
+    flat.vector.copy_(learned.parameters)
+    flat.spread_parameters()
+    step = max(reached)
+    of_workers, of_servers, kept = begun_with(
+        learned, strategy, workers, lambda: FlatParameters(_like(replica.model)), replica.plan, step
+    )
+    own = states.get(worker, states[0])
+    part, facts = of_workers.get(0 if replica.part.replicated else worker, ({}, {}))
+    account = replace(own.account, worker=worker, step=step, staleness={})
+    momenta = "with its optimiser's state" if kept else "without an optimiser's state"
+    text = f"{strategy} goes on from the model of {old}, {momenta}"
+    if workers != before:
+        text += f", with {workers} workers in place of {before}"
+    return replace(own, account=account, part=part, part_facts=facts), of_servers, text
+
+
+def _of_spans(
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    optimizer: DistributedOptimizer,
+    flat: FlatParameters,
+    plan: OptimizerPlan,
+) -> Packed:
+    """Return an optimiser's state of each parameter as that of a plan's spans; as it is, where it is of spans."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    if [shape for group in facts["shapes"] for shape in group] != [list(each.shape) for each in parameters]:
+        return tensors, facts
+    places = {id(view.parameter): (view.start, view.stop) for view in flat.views}
+    joined: dict[str, Tensor] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for index, parameter in enumerate(parameters):
+        start, stop = places[id(parameter)]
+        number, span = next(
+            (number, span) for number, span in enumerate(plan.spans) if span.start <= start < span.stop
+        )
+        values.setdefault(str(number), {}).update(facts["state"].get(str(index), {}))
+        prefix = f"state.{index}."
+        for name, value in tensors.items():
+            if not name.startswith(prefix):
+                continue
+            key = f"state.{number}.{name.removeprefix(prefix)}"
+            if value.shape != parameter.shape:
+                joined.setdefault(key, value)
+                continue
+            whole = joined.setdefault(key, torch.zeros(span.stop - span.start, dtype=value.dtype))
+            whole[start - span.start : stop - span.start] = value.reshape(-1)
+    shapes = [[[span.stop - span.start]] for span in plan.spans]
+    groups = [dict(span.options) for span in plan.spans]
+    told = {"optimizer": facts["optimizer"], "state": values, "groups": groups, "shapes": shapes}
+    return joined, told
+
+
+def _like(model: nn.Module) -> nn.Module:
+    """Return a module with parameters as a model's, in their order; a copy would have what is hooked to it."""
+    return nn.ParameterList(
+        nn.Parameter(each.detach().clone(), requires_grad=each.requires_grad) for each in model.parameters()
+    )

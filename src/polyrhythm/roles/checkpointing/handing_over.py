@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import prod
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.strategies.state import Held, State, below
+from polyrhythm.strategies.strategy import Strategy
 from polyrhythm.strategies.worker_part import WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -81,15 +83,26 @@ def learned_by(snapshot: Snapshot, job: Job) -> Learned:
     """
     old = _before(snapshot, job)
     held, _ = counted_steps(snapshot, old, old.strategy.resharding(old.workers, old.workers))
+    return learned_from(held, old.strategy, snapshot.presented)
+
+
+def learned_from(held: Held, strategy: Strategy, presented: Tensor | None = None) -> Learned:
+    """Return the model and the optimiser of what workers and servers of a strategy hold.
+
+    Args:
+        held: by all of them.
+        strategy: theirs.
+        presented: the model that they show, where it is not what worker 0 holds; None: it is.
+    """
     with suppress(RequestError):  # not all can go on with one worker
-        held = old.strategy.resharding(old.workers, 1).merged(held, 0).held
+        held = strategy.resharding(len(held.steps), 1).merged(held, 0).held
     size = len(held.parameters)
     local = _packed(held.workers.get(0, ({}, {})))
     pieces: tuple[slice, ...] = (slice(0, size),) if local is not None else ()
     packed: tuple[Packed, ...] = () if local is None else (local[1],)
     serving = _of_all_shards([state for state in held.servers if "values" in state[0]], size)
     if not serving:
-        parameters = held.parameters if snapshot.presented is None else snapshot.presented
+        parameters = held.parameters if presented is None else presented
         return Learned(parameters, pieces, packed)
     parameters = torch.cat([tensors["values"] for tensors, _ in serving])
     of_servers = [found for found in map(_packed, serving) if found is not None]
@@ -120,7 +133,9 @@ def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snap
     held, steps = counted_steps(snapshot, old, old.strategy.resharding(old.workers, old.workers))
     rest = dealt_out(snapshot, old, job, held, steps)
     learned = learned_by(snapshot, job)
-    workers, servers, kept = begun_with(learned, job, plan, rest.step)
+    workers, servers, kept = begun_with(
+        learned, job.strategy, job.workers, lambda: FlatParameters(job.make_model()), plan, rest.step
+    )
     states = {}
     for index in range(job.workers):
         own = snapshot.workers.get(index, snapshot.workers[0])
@@ -188,12 +203,24 @@ def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: 
     """
     found = _packed(state)
     known = learned.optimizer(plan, piece) if found is not None else None
-    if found is None or known is None or found[1][1]["shapes"] != known[1]["shapes"]:
+    if found is None or known is None:
         return None
     prefix, (_, facts) = found
+    told = {"state": known[1]["state"]}
+    if facts["shapes"] != known[1]["shapes"]:
+        if not _by_parameter(facts["shapes"], known[1]["shapes"]):
+            return None
+        told |= {name: known[1][name] for name in ("shapes", "groups")}
     tensors = dict(state[0]) | {prefix + name: value.clone() for name, value in known[0].items()}
-    own = facts | {"state": known[1]["state"]}
+    own = facts | told
     return tensors, state[1] | ({"optimizer": own} if facts is state[1].get("optimizer") else own)
+
+
+def _by_parameter(shapes: list[list[list[int]]], of_spans: list[list[list[int]]]) -> bool:
+    """Return whether an optimiser is a user's own object, which takes what is of spans (`OptimizerPlan`), too."""
+    every = [shape for group in shapes for shape in group]
+    numbers = sum(size for group in of_spans for (size,) in group)
+    return any(len(shape) != 1 for shape in every) and sum(map(prod, every)) == numbers
 
 
 def _shapes(plan: OptimizerPlan) -> list[list[list[int]]]:
@@ -201,18 +228,25 @@ def _shapes(plan: OptimizerPlan) -> list[list[list[int]]]:
 
 
 def begun_with(
-    learned: Learned, job: Job, plan: OptimizerPlan, step: int
+    learned: Learned,
+    strategy: Strategy,
+    workers: int,
+    make_flat: Callable[[], FlatParameters],
+    plan: OptimizerPlan,
+    step: int,
 ) -> tuple[dict[int, State], list[State], bool]:
     """Return the states in which a strategy's workers and servers go on, and whether an optimiser's state is in them.
 
     Args:
         learned: by another strategy.
-        job: that goes on.
+        strategy: that goes on.
+        workers: how many there are.
+        make_flat: gives the parameters of a model like theirs, to be changed.
         plan: of its optimiser.
         step: that all take first.
     """
-    workers, size = job.workers, len(learned.parameters)
-    part, servers = opened(job, plan, learned.parameters)
+    size = len(learned.parameters)
+    part, servers = opened(strategy, workers, make_flat(), plan, learned.parameters)
     own = _with_optimizer(part, plan, learned, slice(0, size))
     kept = own is not None
     states = {} if part == ({}, {}) else {index: _of_worker(own or part, index) for index in range(workers)}
@@ -228,7 +262,7 @@ def begun_with(
     held = Held(learned.parameters, (0,) * workers, states, servers)
     if not states and not servers:
         return {}, [], kept
-    merged = job.strategy.resharding(workers, workers).merged(held, step).held
+    merged = strategy.resharding(workers, workers).merged(held, step).held
     return merged.workers if states else {}, merged.servers, kept
 
 
@@ -238,25 +272,29 @@ def _of_worker(state: State, index: int) -> State:
     return tensors, facts | ({"worker": index} if "worker" in facts else {})
 
 
-def opened(job: Job, plan: OptimizerPlan, parameters: Tensor) -> tuple[State, list[State]]:
+def opened(
+    strategy: Strategy, workers: int, flat: FlatParameters, plan: OptimizerPlan, parameters: Tensor
+) -> tuple[State, list[State]]:
     """Return the states of worker 0's part and of the servers, once worker 0 has given all the model to begin with.
 
     Args:
-        job: with the strategy.
+        strategy: of the run.
+        workers: how many there are.
+        flat: of a model like theirs; it is changed.
         plan: of the optimiser.
         parameters: `(n,)`, of the model.
     """
-    workers, count, strategy = job.workers, job.traits.servers, job.strategy
+    traits = strategy.traits(workers)
+    count = traits.servers
     roles = RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + count)))
     servers = {rank: strategy.server(ServerSetting(index, roles)) for index, rank in enumerate(roles.servers)}
     network = _Opening(servers, workers + count)
-    flat = FlatParameters(job.make_model())
     flat.vector.copy_(parameters)
     setting = WorkerSetting(
         cast(Communicator, network), cast(Communicator, network.of(workers)), roles, flat, plan
     )
     part = strategy.worker(setting)
-    if job.traits.cuts_network:  # what a part holds follows from what it cuts
+    if traits.cuts_network:  # what a part holds follows from what it cuts
         return ({}, {}), []
     with suppress(_Opened):
         part.start(0)

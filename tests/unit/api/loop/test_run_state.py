@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils.data import DataLoader, Dataset
 
-from polyrhythm.api.join import Group
+from polyrhythm.api.join import Group, LoopStage, stage_of
 from polyrhythm.api.loop.checkpoint_folder import INDEX, read_folder, write_folder
+from polyrhythm.config.stages import Stages
 from polyrhythm.errors import RequestError
+from polyrhythm.launch.script import STAGE_VARIABLE
 from unit.api.loop.threads import run_in_threads
 
 IMAGES, BATCH_SIZE, EPOCHS = 29, 4, 3
@@ -204,6 +207,91 @@ def test_servers_may_be_others_than_before() -> None:
     torch.testing.assert_close(later[0].vector(), whole[0].vector(), rtol=1e-12, atol=1e-12)
 
 
+SERVED = "parameter_server(servers=2, consistency=synchronous)"
+
+
+@pytest.mark.parametrize("point", ["middle", "after 0"])
+@pytest.mark.parametrize(("first", "second"), [("synchronous", SERVED), (SERVED, "synchronous")])
+def test_another_strategy_goes_on_with_model_optimizer_and_schedule(
+    first: str, second: str, point: str
+) -> None:
+    """Both compute the same, so that who changes between them comes to what the first alone would have come to."""
+    whole = straight(first, 2)
+    later = resumed(second, 2, whole[0].saved[point])
+    for before, after in zip(whole, later, strict=True):
+        assert after.rates == before.rates[-len(after.rates) :]
+        assert after.seen == before.seen[-len(after.seen) :]
+        torch.testing.assert_close(after.vector(), before.vector(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "workers"),
+    [
+        ("synchronous", "easgd", 2),
+        ("local_sgd(steps=3)", "parameter_server(servers=1)", 3),
+        ("easgd", "synchronous", 1),
+    ],
+)
+def test_another_strategy_sees_what_is_left(first: str, second: str, workers: int) -> None:
+    whole = straight(first, 2)
+    state = whole[0].saved["after 0"]
+    later = resumed(second, workers, state)
+    seen = Counter(each for run in later for each in run.seen)
+    assert set(seen) == {(epoch, index) for epoch in range(1, EPOCHS) for index in range(IMAGES)}
+    assert all(torch.equal(later[0].vector(), run.vector()) for run in later)
+    assert not torch.equal(later[0].vector(), whole[0].vector())
+
+
+@pytest.mark.parametrize("second", [SERVED, "easgd"])
+def test_a_stage_ends_its_process_and_the_next_goes_on(second: str, tmp_path: Path) -> None:
+    """Both reports are one run's; where both stages compute the same, so do they and one strategy alone."""
+    stages = Stages.parse(f'stages("synchronous until 1 epochs; {second}")')
+    assert stages is not None
+    seen: list[Counter[tuple[int, int]]] = []
+
+    def part(number: int) -> list[Run | None]:
+        runs = [Run() for _ in range(2)]
+
+        def loop(group: Group) -> Run | None:
+            with suppress(SystemExit):
+                return train(group, runs[group.rank])
+            return None
+
+        stage = LoopStage(stages, number, tmp_path / "stages")
+        found = run_in_threads(stage.strategy, 2, loop, tmp_path / "report", stage)
+        seen.append(Counter(each for run in runs for each in run.seen))
+        return found
+
+    (tmp_path / "stages").mkdir()
+    assert part(0) == [None, None]
+    last = part(1)
+    assert sum(seen, Counter()).keys() == {
+        (epoch, index) for epoch in range(EPOCHS) for index in range(IMAGES)
+    }
+    assert {epoch for epoch, _ in seen[0]} == {0}
+    assert {epoch for epoch, _ in seen[1]} == {1, 2}
+    if second == SERVED:
+        for after, before in zip(last, straight("synchronous", 2), strict=True):
+            assert after is not None
+            torch.testing.assert_close(after.vector(), before.vector(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "started", "line"),
+    [
+        ("synchronous until 0.5; easgd", False, "polyrhythm run does"),
+        ("synchronous until top1=0.9; easgd", True, "write until 0.1, or until 3 epochs"),
+        ("synchronous until 0.5; easdg", True, "did you mean easgd"),
+    ],
+)
+def test_stages_that_cannot_be_in_a_loop_are_refused(
+    spec: str, started: bool, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STAGE_VARIABLE, f"0:{tmp_path}" if started else "")
+    with pytest.raises(RequestError, match=line):
+        stage_of(f'stages("{spec}")')
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_folder_is_one_of_torchs_distributed_checkpoints(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
@@ -255,7 +343,7 @@ def test_what_is_of_something_else_is_refused_in_one_line(tmp_path: Path) -> Non
 
     assert "the state is empty" in refused(loads({}))
     assert "no state of a run" in refused(loads({"model": {}}))
-    assert "is of synchronous, not of local_sgd" in refused(loads(state), "local_sgd(steps=2)")
+    assert "did you mean synchronous" in refused(loads({**state, "strategy": "synchronos"}))
     assert "0 objects were given to group.state_dict, and 1 here" in refused(loads({**state, "kept": []}))
     other = {**state["model"], "0.weight": torch.zeros(2, 2)}
     line = refused(loads({**state, "model": other}))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from polyrhythm.api.join import Group, reported_group
+from polyrhythm.api.join import Group, LoopStage, reported_group
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -33,7 +33,11 @@ class Killed(BaseException):
 
 
 def run_in_threads(
-    spec: str, workers: int, loop: Callable[[Group], Result], report: Path | None = None
+    spec: str,
+    workers: int,
+    loop: Callable[[Group], Result],
+    report: Path | None = None,
+    stage: LoopStage | None = None,
 ) -> list[Result]:
     """Run a loop on each of several workers, with the servers that the strategy needs.
 
@@ -42,6 +46,7 @@ def run_in_threads(
         workers: how many.
         loop: called with each worker's group, outside of its `with`.
         report: a folder for the run's report.
+        stage: of several strategies.
 
     Returns:
         What the loop returned on each worker; None of one that was killed.
@@ -77,9 +82,9 @@ def run_in_threads(
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
             return loop(
-                Group(strategy, world, home)
+                Group(strategy, world, home, stage=stage)
                 if report is None
-                else reported_group(strategy, world, home, report)
+                else reported_group(strategy, world, home, report, stage=stage)
             )
         serve(strategy, world)
         home.close()
