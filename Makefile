@@ -1,4 +1,4 @@
-# The two commands: `make demo` trains a real classifier, `make test` runs the whole suite. Both set everything up.
+# `make demo` trains a real classifier, `make compare` compares strategies, `make test` runs the whole suite. All set everything up.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 # one: what failed is run once more, alone. Both outcomes are shown.
 AGAIN := $(BIN)/python -m pytest tests/on_processes --last-failed --last-failed-no-failures none
 
-.PHONY: demo test check bench docs site clean
+.PHONY: demo compare test check bench docs site clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
+
+compare: $(VENV)/.runtime
+	$(BIN)/polyrhythm compare --cluster office --data digits --model mlp --workers 4 --seeds 3
 
 test: $(VENV)/.development
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/on_processes

@@ -23,9 +23,10 @@ PREFIX = "polyrhythm-hosts"
 _CLONE_NEWNET = 0x40000000
 
 BURST_S = 0.5e-3
-LEAST_BURST_BYTES, MOST_BURST_BYTES = 6_000, 64_000
-"""What a shaped link lets pass at once: what it carries in half a millisecond, and no less than four packets. With
-less, a timer that is late throttles a fast link; with more, small messages pass unshaped."""
+LEAST_BURST_BYTES, MOST_BURST_BYTES = 1_600, 64_000
+"""What a shaped link lets pass at once: what it carries in half a millisecond, and no less than a packet. With less, a
+timer that is late throttles a fast link; with more, small messages pass unshaped: the four packets that this once was
+at least are a third of a model of 19 kB, so that a link of 10 Mb/s carried it as one of 15 Mb/s would."""
 
 PLAIN_BURST, PLAIN_LATENCY = "32kb", "400ms"
 """Of a plain token bucket: what passes at once, and the longest queue."""

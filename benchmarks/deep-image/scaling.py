@@ -12,6 +12,7 @@ GPUs with a mini-batch of 1024 are 47 times as fast as one. All else is predicte
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.optimize import brentq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
@@ -37,7 +39,7 @@ PEAK = 4.29e12 / 2
 DATA_PARALLEL = "lazy_synchronous(collective=direct, bucket_bytes=33554432, piece_bytes=67108864)"
 HYBRID = "hybrid(collective=direct)"
 PAPER_SPEED_UP, PAPER_TIME = 47.0, 24.7
-STEPS, SECTIONS = 4, 7
+STEPS = 4
 
 
 def cluster_of(share: float, bandwidth: float) -> Cluster:
@@ -87,17 +89,15 @@ def of_one(share: float, batch: int) -> float:
     return images_per_s((DATA_PARALLEL, A_NODE, batch // A_NODE, share, 1e9)) / A_NODE
 
 
-def calibrated(share: float, pool: ProcessPoolExecutor) -> float:
+def calibrated(share: float) -> float:
     """Finds the bandwidth of a node's link at which 64 GPUs are 47 times as fast as one, in bytes/s."""
-    low, high, alone = 2e8, 2e10, of_one(share, 1024)
-    while high / low > 1.02:
-        tried = [low * (high / low) ** (place / (SECTIONS + 1)) for place in range(1, SECTIONS + 1)]
-        points = [(DATA_PARALLEL, 64, 16, share, each) for each in tried]
-        grown = [rate / alone for rate in pool.map(images_per_s, points)]
-        below = [each for each, by in zip(tried, grown, strict=True) if by < PAPER_SPEED_UP]
-        above = [each for each, by in zip(tried, grown, strict=True) if by >= PAPER_SPEED_UP]
-        low, high = max(below, default=low), min(above, default=high)
-    return high
+    alone = of_one(share, 1024)
+
+    def above(log_bandwidth: float) -> float:
+        rate = images_per_s((DATA_PARALLEL, 64, 16, share, math.exp(log_bandwidth)))
+        return rate / alone - PAPER_SPEED_UP
+
+    return math.exp(brentq(above, math.log(5e8), math.log(1.5e10), xtol=0.01))
 
 
 def crossover(share: float, bandwidth: float, pool: ProcessPoolExecutor) -> list[tuple[int, float, float]]:
@@ -138,20 +138,22 @@ def main() -> None:
     chosen = options.parse_args()
     share = chosen.share
     with ProcessPoolExecutor(chosen.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        shares = [share, *((0.25, 0.75) if chosen.readings else ())]
+        fits = {each: pool.submit(calibrated, each) for each in shares}
         learnt = {
             (workers, seed): pool.submit(learning, workers, seed)
             for workers in (1, 16, 32)
             for seed in range(chosen.seeds)
         }
-        bandwidth = calibrated(share, pool)
+        bandwidth = fits[share].result()
         points = [
             (DATA_PARALLEL, gpus, batch // gpus, share, bandwidth) for batch in BATCHES for gpus in GPUS
         ]
         rate_of = dict(zip(points, pool.map(images_per_s, points), strict=True))
         crossed = crossover(share, bandwidth, pool)
         others = []
-        for other in (0.25, 0.75) if chosen.readings else ():
-            fitted = calibrated(other, pool)
+        for other in shares[1:]:
+            fitted = fits[other].result()
             quarter = images_per_s((DATA_PARALLEL, 32, 32, other, fitted)) / of_one(other, 1024)
             others.append((other, fitted, quarter, crossover(other, fitted, pool)))
         curves = {

@@ -5,7 +5,8 @@
 Ranks train with real gradients over real links, and sleep what a step computes: 20 ms on average, more on slow hosts,
 as drawn from their seed. So two cores are enough for four hosts, and nothing but the network and the strategy is timed.
 Told to `plan` are the hosts' speeds, one link between two hosts, one inside a host and the time of a step of one worker
-alone, all measured first. Its trials are simulated, with other seeds than the real runs have.
+alone, all measured first. Its trials are simulated, with other seeds than the real runs have. Afterwards every case is
+simulated with the seeds of its real runs, which tells what of a miss is the simulator's, and what the other seeds'.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ from links import link_to_next
 
 from namespaces import Host, shaped_hosts
 from polyrhythm.api.plan import plan
-from polyrhythm.api.simulate import laid_out
+from polyrhythm.api.simulate import laid_out, simulate
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.evaluation.target import Target
-from polyrhythm.events import Evaluated, Event, RunEnded, WorkerProgress
+from polyrhythm.events import Evaluated, Event, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.reporting.comparison import images_to, read_run, throughput, time_to
 from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.summary import summarised
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import DrawnPace, World
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link, cluster_text
@@ -99,7 +102,7 @@ def _rank(job: Job, layout: Layout, network: Communicator) -> list[Event]:
     if layout.roles.works(network.rank):
         pace = DrawnPace(network.clock, step_times(layout, network.clock, job.learning.seed, network.rank))
     run_rank(job, World(network, layout.roles, pace, emit=events.append))
-    kept = (Evaluated, RunEnded, WorkerProgress)
+    kept = (Evaluated, RunEnded, RunStarted, WorkerProgress)
     return [event for event in events if isinstance(event, kept)] if network.rank == 0 else []
 
 
@@ -147,42 +150,87 @@ def held(setting: Setting, target: str, seeds: int, folder: Path) -> dict[str, A
         # of the clock that hosts really have: what ranks sleep is drawn without the overhead, which is theirs anyway
         plain = described(setting, where.nic, where.inside, 0.0)
         for each in (*planned.choices, *planned.others):
-            candidate, times, rates = each.candidate, [], []
+            candidate, happened = each.candidate, []
             for seed in range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + seeds):
                 job = job_of(candidate.strategy, candidate.workers, seed, epochs=MOST_EPOCHS, until=target)
                 try:
-                    events = train(job, laid_out(plain, job), hosts)
+                    happened += reached_by(train(job, laid_out(plain, job), hosts), goal)
                 except RanksFailed as error:
                     print(f"{candidate.name}, seed {seed}: {error}", file=sys.stderr)
-                    continue
-                tests = [event for event in events if isinstance(event, Evaluated)]
-                reached = [
-                    test.time_s
-                    for test in tests
-                    if goal.reached(loss=test.test_loss, top1=test.test_top1, top5=test.test_top5)
-                ]
-                times += reached[:1]
-                rates += [end.result["images_per_s"] for end in events if isinstance(end, RunEnded)]
-            if len(times) < seeds:
-                print(
-                    f"{candidate.name}: {len(times)} of {seeds} reached {target}: left out", file=sys.stderr
-                )
+            if len(happened) < seeds:
+                told = f"{len(happened)} of {seeds} reached {target}"
+                print(f"{candidate.name}: {told}: left out", file=sys.stderr)
                 continue
+            seconds, images, rates = zip(*happened, strict=True)
             cases.append(
                 {
                     "case": candidate.name,
+                    "strategy": candidate.strategy,
+                    "workers": candidate.workers,
                     "trials_that_reached_it": each.reached,
                     "predicted_images_per_s": candidate.images_per_s,
                     "images_per_s": statistics.fmean(rates),
+                    "predicted_images": each.images[0] if each.images[0] < 1e9 else None,
+                    "images": statistics.fmean(images),
                     "predicted_s": each.seconds[0] if each.seconds[0] < 1e9 else None,
                     "low_s": each.seconds[1] if each.seconds[1] < 1e9 else None,
                     "high_s": each.seconds[2] if each.seconds[2] < 1e9 else None,
-                    "seconds": statistics.fmean(times),
-                    "of_each_s": times,
+                    "seconds": statistics.fmean(seconds),
+                    "of_each_s": seconds,
                 }
             )
             print(json.dumps(cases[-1]), file=sys.stderr, flush=True)
-    return {"setting": setting.name, "target": target, "cases": cases, **summary(cases)}
+    for case in cases:  # nothing of this is timed, nor does it count as predicted
+        found = [
+            replayed(where, case, seed, target, folder)
+            for seed in range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + seeds)
+        ]
+        names = ("simulated_s", "simulated_images", "simulated_images_per_s")
+        case |= {
+            name: statistics.fmean(every) for name, every in zip(names, zip(*found, strict=True), strict=True)
+        }
+    same_seeds = [
+        {**case, "predicted_s": case["simulated_s"], "predicted_images_per_s": case["simulated_images_per_s"]}
+        for case in cases
+    ]
+    told = {
+        "setting": setting.name,
+        "target": target,
+        "cluster": where.model_dump(mode="json"),
+        "cases": cases,
+    }
+    return {**told, **summary(cases), "simulator_with_the_same_seeds": summary(same_seeds)}
+
+
+def reached_by(events: Sequence[Event], goal: Target) -> list[tuple[float, float, float]]:
+    """Return seconds and images to the target, and images a second of the run; nothing if it never got there."""
+    _, run = summarised(events)
+    assert run is not None, "it has started"
+    for test in run.tests:
+        event = test.event
+        if goal.reached(loss=event.test_loss, top1=event.test_top1, top5=event.test_top5):
+            return [(event.time_s, float(test.images), float(run.known["images_per_s"]))]
+    return []
+
+
+def replayed(
+    where: Cluster, case: dict[str, Any], seed: int, target: str, folder: Path
+) -> tuple[float, float, float]:
+    """Return seconds and images to the target and images a second as the simulator has them with a real run's seed."""
+    out = folder / f"{case['case']}, seed {seed}".replace("/", "-")
+    told = {key: case[key] for key in ("strategy", "workers")}
+    simulate(
+        cluster=where,
+        seed=seed,
+        epochs=MOST_EPOCHS,
+        schedule="constant",
+        until=target,
+        out=out,
+        **told,
+        **JOB,
+    )
+    run, goal = read_run(out), Target.parse(target)
+    return time_to(goal)(run), images_to(goal)(run), throughput(run)
 
 
 def main() -> None:
