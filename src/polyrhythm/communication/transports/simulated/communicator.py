@@ -19,6 +19,7 @@ from polyrhythm.communication.communicator import Communicator, Handle, NoShared
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
+from polyrhythm.communication.transports.simulated.contended_network import ContendedNetwork
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.rank import (
     Courier,
@@ -153,20 +154,23 @@ class SimulatedCommunicator(Communicator):
         if home.lines or message[0] is _PART:
             return FollowingParcel(home, receiver, self._context, arriving, nbytes, self._put_on_links)
         parcel = Parcel(home, receiver, self._context, arriving, nbytes)
-        if cluster.courier is None:
-            cluster.network.transfer(home.rank, member, nbytes, parcel.sent, parcel.arrive)
-        else:
-            cluster.courier.carry(parcel)
+        contended = cluster.contended
+        if contended is None or cluster.courier is not None:
+            self._put_on_links(parcel)
+        else:  # as `_put_on_links` does
+            parcel.way = contended.way(home.rank, member)
+            contended.start(parcel)
         return parcel
 
     def _put_on_links(self, parcel: Parcel) -> None:
-        cluster = self._cluster
+        cluster, source, to = self._cluster, parcel.source.rank, parcel.to.rank
         if cluster.courier is not None:
             cluster.courier.carry(parcel)
+        elif cluster.contended is None:
+            cluster.network.transfer(source, to, parcel.nbytes, parcel.sent, parcel.arrive)
         else:
-            cluster.network.transfer(
-                parcel.source.rank, parcel.to.rank, parcel.nbytes, parcel.sent, parcel.arrive
-            )
+            parcel.way = cluster.contended.way(source, to)
+            cluster.contended.start(parcel)
 
     def _weigh(self, message: Message) -> tuple[int, Message]:
         """Return the bytes of a message on the links, and what arrives of it."""
@@ -302,6 +306,7 @@ class SimulatedCluster:
     Attributes:
         time: the virtual time.
         network: the links.
+        contended: these, if flows share them fairly: they take a message as it is.
         courier: takes messages over them; None: they start at once, and nothing happens to them.
         nbytes_of: gives the bytes of a message on the links.
         received: gives what arrives of a message.
@@ -319,6 +324,7 @@ class SimulatedCluster:
     ) -> None:
         self.time = time
         self.network = network
+        self.contended = network if isinstance(network, ContendedNetwork) else None
         self.courier: Courier | None = None
         self.host_of: tuple[int, ...] = ()
         self.shared_vectors: dict[tuple[str, tuple[int, ...]], tuple[Tensor, list[SimulatedRank]]] = {}

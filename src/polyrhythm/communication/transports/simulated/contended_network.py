@@ -33,8 +33,9 @@ at the same instant is computed together, once. `ContendedNetwork` turns the rat
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -105,15 +106,13 @@ class Way:
 
 
 class Flow:
-    """One transfer under way.
+    """One transfer under way: what the network knows of it, and whom it tells; a message of a rank is one.
 
     Three of ten flows of a busy server meet nobody from beginning to end. They need no bundle: what one would hold is
     on the flow, and becomes that of a bundle when another flow comes to one of its links (`Sharing.bundle_lone`).
 
     Attributes:
         way: that it takes.
-        sent: called when the last byte has left.
-        arrived: called when it is there.
         left: bytes to go when it joined its bundle.
         bundle: where it is now; None while it meets nobody.
         target: the bundle's count at which it ends.
@@ -124,32 +123,44 @@ class Flow:
         met: the bundle that it was put into then; None: nobody has come.
     """
 
-    __slots__ = (
-        "arrived",
-        "began_at_s",
-        "bundle",
-        "ends_at_s",
-        "left",
-        "met",
-        "rate",
-        "sent",
-        "target",
-        "way",
-    )
+    __slots__ = ("began_at_s", "bundle", "ends_at_s", "left", "met", "rate", "target", "way")
 
     alone: ClassVar[Literal[True]] = True
     began_at_s: float
+    bundle: Bundle | None
     ends_at_s: float
+    left: float
     met: Bundle | None
     rate: float
+    target: float
+    way: Way
+
+    def sent(self) -> None:
+        """Called when the last byte has left."""
+        raise NotImplementedError
+
+    def arrive(self) -> None:
+        """Called when the last byte is there."""
+        raise NotImplementedError
+
+
+class CalledFlow(Flow):
+    """A flow that calls what it was given when its last byte has left, and when that is there."""
+
+    __slots__ = ("_arrived", "_sent")
 
     def __init__(self, way: Way, sent: Action, arrived: Action, nbytes: float) -> None:
         self.way = way
-        self.sent = sent
-        self.arrived = arrived
         self.left = nbytes
-        self.bundle: Bundle | None = None
-        self.target = 0.0
+        self.bundle = None
+        self._sent = sent
+        self._arrived = arrived
+
+    def sent(self) -> None:
+        self._sent()
+
+    def arrive(self) -> None:
+        self._arrived()
 
 
 class Bundle:
@@ -197,28 +208,35 @@ class Bundle:
         self.allowed: dict[Link, float] = {}
         self._count = 0.0
         self._counted_at = 0.0
-        self._ends: list[tuple[float, int, Flow]] = []
+        self._ends: deque[tuple[float, int, Flow]] = (
+            deque()
+        )  # in order; of flows of one size it is that of joining
         self._joined = 0
         self._strangers = 0
         self._allowances: list[tuple[float, int, Link]] = []
 
     def admit(self, flow: Flow, now_s: float) -> bool:
-        """Do what `join` and `refill` do, where the rate does not rise; else nothing. Called when some are there.
+        """Do what `join` and `refill` do, where that is all there is to do. Called when some flows are there.
 
         Returns:
-            Whether it has.
+            False, and nothing has been done, where the flow shares a loose link, the bundle a coupling one, or the
+            rate would rise.
         """
+        loose = flow.way.loose
+        for link in loose:
+            if len(link.flows) > 1 or link.coupling:
+                return False
         size = self.size + 1
         rate = self.limit
         for link in self.links:
             if len(link.bundles) > 1:
                 return False
             share = link.bandwidth / size
-            rate = share if share < rate else rate
+            if share < rate:
+                rate = share
         before = self.rate
         if rate > before:
             return False
-        ends = self._ends
         self._count = count = self._count + before * (now_s - self._counted_at)
         self._counted_at = now_s
         self.size = size
@@ -226,12 +244,49 @@ class Bundle:
         self._joined = joined = self._joined + 1
         flow.bundle = self
         flow.target = target = count + flow.left
-        heappush(ends, (target, joined, flow))
+        ends = self._ends
+        if target < ends[-1][0]:
+            insort(ends, (target, joined, flow))
+        else:
+            ends.append((target, joined, flow))
         if self._strangers:
             self._forget_strangers()
         left = ends[0][0] - count
         self.ends_at_s = now_s + (left / rate if left > 0 else 0.0)
+        for link in loose:
+            link.bundles[self] = 1
         return True
+
+    def end_one(self, now_s: float) -> Flow | None:
+        """End the flow that is next, where `refill` is all that there is to do afterwards; called as `end_next` is.
+
+        Returns:
+            The flow, which crosses no link any more; None, and nothing has been done, where another ends with it, the
+            bundle shares a coupling link, too few would be left to fill one, or a loose link might carry too much.
+        """
+        size = self.size
+        if size < _FEWEST_LEFT + 1 or self._strangers or self.allowed:
+            return None
+        for link in self.links:
+            if len(link.bundles) > 1:
+                return None
+        ends = self._ends
+        if ends[1][0] <= ends[0][0]:
+            return None
+        count, _, flow = ends.popleft()
+        self._count, self._counted_at = count, now_s
+        self.size = size - 1
+        flow.bundle = None
+        for link in self.links:
+            del link.flows[flow]
+        for link in flow.way.loose:
+            del link.flows[flow]
+            bundles = link.bundles
+            if bundles[self] == 1:
+                del bundles[self]
+            else:
+                bundles[self] -= 1
+        return flow
 
     def refill(self) -> bool:
         """Take all that its links have, and plan; called when a flow has just come or gone, and some are left.
@@ -244,7 +299,8 @@ class Bundle:
             if len(link.bundles) > 1:
                 return False
             share = link.bandwidth / size
-            rate = share if share < rate else rate
+            if share < rate:
+                rate = share
         self.rate = rate
         if self._strangers:
             self._forget_strangers()
@@ -271,7 +327,11 @@ class Bundle:
         self._joined += 1
         flow.bundle = self
         flow.target = self._count + flow.left
-        heappush(self._ends, (flow.target, self._joined, flow))
+        ends = self._ends
+        if ends and flow.target < ends[-1][0]:
+            insort(ends, (flow.target, self._joined, flow))
+        else:
+            ends.append((flow.target, self._joined, flow))
 
     def leave(self, flow: Flow, now_s: float) -> None:
         """Remove a flow; `flow.left` is up to date afterwards."""
@@ -295,7 +355,7 @@ class Bundle:
     def end_next(self, now_s: float) -> list[Flow]:
         """End the flow that is next, and all that end with it; called when its time has come, after `plan`."""
         ends = self._ends
-        count, _, flow = heappop(ends)  # the count as it was planned, whatever rounding says
+        count, _, flow = ends.popleft()  # the count as it was planned, whatever rounding says
         self._count, self._counted_at = count, now_s
         self.size -= 1
         flow.bundle = None
@@ -303,7 +363,7 @@ class Bundle:
         if self._strangers and self.size:
             self._forget_strangers()
         while self.size and ends[0][0] <= count:
-            flow = heappop(ends)[2]
+            flow = ends.popleft()[2]
             self.size -= 1
             flow.bundle = None
             ended.append(flow)
@@ -338,7 +398,7 @@ class Bundle:
             target, _, flow = ends[0]
             if flow.bundle is self and flow.target == target:
                 break
-            heappop(ends)
+            ends.popleft()
             self._strangers -= 1
 
 
@@ -444,6 +504,8 @@ class Component(NamedTuple):
         return fair_rates(self.bandwidths, dict(enumerate(demands)))
 
 
+_FEWEST_LEFT = 2
+"""Flows of a bundle without which its link may have become loose."""
 ROUNDING = 1e-12
 """By how much more than its bandwidth a link may seem to carry because sums are rounded, relatively."""
 ROOMY = 0.9
@@ -648,8 +710,7 @@ class Sharing:
                     link.bundles.pop(bundle, None)
                 if link.coupling and len(flows) == 1:
                     self._coupling.couple(link, False, now_s)
-        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
-        self._coupling.changed[bundle] = None
+        self.note_change(bundle)
         return ended
 
     def settle(self, now_s: float) -> Iterable[Bundle | Flow]:
@@ -658,18 +719,56 @@ class Sharing:
         Returns:
             The bundles whose next end is another than before, or the new flow that meets nobody.
         """
+        found = self.settle_one(now_s)
+        return self.settle_all(now_s) if found is None else (found,)
+
+    def settle_one(self, now_s: float) -> Bundle | Flow | None:
+        """Settle the one flow that has begun, where nothing else has changed, and no other rate must be looked at.
+
+        Most flows begin so: they come to the bundle of the last one on their way, or they meet nobody.
+
+        Returns:
+            The bundle that it has joined, or the flow, if it meets nobody; None, and nothing has been done, where more
+            is to be done.
+        """
+        starting, coupling = self.starting, self._coupling
+        if len(starting) != 1 or coupling.changed:
+            return None
+        flow = starting[0]
+        way = flow.way
+        bundle = way.bundle
+        if bundle is not None:
+            if not bundle.size:  # a coupling link that has become loose has lost its bundles
+                bundle = coupling.bundles.get(way.key)
+            if bundle is not None and bundle.size:
+                way.bundle = bundle
+                if bundle.admit(flow, now_s):
+                    starting.clear()
+                    self.rates_computed += 1
+                    return bundle
+        limit = inf
+        for link in way.links:
+            if len(link.flows) > 1 or link.coupling:
+                return None
+            bandwidth = link.bandwidth
+            if bandwidth < limit:
+                limit = bandwidth
+        for link in way.links:
+            link.lone = flow
+        flow.met, flow.rate, flow.began_at_s = None, limit, now_s
+        left = flow.left
+        flow.ends_at_s = now_s + (left / limit if left > 0 else 0.0)
+        starting.clear()
+        self.rates_computed += 1
+        return flow
+
+    def settle_all(self, now_s: float) -> Iterable[Bundle]:
+        """Do what `settle` does, whatever has changed."""
         self._now_s = now_s
         starting, coupling = self.starting, self._coupling
         changed = coupling.changed
         met: Sequence[Bundle] = ()
         if starting:
-            if len(starting) == 1 and not changed:
-                flow = starting[0]
-                found: Bundle | Flow | None = None if flow.way.bundle is None else self._find_again(flow)
-                found = found or self._leave_alone(flow)
-                if found is not None:
-                    starting.clear()
-                    return (found,)
             met = [self.bundle_lone(link.lone) for flow in starting for link in flow.way.links if link.lone]
             coupling.take_in(starting, now_s)
             starting.clear()
@@ -698,50 +797,10 @@ class Sharing:
             bundle.plan()
         return touched
 
-    def _find_again(self, flow: Flow) -> Bundle | None:
-        """Put a new flow into the bundle of the last one on its way, with its rate, if that is all there is to do.
-
-        Returns:
-            The bundle; None, and nothing has been done, where the flow shares a loose link, or the bundle a coupling
-            one.
-        """
-        way = flow.way
-        bundle, loose = way.bundle, way.loose
-        assert bundle is not None, "looked at before"
-        if not bundle.size:  # a coupling link that has become loose has lost its bundles
-            bundle = self._coupling.bundles.get(way.key)
-            if bundle is None or not bundle.size:
-                return None
-            way.bundle = bundle
-        for link in loose:
-            if len(link.flows) > 1 or link.coupling:
-                return None
-        if not bundle.admit(flow, self._now_s):
-            return None
-        for link in loose:
-            link.bundles[bundle] = 1
-        self.rates_computed += 1
-        return bundle
-
-    def _leave_alone(self, flow: Flow) -> Flow | None:
-        """Return a new flow that nobody meets, with its rate; None, and nothing is done, if it is not so.
-
-        Most answers of a busy server leave one by one.
-        """
-        links, limit = flow.way.links, inf
-        for link in links:
-            if len(link.flows) > 1 or link.coupling:
-                return None
-            bandwidth = link.bandwidth
-            limit = bandwidth if bandwidth < limit else limit
-        for link in links:
-            link.lone = flow
-        flow.met, flow.rate = None, limit
-        flow.began_at_s = now_s = self._now_s
-        left = flow.left
-        flow.ends_at_s = now_s + (left / limit if left > 0 else 0.0)
-        self.rates_computed += 1
-        return flow
+    def note_change(self, bundle: Bundle) -> None:
+        """Note that a flow of a bundle has ended, for `settle_all`."""
+        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        self._coupling.changed[bundle] = None
 
     def bundle_lone(self, flow: Flow) -> Bundle:
         """Return the bundle of a flow that had met nobody until now, as if it had been in it since it began."""
@@ -865,12 +924,11 @@ class ContendedNetwork(Network):
         self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        ways = self._ways.get(source)
-        way = None if ways is None else ways.get(to)
-        if way is None:
-            way = self._find_way(source, to)
-        flow = Flow(way, sent, arrived, nbytes)
-        for link in way.links:  # as `Sharing.begin` does
+        self.start(CalledFlow(self.way(source, to), sent, arrived, nbytes))
+
+    def start(self, flow: Flow) -> None:
+        """Start a flow now, of which all bytes are left."""
+        for link in flow.way.links:  # as `Sharing.begin` does
             link.flows[flow] = None
         self.sharing.starting.append(flow)
         if not self._settling:
@@ -878,6 +936,12 @@ class ContendedNetwork(Network):
             # A call of what an object holds, written as one of its methods, is looked up each time.
             soon = self._soon
             soon(self._settle_all)
+
+    def way(self, source: int, to: int) -> Way:
+        """Return the way from one global rank to another."""
+        ways = self._ways.get(source)
+        way = None if ways is None else ways.get(to)
+        return self._find_way(source, to) if way is None else way
 
     def alpha_s(self, source: int, to: int) -> float:
         return self._route(source, to)[1]
@@ -895,16 +959,27 @@ class ContendedNetwork(Network):
     def _settle(self) -> None:
         """Give new rates, once for all that happens at this instant."""
         self._settling = False
-        for bundle in self.sharing.settle(self._time.now_s):
-            ends_at_s = bundle.ends_at_s
-            if bundle.alone is True:  # to ask for its class would call through C
-                self._time.at(ends_at_s, partial(self._end_lone, bundle))
-                continue
-            if ends_at_s < bundle.alarm_at_s:  # else the alarm that is set comes first, and sets the next
-                bundle.alarm_at_s = ends_at_s
-                if bundle.alarm is None:
-                    bundle.alarm = partial(self._look_at, bundle)
-                self._time.at(ends_at_s, bundle.alarm)
+        time = self._time
+        now = time.now_s
+        found = self.sharing.settle_one(now)
+        if found is None:
+            for bundle in self.sharing.settle_all(now):
+                self._watch(bundle)
+        elif found.alone is True:  # to ask for its class would call through C
+            flow = found
+            time.at(flow.ends_at_s, lambda: self._end_lone(flow))
+        elif found.ends_at_s < found.alarm_at_s:  # as `_watch` finds
+            self._watch(found)
+
+    def _watch(self, bundle: Bundle) -> None:
+        """Look at a bundle when its next flow ends, if nothing does before, which then sees to it."""
+        ends_at_s = bundle.ends_at_s
+        if ends_at_s < bundle.alarm_at_s:
+            bundle.alarm_at_s = ends_at_s
+            if bundle.alarm is None:
+                # Not `partial`: a call through C deepens the stack that is put aside when a rank goes on.
+                bundle.alarm = lambda: self._look_at(bundle)
+            self._time.at(ends_at_s, bundle.alarm)
 
     def _look_at(self, bundle: Bundle) -> None:
         """End flows, if it is time; else, and if nothing else happens until then, it becomes time."""
@@ -916,16 +991,21 @@ class ContendedNetwork(Network):
             if ends_at_s >= bundle.alarm_at_s:
                 return
             if not time.pass_to(ends_at_s):
-                if bundle.alarm is None:  # the first was its flow's, which met nobody then
-                    bundle.alarm = partial(self._look_at, bundle)
-                bundle.alarm_at_s = ends_at_s
-                time.at(ends_at_s, bundle.alarm)
+                self._watch(bundle)
                 return
             now, bundle.alarm_at_s = ends_at_s, inf
+        if not self._settling:
+            flow = bundle.end_one(now)
+            if flow is not None:
+                self._let_one_leave(flow, bundle, now)
+                return
         ended = self.sharing.end_next(bundle, now)
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
-        self._let_leave(ended, now)
+        if self._settling or len(ended) > 1:
+            self._let_leave(ended, now)
+        else:
+            self._let_one_leave(ended[0], None, now)
 
     def _end_lone(self, flow: Flow) -> None:
         """End a flow that has met nobody; if it has, look at the bundle that it was put into."""
@@ -933,26 +1013,49 @@ class ContendedNetwork(Network):
             self._look_at(flow.met)
             return
         self.sharing.end_lone(flow)
-        self._let_leave((flow,), self._time.now_s, alone=True)
+        if self._settling:
+            self._let_leave((flow,), self._time.now_s)
+        else:
+            self._let_one_leave(flow, None, self._time.now_s, alone=True)
 
-    def _let_leave(self, ended: Sequence[Flow], now: float, *, alone: bool = False) -> None:
-        """Say that flows have left, and later that they are there; give new rates to others, unless one was `alone`."""
-        time, flow = self._time, ended[0]
+    def _let_one_leave(self, flow: Flow, refilled: Bundle | None, now: float, *, alone: bool = False) -> None:
+        """Say that the only flow that ends now has left, and later that it is there; give new rates to others.
+
+        Args:
+            flow: that has ended.
+            refilled: the bundle that is all that may get another rate, and is not noted as changed.
+            now: the present time.
+            alone: whether nobody gets another rate.
+        """
+        time, sharing = self._time, self.sharing
         arrives_at_s = now + flow.way.latency_s
-        place = None if self._settling or len(ended) > 1 or arrives_at_s <= now else time.last_place()
-        if place is not None:  # all of it happens as if it had been queued
-            self._settling = True
-            sent = flow.sent
-            sent()
-            if alone and not self.sharing.starting:
-                self._settling = False
-            else:
-                self._settle()
-            time.finish(arrives_at_s, place, flow.arrived)
+        place = time.last_place() if arrives_at_s > now else None
+        if place is None:
+            if refilled is not None:
+                sharing.note_change(refilled)
+            self._let_leave((flow,), now)
             return
+        # All of it happens as if it had been queued.
+        self._settling = True
+        flow.sent()
+        if not sharing.starting and (alone or refilled is not None):
+            self._settling = False
+            if refilled is not None:
+                refilled.refill()
+                sharing.rates_computed += 1
+                self._watch(refilled)
+        else:
+            if refilled is not None:
+                sharing.note_change(refilled)
+            self._settle()
+        time.finish(arrives_at_s, place, flow.arrive)
+
+    def _let_leave(self, ended: Sequence[Flow], now: float) -> None:
+        """Queue what `_let_one_leave` does."""
+        time = self._time
         for flow in ended:
             time.soon(flow.sent)
-            time.at(now + flow.way.latency_s, flow.arrived)
+            time.at(now + flow.way.latency_s, flow.arrive)
         if not self._settling:
             self._settling = True
-            time.soon(self._settle)
+            time.soon(self._settle_all)

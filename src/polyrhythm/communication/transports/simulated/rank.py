@@ -9,6 +9,7 @@ from typing import Protocol
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Inbox, Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken
+from polyrhythm.communication.transports.simulated.contended_network import Flow
 from polyrhythm.communication.transports.simulated.network import Network
 from polyrhythm.communication.transports.simulated.virtual_time import Task, VirtualTime, running
 from polyrhythm.errors import PeerLost
@@ -173,7 +174,7 @@ class SimulatedRank:
         return found
 
 
-class Parcel:
+class Parcel(Flow):
     """A message on its way, and its sender's handle on it.
 
     Attributes:
@@ -193,7 +194,8 @@ class Parcel:
         self.to = to
         self.context = context
         self.message = message
-        self.nbytes = nbytes
+        self.nbytes = self.left = nbytes
+        self.bundle = None
         self._left = False
         self._waiter: Task | None = None
 

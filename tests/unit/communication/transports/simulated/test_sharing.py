@@ -6,7 +6,13 @@ from math import inf
 
 import pytest
 
-from polyrhythm.communication.transports.simulated.contended_network import Bundle, Flow, Sharing, Way
+from polyrhythm.communication.transports.simulated.contended_network import (
+    Bundle,
+    CalledFlow,
+    Flow,
+    Sharing,
+    Way,
+)
 
 
 def _nothing() -> None:
@@ -28,7 +34,7 @@ class _Play:
         for numbers in ways:
             links = tuple(self.sharing.links[number] for number in numbers)
             way = self._ways.setdefault(numbers, Way(links, 0.0))
-            flow = Flow(way, _nothing, _nothing, nbytes)
+            flow = CalledFlow(way, _nothing, _nothing, nbytes)
             self.sharing.begin(flow)
             self.live[flow] = numbers
             flows.append(flow)
