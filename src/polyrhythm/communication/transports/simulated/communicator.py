@@ -158,8 +158,7 @@ class SimulatedCommunicator(Communicator):
         if contended is None or cluster.courier is not None:
             self._put_on_links(parcel)
         else:  # as `_put_on_links` does
-            parcel.way = contended.way(home.rank, member)
-            contended.start(parcel)
+            contended.start(parcel, home.rank, member)
         return parcel
 
     def _put_on_links(self, parcel: Parcel) -> None:
@@ -169,8 +168,7 @@ class SimulatedCommunicator(Communicator):
         elif cluster.contended is None:
             cluster.network.transfer(source, to, parcel.nbytes, parcel.sent, parcel.arrive)
         else:
-            parcel.way = cluster.contended.way(source, to)
-            cluster.contended.start(parcel)
+            cluster.contended.start(parcel, source, to)
 
     def _weigh(self, message: Message) -> tuple[int, Message]:
         """Return the bytes of a message on the links, and what arrives of it."""

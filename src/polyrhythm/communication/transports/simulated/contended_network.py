@@ -149,8 +149,7 @@ class CalledFlow(Flow):
 
     __slots__ = ("_arrived", "_sent")
 
-    def __init__(self, way: Way, sent: Action, arrived: Action, nbytes: float) -> None:
-        self.way = way
+    def __init__(self, sent: Action, arrived: Action, nbytes: float) -> None:
         self.left = nbytes
         self.bundle = None
         self._sent = sent
@@ -258,24 +257,31 @@ class Bundle:
         return True
 
     def end_one(self, now_s: float) -> Flow | None:
-        """End the flow that is next, where `refill` is all that there is to do afterwards; called as `end_next` is.
+        """Do what `end_next` and then `refill` do, where that is all there is to do; called as `end_next` is.
 
         Returns:
             The flow, which crosses no link any more; None, and nothing has been done, where another ends with it, the
             bundle shares a coupling link, too few would be left to fill one, or a loose link might carry too much.
         """
-        size = self.size
-        if size < _FEWEST_LEFT + 1 or self._strangers or self.allowed:
+        size, ends = self.size - 1, self._ends
+        if size < _FEWEST_LEFT or self._strangers or self.allowed:
             return None
+        count, _, flow = ends[0]
+        next_count = ends[1][0]
+        if next_count <= count:
+            return None
+        rate = self.limit
         for link in self.links:
             if len(link.bundles) > 1:
                 return None
-        ends = self._ends
-        if ends[1][0] <= ends[0][0]:
-            return None
-        count, _, flow = ends.popleft()
+            share = link.bandwidth / size
+            if share < rate:
+                rate = share
+        ends.popleft()
         self._count, self._counted_at = count, now_s
-        self.size = size - 1
+        self.size = size
+        self.rate = rate
+        self.ends_at_s = now_s + (next_count - count) / rate
         flow.bundle = None
         for link in self.links:
             del link.flows[flow]
@@ -924,11 +930,22 @@ class ContendedNetwork(Network):
         self._ways_kept = 0
 
     def transfer(self, source: int, to: int, nbytes: int, sent: Action, arrived: Action) -> None:
-        self.start(CalledFlow(self.way(source, to), sent, arrived, nbytes))
+        self.start(CalledFlow(sent, arrived, nbytes), source, to)
 
-    def start(self, flow: Flow) -> None:
-        """Start a flow now, of which all bytes are left."""
-        for link in flow.way.links:  # as `Sharing.begin` does
+    def start(self, flow: Flow, source: int, to: int) -> None:
+        """Start a flow now, of which all bytes are left.
+
+        Args:
+            flow: that has no way yet.
+            source: global rank of the sender.
+            to: global rank of the receiver.
+        """
+        ways = self._ways.get(source)
+        way = None if ways is None else ways.get(to)
+        if way is None:
+            way = self._find_way(source, to)
+        flow.way = way
+        for link in way.links:  # as `Sharing.begin` does
             link.flows[flow] = None
         self.sharing.starting.append(flow)
         if not self._settling:
@@ -936,12 +953,6 @@ class ContendedNetwork(Network):
             # A call of what an object holds, written as one of its methods, is looked up each time.
             soon = self._soon
             soon(self._settle_all)
-
-    def way(self, source: int, to: int) -> Way:
-        """Return the way from one global rank to another."""
-        ways = self._ways.get(source)
-        way = None if ways is None else ways.get(to)
-        return self._find_way(source, to) if way is None else way
 
     def alpha_s(self, source: int, to: int) -> float:
         return self._route(source, to)[1]
@@ -967,86 +978,108 @@ class ContendedNetwork(Network):
                 self._watch(bundle)
         elif found.alone is True:  # to ask for its class would call through C
             flow = found
+            # Not `partial`: a call through C deepens the stack that is put aside when a rank goes on.
             time.at(flow.ends_at_s, lambda: self._end_lone(flow))
         elif found.ends_at_s < found.alarm_at_s:  # as `_watch` finds
             self._watch(found)
 
     def _watch(self, bundle: Bundle) -> None:
-        """Look at a bundle when its next flow ends, if nothing does before, which then sees to it."""
+        """Look at a bundle when its next flow ends, unless an alarm comes before, which sets the next."""
         ends_at_s = bundle.ends_at_s
         if ends_at_s < bundle.alarm_at_s:
             bundle.alarm_at_s = ends_at_s
             if bundle.alarm is None:
-                # Not `partial`: a call through C deepens the stack that is put aside when a rank goes on.
-                bundle.alarm = lambda: self._look_at(bundle)
+                bundle.alarm = self._alarm(bundle)
             self._time.at(ends_at_s, bundle.alarm)
 
-    def _look_at(self, bundle: Bundle) -> None:
-        """End flows, if it is time; else, and if nothing else happens until then, it becomes time."""
-        time = self._time
-        now, ends_at_s = time.now_s, bundle.ends_at_s
-        if bundle.alarm_at_s <= now:
-            bundle.alarm_at_s = inf
-        if ends_at_s > now:
-            if ends_at_s >= bundle.alarm_at_s:
+    def _alarm(self, bundle: Bundle) -> Action:
+        """Return what looks at a bundle when its next flow may end."""
+        time, sharing = self._time, self.sharing
+
+        def look() -> None:
+            """End flows, if it is time; else, and if nothing else happens until then, it becomes time."""
+            now, ends_at_s = time.now_s, bundle.ends_at_s
+            if bundle.alarm_at_s <= now:
+                bundle.alarm_at_s = inf
+            if ends_at_s > now:
+                if ends_at_s >= bundle.alarm_at_s:
+                    return
+                if not time.pass_to(ends_at_s):
+                    bundle.alarm_at_s = ends_at_s
+                    time.at(ends_at_s, look)
+                    return
+                now, bundle.alarm_at_s = ends_at_s, inf
+            flow = None if self._settling else bundle.end_one(now)
+            if flow is None:
+                self._end_next(bundle, now)
                 return
-            if not time.pass_to(ends_at_s):
-                self._watch(bundle)
+            arrives_at_s = now + flow.way.latency_s
+            place = time.last_place() if arrives_at_s > now else None
+            if place is None:
+                sharing.note_change(bundle)
+                self._let_leave((flow,), now)
                 return
-            now, bundle.alarm_at_s = ends_at_s, inf
-        if not self._settling:
-            flow = bundle.end_one(now)
-            if flow is not None:
-                self._let_one_leave(flow, bundle, now)
-                return
+            # What follows is as in `_let_one_leave`, but the bundle has its new rate already.
+            self._settling = True
+            flow.sent()
+            if sharing.starting:
+                sharing.note_change(bundle)
+                self._settle()
+            else:
+                self._settling = False
+                sharing.rates_computed += 1
+                ends_at_s = bundle.ends_at_s
+                if ends_at_s < bundle.alarm_at_s:  # as `_watch` finds
+                    bundle.alarm_at_s = ends_at_s
+                    time.at(ends_at_s, look)
+            time.finish(arrives_at_s, place, flow.arrive)
+
+        return look
+
+    def _end_next(self, bundle: Bundle, now: float) -> None:
+        """End what is next of a bundle, whatever that changes for others."""
         ended = self.sharing.end_next(bundle, now)
         if not bundle.size:
             bundle.alarm = None  # which holds the bundle
         if self._settling or len(ended) > 1:
             self._let_leave(ended, now)
         else:
-            self._let_one_leave(ended[0], None, now)
+            self._let_one_leave(ended[0], now)
 
     def _end_lone(self, flow: Flow) -> None:
         """End a flow that has met nobody; if it has, look at the bundle that it was put into."""
-        if flow.met is not None:
-            self._look_at(flow.met)
+        bundle = flow.met
+        if bundle is not None:
+            look = bundle.alarm or self._alarm(bundle)
+            bundle.alarm = look
+            look()
             return
         self.sharing.end_lone(flow)
         if self._settling:
             self._let_leave((flow,), self._time.now_s)
         else:
-            self._let_one_leave(flow, None, self._time.now_s, alone=True)
+            self._let_one_leave(flow, self._time.now_s, alone=True)
 
-    def _let_one_leave(self, flow: Flow, refilled: Bundle | None, now: float, *, alone: bool = False) -> None:
+    def _let_one_leave(self, flow: Flow, now: float, *, alone: bool = False) -> None:
         """Say that the only flow that ends now has left, and later that it is there; give new rates to others.
 
         Args:
             flow: that has ended.
-            refilled: the bundle that is all that may get another rate, and is not noted as changed.
             now: the present time.
             alone: whether nobody gets another rate.
         """
-        time, sharing = self._time, self.sharing
+        time = self._time
         arrives_at_s = now + flow.way.latency_s
         place = time.last_place() if arrives_at_s > now else None
         if place is None:
-            if refilled is not None:
-                sharing.note_change(refilled)
             self._let_leave((flow,), now)
             return
         # All of it happens as if it had been queued.
         self._settling = True
         flow.sent()
-        if not sharing.starting and (alone or refilled is not None):
+        if alone and not self.sharing.starting:
             self._settling = False
-            if refilled is not None:
-                refilled.refill()
-                sharing.rates_computed += 1
-                self._watch(refilled)
         else:
-            if refilled is not None:
-                sharing.note_change(refilled)
             self._settle()
         time.finish(arrives_at_s, place, flow.arrive)
 

@@ -34,7 +34,8 @@ class _Play:
         for numbers in ways:
             links = tuple(self.sharing.links[number] for number in numbers)
             way = self._ways.setdefault(numbers, Way(links, 0.0))
-            flow = CalledFlow(way, _nothing, _nothing, nbytes)
+            flow = CalledFlow(_nothing, _nothing, nbytes)
+            flow.way = way
             self.sharing.begin(flow)
             self.live[flow] = numbers
             flows.append(flow)
