@@ -78,7 +78,7 @@ def serve(
         outbox.send(rejoining.rejoin(world.generation))
     refusals = Refusals(index, world, channel)
     on_message, on_loss = _handlers(part, world)
-    bytes_sent = 0
+    bytes_sent, traffic = 0, network.traffic
     looked_at = now()
     # Not `while not part.done`: Python 3.11 specialises a function that is called once only at a `while True`.
     while True:
@@ -103,7 +103,7 @@ def serve(
             looked_at = now()
             continue
         of_a_step = kind not in _OUTSIDE_STEPS
-        before, began = network.traffic.bytes_sent, now()
+        before, began = traffic.bytes_sent, now()
         if of_a_step:
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
@@ -118,7 +118,7 @@ def serve(
             refusals.note(source, refusal)
         del message  # its memory goes back to its sender now, not when the next one comes
         if of_a_step:
-            bytes_sent += network.traffic.bytes_sent - before
+            bytes_sent += traffic.bytes_sent - before
         looked_at = now()
         if looked_at - reporter.said_at_s >= REPORT_EVERY_S:
             reporter.tell(channel)
@@ -194,8 +194,12 @@ class Outbox:
                 self._send_part(to, reply)
                 continue
             before = leaving.pop(to, None)
-            if before is not None:
-                self._wait(to, before)
+            try:  # not `_wait`, which would be one more call for each reply
+                if before is not None:
+                    before.wait()
+            except PeerLost:
+                if not self._world.goes_on_without(to, self._faults):
+                    raise
             try:
                 leaving[to] = start_send(to, reply)
             except PeerLost:

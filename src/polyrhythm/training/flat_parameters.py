@@ -15,7 +15,7 @@ gathered before an exchange, and both are spread again after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -172,6 +172,10 @@ class FlatParameters:
         """Bytes of the vector: what the papers call M."""
         return self.size * self.vector.element_size()
 
+    def gradients_of(self, parts: Sequence[slice]) -> list[Tensor]:
+        """Return views of parts of the gradients."""
+        return [self.gradients[part] for part in parts]
+
     def overwrite(self, part: Tensor, values: Tensor) -> None:
         """Overwrite a part of the vector, given as a view of it, with other values."""
         part.copy_(values)
@@ -321,6 +325,19 @@ class WeightlessParameters(FlatParameters):
     """Zeros that stay zeros, as in a dry run in which nothing is computed: arithmetic on them takes no time."""
 
     still: ClassVar[bool] = True
+
+    def __init__(
+        self, model: nn.Module, bucket_bytes: int, stands_for: float, shapes: tuple[tuple[int, ...], ...]
+    ) -> None:
+        super().__init__(model, bucket_bytes, stands_for, shapes=shapes)
+        self._alike: dict[tuple[int, ...], list[Tensor]] = {}
+
+    def gradients_of(self, parts: Sequence[slice]) -> list[Tensor]:
+        """Return zeros as long as these parts: the same for all workers, so who gets them has seen them before."""
+        lengths = tuple(part.stop - part.start for part in parts)
+        if lengths not in self._alike:
+            self._alike[lengths] = [torch.zeros_like(self.gradients[part]) for part in parts]
+        return self._alike[lengths]
 
     def another(self) -> FlatParameters:
         """Return one for another worker. It has the same views, into zeros of this one: there is no model to fill."""

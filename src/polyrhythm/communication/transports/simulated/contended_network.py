@@ -231,8 +231,7 @@ class Bundle:
             if len(link.bundles) > 1:
                 return False
             share = link.bandwidth / size
-            if share < rate:
-                rate = share
+            rate = share if share < rate else rate
         before = self.rate
         if rate > before:
             return False
@@ -275,8 +274,7 @@ class Bundle:
             if len(link.bundles) > 1:
                 return None
             share = link.bandwidth / size
-            if share < rate:
-                rate = share
+            rate = share if share < rate else rate
         ends.popleft()
         self._count, self._counted_at = count, now_s
         self.size = size
@@ -305,8 +303,7 @@ class Bundle:
             if len(link.bundles) > 1:
                 return False
             share = link.bandwidth / size
-            if share < rate:
-                rate = share
+            rate = share if share < rate else rate
         self.rate = rate
         if self._strangers:
             self._forget_strangers()
@@ -757,8 +754,7 @@ class Sharing:
             if len(link.flows) > 1 or link.coupling:
                 return None
             bandwidth = link.bandwidth
-            if bandwidth < limit:
-                limit = bandwidth
+            limit = bandwidth if bandwidth < limit else limit
         for link in way.links:
             link.lone = flow
         flow.met, flow.rate, flow.began_at_s = None, limit, now_s

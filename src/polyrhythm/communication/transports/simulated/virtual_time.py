@@ -107,16 +107,23 @@ class VirtualTime:
         task, to_hub = running(), self._to_hub
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
-        self.at(self.now_s + seconds, task.switch)
+        now_s, queued = self.now_s, self._queued
+        wakes_at_s = now_s + seconds
+        if wakes_at_s > now_s:  # as `at` does
+            heappush(self._later, (wakes_at_s, queued, task.switch))
+            self._queued = queued + 1
+        else:
+            self._present.append(task.switch)
         to_hub()
 
     def at(self, time_s: float, action: Action) -> None:
         """Queue an action; it must not block. What should have been done before is done at the present time."""
-        if time_s <= self.now_s:
-            self._present.append(action)
+        if time_s > self.now_s:
+            queued = self._queued
+            heappush(self._later, (time_s, queued, action))
+            self._queued = queued + 1
         else:
-            heappush(self._later, (time_s, self._queued, action))
-            self._queued += 1
+            self._present.append(action)
 
     def last_place(self) -> int | None:
         """Take a place for `finish` among what is queued; None if something is left to be done at the present time.

@@ -19,15 +19,19 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
 
 
-def admit_push(message: Message, values: Tensor, version: int, step: int) -> None:
+def admit_push(
+    message: Message, values: Tensor, version: int, step: int, known: Tensor | None = None
+) -> None:
     """Raise `RefusedMessage` unless a gradient fits the parameters, `(n,)`, and their version.
 
-    Its step may be the pusher's next, `step`, or one before: a repetition is no harm.
+    Its step may be the pusher's next, `step`, or one before: a repetition is no harm. To ask torch for size and dtype
+    takes as long as all else here, so `known`, a gradient that is known to fit them, is not asked.
     """
     _, tensor, read, number, weight, rate, _, _ = message
     if tensor is None:
         raise _bare(message)
-    if tensor.numel() != values.numel() or tensor.dtype is not values.dtype:  # a payload has one dimension
+    # A payload has one dimension.
+    if tensor is not known and (tensor.numel() != values.numel() or tensor.dtype is not values.dtype):
         raise RefusedMessage(
             Reason.PAYLOAD,
             f"a gradient of {tensor.numel()} numbers, {tensor.dtype}, came for {values.numel()} parameters, "

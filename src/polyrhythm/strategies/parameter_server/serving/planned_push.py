@@ -82,7 +82,7 @@ def admit_planned_push(message: Message, values: Tensor, version: int, step: int
     """Raise `RefusedMessage` as `admit_push` does, but let a plan and parameters come with the gradient."""
     try:
         admit_push(message, values, version, step)
-    except RefusedMessage:  # hardly ever: what is usual is looked at once
+    except RefusedMessage:
         tensor, size = message.tensor, values.numel()
         if tensor is None or not tensor.numel() > size > 0 or tensor.dtype is not values.dtype:
             raise

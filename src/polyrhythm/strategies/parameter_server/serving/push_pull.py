@@ -156,7 +156,7 @@ class PushPull(ServerLink):
         self._flat = setting.flat
         self._overwrite = None if setting.flat.still else setting.flat.overwrite
         self._sliced = setting.flat.gradients
-        self._gradients = [self._sliced[shard] for shard in self._shards]
+        self._gradients = setting.flat.gradients_of(self._shards)
 
     def pull(self, final: bool = False) -> int:
         """Overwrite the flat vector; return how many of this pusher's gradients every server has applied.
@@ -184,7 +184,7 @@ class PushPull(ServerLink):
         number, stop, versions, under_way = step.number, step.stop, self._versions, []
         gradients_now = self._flat.gradients
         if gradients_now is not self._sliced:  # they have moved to other memory
-            self._sliced, self._gradients = gradients_now, [gradients_now[shard] for shard in self._shards]
+            self._sliced, self._gradients = gradients_now, self._flat.gradients_of(self._shards)
         pushed = self._gradients if step.plan is None and self._flat.change is None else self._planned(step)
         for position, gradients in enumerate(pushed):
             message = (_PUSH, gradients, versions[position], number, weight, learning_rate, stop, 0)

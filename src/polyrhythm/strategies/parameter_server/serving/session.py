@@ -35,7 +35,7 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, message_of
 from polyrhythm.strategies.parameter_server.serving.admission import FiniteScreen, admit_bare, payload
-from polyrhythm.strategies.parameter_server.serving.gate import Decision, let_through
+from polyrhythm.strategies.parameter_server.serving.gate import Decision, Gate, let_through
 from polyrhythm.strategies.parameter_server.serving.membership import Entrance, PusherRegistry
 from polyrhythm.strategies.parameter_server.serving.parts import PushParts
 from polyrhythm.strategies.parameter_server.serving.rule import (
@@ -93,6 +93,7 @@ class ServerSession(CountsLatestStaleness):
         self._turns = rule.gate.takes_turns or rule.gate.rounds is not None
         # What a class holds is looked up anew each time that it is asked for through an instance.
         self._admit, self._last, self._screens = rule.admit, rule.last, rule.screens
+        self._lets_through = type(rule.gate).arrive is Gate.arrive
         self._registry = PusherRegistry(pushers, spares, spared_by)
         self._numbers = self._registry.numbers
         self._held = HeldGradients(len(pushers))
@@ -412,14 +413,15 @@ class ServerSession(CountsLatestStaleness):
                 return self._eject(source)
         if weight == 0 and rule.leaves_out:
             held.left_out.add(pusher, due, due + 1)
-        decision = self._gate.arrive(pusher, step)
+        decision = None if self._lets_through else self._gate.arrive(pusher, step)
         seen = self._readings.values[pusher]
         fresh = step + 1 - due
         entry = contribution_of((pusher, gradient, read_version, step, weight, rate, fresh, seen))
         # The same object, since to compare two takes longer; what is equal is only held and taken.
-        if decision is not let_through(pusher) or rule.defers or held.entries.get(pusher):
+        waits = decision is not None and decision is not let_through(pusher)
+        if waits or rule.defers or held.entries.get(pusher):
             held.hold(entry)
-            return self._carry_out(decision)
+            return self._carry_out(decision or let_through(pusher))
         held.steps[pusher] = max(due, step + 1)  # as if it had been held and taken
         applied = rule.apply((entry,), self.version)
         assert type(applied) is Applied, "nothing is deferred"
@@ -576,12 +578,13 @@ class ServerSession(CountsLatestStaleness):
         batch, updates, staleness, _ = applied
         if updates:
             self.version += updates
-            total, latest = self.staleness, self._latest_staleness
+            total, latest, versions = self.staleness, self._latest_staleness, self._readings.versions
             for age, gradients in staleness.items():  # `update` would look at all that there ever were
                 total[age] = total.get(age, 0) + gradients
                 latest[age] = latest.get(age, 0) + gradients
             for entry in batch:
-                self._readings.versions[entry.pusher] += entry.weight > 0
+                if entry[4] > 0:  # its weight
+                    versions[entry[0]] += 1
         elif self._rule.chooses:  # they were too few
             for entry in batch:
                 self._held.left_out.add(entry.pusher, entry.step, entry.step + (entry.weight > 0))

@@ -24,7 +24,11 @@ from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessa
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, MergeRule, squared_distances
-from polyrhythm.strategies.parameter_server.serving.admission import Configuration, admitted_initial
+from polyrhythm.strategies.parameter_server.serving.admission import (
+    Configuration,
+    admit_push,
+    admitted_initial,
+)
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Gate
 from polyrhythm.strategies.parameter_server.serving.planned_push import (
@@ -189,8 +193,6 @@ class ShardRule(OptimizedRule):
         servers: ranks of all servers, where they must agree on something.
     """
 
-    admit = staticmethod(admit_planned_push)
-
     def __init__(
         self, consistency: Consistency, handling: Handling, pushers: int, servers: tuple[int, ...], index: int
     ) -> None:
@@ -209,11 +211,22 @@ class ShardRule(OptimizedRule):
         self._least = aggregator.least
         self._merger = handling.merge.merger()
         self._plain = handling.merge.keeps_gradients and not aggregator.robust
+        self._known: Tensor | None = None
+        """Where nothing is computed: the gradient that all push, which is known to fit the parameters."""
+
+    def admit(self, message: Message, values: Tensor, version: int, step: int) -> None:
+        try:
+            admit_push(message, values, version, step, self._known)
+        except RefusedMessage:  # hardly ever: what is usual is looked at once
+            admit_planned_push(message, values, version, step)
+        else:
+            if self._handling.finite:
+                self._known = message.tensor
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
         if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
             _, gradient, read_version, _, weight, rate, _, _ = batch[0]
-            if gradient.shape != self.values.shape:  # it brings more; a call of torch's would cost every step
+            if gradient is not self._known and gradient.numel() != self._size:  # it brings more
                 return self._update_as_planned(batch, version, None)
             if weight <= 0:
                 return applied_of((batch, 0, {}, None))
@@ -269,6 +282,7 @@ class ShardRule(OptimizedRule):
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         super().build(plan, values)
+        self._size = values.numel()
         self._step, self._drop_gradient = self._optimizer.step, self._optimizer.drop_gradient
         self._kind = plan.kind
         inner = self._optimizer.inner
