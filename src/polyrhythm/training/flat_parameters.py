@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -326,10 +326,8 @@ class WeightlessParameters(FlatParameters):
 
     still: ClassVar[bool] = True
 
-    def __init__(
-        self, model: nn.Module, bucket_bytes: int, stands_for: float, shapes: tuple[tuple[int, ...], ...]
-    ) -> None:
-        super().__init__(model, bucket_bytes, stands_for, shapes=shapes)
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self._alike: dict[tuple[int, ...], list[Tensor]] = {}
 
     def gradients_of(self, parts: Sequence[slice]) -> list[Tensor]:

@@ -19,13 +19,18 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 _BARE = (None, 0, 0, 1.0, 0.0)  # tensor, version, step, weight, learning rate
 
 
-def admit_push(
-    message: Message, values: Tensor, version: int, step: int, known: Tensor | None = None
-) -> None:
+def admit_push(message: Message, values: Tensor, version: int, step: int) -> None:
     """Raise `RefusedMessage` unless a gradient fits the parameters, `(n,)`, and their version.
 
-    Its step may be the pusher's next, `step`, or one before: a repetition is no harm. To ask torch for size and dtype
-    takes as long as all else here, so `known`, a gradient that is known to fit them, is not asked.
+    Its step may be the pusher's next, `step`, or one before: a repetition is no harm.
+    """
+    admit_known_push(message, values, version, step, None)
+
+
+def admit_known_push(message: Message, values: Tensor, version: int, step: int, known: Tensor | None) -> None:
+    """Raise `RefusedMessage` as `admit_push` does, but do not ask a gradient that is `known` to fit.
+
+    To ask torch for its size and dtype takes as long as all else here.
     """
     _, tensor, read, number, weight, rate, _, _ = message
     if tensor is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ class Rule:
     leaves_out: bool = False
     screens: bool = False
     converses: bool = False
-    admit: ClassVar[Callable[[Message, Tensor, int, int], None]] = staticmethod(admit_push)
+    admit = staticmethod(admit_push)
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate

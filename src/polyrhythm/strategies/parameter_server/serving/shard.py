@@ -26,7 +26,7 @@ from polyrhythm.strategies.parameter_server.merge.plain import Plain
 from polyrhythm.strategies.parameter_server.rules.aggregator import Aggregator, MergeRule, squared_distances
 from polyrhythm.strategies.parameter_server.serving.admission import (
     Configuration,
-    admit_push,
+    admit_known_push,
     admitted_initial,
 )
 from polyrhythm.strategies.parameter_server.serving.distance_exchange import DistanceExchange
@@ -216,7 +216,7 @@ class ShardRule(OptimizedRule):
 
     def admit(self, message: Message, values: Tensor, version: int, step: int) -> None:
         try:
-            admit_push(message, values, version, step, self._known)
+            admit_known_push(message, values, version, step, self._known)
         except RefusedMessage:  # hardly ever: what is usual is looked at once
             admit_planned_push(message, values, version, step)
         else:
