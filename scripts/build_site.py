@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,9 @@ def run_tutorials() -> None:
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(ROOT / "examples", Path(folder) / "examples")
             parts = BLOCK.split(page.read_text())  # text, commands, text, commands, text
+            began_s = time.monotonic()
             parts[1::2] = [_run(commands, Path(folder), page.name) for commands in parts[1::2]]
+            print(f"{page.name}: its commands took {time.monotonic() - began_s:.0f} s", flush=True)
             page.write_text("".join(parts))
 
 

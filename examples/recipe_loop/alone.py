@@ -69,12 +69,13 @@ def arguments():
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--out", default="", help="file for the network's weights")
+    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def main(options):
     """Train on digits, and save the network."""
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     training, testing = load_data()
     loader = DataLoader(training, options.batch_size, shuffle=True, drop_last=True)
     model = create_model(options.model, num_classes=10, in_chans=1)

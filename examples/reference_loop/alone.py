@@ -59,12 +59,13 @@ def arguments():
     parser.add_argument("--ema-steps", type=int, default=4)
     parser.add_argument("--amp", action="store_true")
     parser.add_argument("--out", default="", help="file for the network's weights")
+    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def main(options):
     """Train on digits, and save the network."""
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     training, testing = load_data()
     loader = DataLoader(training, options.batch_size, shuffle=True)
     model = nn.Sequential(

@@ -91,12 +91,13 @@ def arguments():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--out", default="", help="file for the network's weights")
+    parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def main(options):
     """Train on digits, and save the network."""
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     pixels, digits = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(digits)
     tested = torch.arange(len(images)) % 6 == 0

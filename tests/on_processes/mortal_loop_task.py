@@ -1,11 +1,11 @@
 """A loop of one's own in which a worker is killed, and which its successor may join.
 
-    mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD]
+    mortal_loop_task.py STRATEGY FOLDER EPOCHS VICTIM [WORD [HOW]]
 
 The first process of rank VICTIM is killed before step KILLED_AT of epoch 1 has its gradients, which are exchanged as
 soon as they are there: a worker at its own, a server at worker 0's. With a word, worker 1 ends epoch 1 only when its
-successor has begun (`begun`), waits to be let in (`waiting`), or has come into the loop (`inside`). Each worker notes
-its batches and saves its final model.
+successor has begun (`begun`), waits to be let in (`waiting`), or has come into the loop (`inside`). HOW `joined`:
+within `group.join`. Each worker notes its batches and saves its final model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -44,7 +45,7 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.St
     return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
 
 
-def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") -> None:
+def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "", how: str = "") -> None:
     import polyrhythm
     from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
     from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -69,14 +70,15 @@ def main(strategy: str, folder: Path, epochs: int, victim: int, word: str = "") 
             seen: list[list[int]] = []
             if rejoins:
                 (folder / "inside").touch()
-            for (indices,) in shard:
-                loss = functional.cross_entropy(model(inputs[indices]), labels[indices])
-                killer = victim if victim < WORKERS else 0
-                if (group.rank, epoch, len(seen), rejoins) == (killer, 1, KILLED_AT, False):
-                    os.kill(int((folder / f"process-{victim}").read_text()), signal.SIGKILL)
-                loss.backward()
-                optimizer.step()
-                seen.append(indices.tolist())
+            with group.join() if how == "joined" else nullcontext():
+                for (indices,) in shard:
+                    loss = functional.cross_entropy(model(inputs[indices]), labels[indices])
+                    killer = victim if victim < WORKERS else 0
+                    if (group.rank, epoch, len(seen), rejoins) == (killer, 1, KILLED_AT, False):
+                        os.kill(int((folder / f"process-{victim}").read_text()), signal.SIGKILL)
+                    loss.backward()
+                    optimizer.step()
+                    seen.append(indices.tolist())
             scheduler.step()
             while word and (group.rank, epoch) == (1, 1) and not (folder / word).exists():
                 if word == "waiting" and WorkerStatuses(store, WORKERS).of(victim) is WorkerStatus.WAITING:

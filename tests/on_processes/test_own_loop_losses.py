@@ -39,11 +39,15 @@ def reference(present: list[int], *, dies: bool = True) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-@pytest.mark.parametrize("restarts", [0, 1], ids=["alone", "successor"])
+@pytest.mark.parametrize(
+    ("restarts", "how"),
+    [(0, ""), (1, ""), (1, "joined")],
+    ids=["alone", "successor", "successor, group.join"],
+)
 def test_those_who_go_in_step_learn_what_plain_torch_does_with_whoever_is_there(
-    restarts: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    restarts: int, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    noticed = run(tmp_path, "synchronous", 5, VICTIM, *["waiting"] * restarts, restarts=restarts)
+    noticed = run(tmp_path, "synchronous", 5, VICTIM, *["waiting", how] * restarts, restarts=restarts)
 
     found = diaries(tmp_path)
     assert list(found) == ([0, 1, VICTIM] if restarts else [0, 1])

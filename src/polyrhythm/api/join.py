@@ -268,7 +268,7 @@ class Group:
         self._coordination = Coordination(strategy, world, home, meter, log)
         self._replica: Replica | None = None
         self._optimizer: DistributedOptimizer | None = None
-        self._joins = 0
+        self._joins: Counter[str] = Counter()
         self._watch: LoopWatch | None = None
         self._unsynchronize: Callable[[], None] | None = None
 
@@ -386,7 +386,8 @@ class Group:
         Who is through takes part with nothing while others go on, so that means are those of whoever still has batches;
         in the end all are at the parameters and the optimizer's state of a worker that has taken the most steps. Where
         each worker goes at its own pace, nothing need be done. Step schedules by epochs, not by batches of unequal
-        number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step.
+        number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step. With several
+        of them, a worker that is lost meanwhile ends the run.
         """
         optimizer = self._optimized()
         if self._unsynchronize is not None:
@@ -394,13 +395,16 @@ class Group:
                 "group.join cannot go on for nn.SyncBatchNorm, whose passes need all workers: use nn.BatchNorm, or "
                 "give all workers as many batches (group.shard)"
             )
-        number, self._joins = self._joins, self._joins + 1
+        epoch = self._coordination.epoch_under_way  # a successor begins in the middle of the script
+        loop = f"{epoch}/{self._joins[epoch]}"
+        self._joins[epoch] += 1
         traits = self._strategy.traits(self.workers)
-        optimizer.uneven = traits.lockstep
+        if traits.lockstep:
+            optimizer.begin_uneven()
         yield
-        optimizer.uneven = False
         if traits.lockstep and traits.exchange_every and self.workers > 1:
-            optimizer.take_part_until(self._coordination.ends, number, traits.exchange_every)
+            optimizer.take_part_until(self._coordination.ends, loop, traits.exchange_every)
+        optimizer.uneven = False
 
     def mean_gradients(self) -> bool:
         """Overwrite the gradients with the workers' mean, if the strategy's workers have the same parameters.

@@ -77,6 +77,9 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
     verb = words[0]
     here = Path.cwd()
     if verb in ALONE:
+        if verb == "tune" and given.get("out") is None and given.get("resume") is None:
+            # the same for all jobs of an array, and for one that comes back
+            words = [*words, "--out", str(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-tune")]
         return Submission(tuple(words), 1, 0, None, None, here, f"polyrhythm-{verb}")
     if verb != "train":
         raise RequestError(f"an engine cannot {verb}: it takes train, {', '.join(ALONE[:-1])} or {ALONE[-1]}")

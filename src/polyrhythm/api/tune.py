@@ -372,7 +372,7 @@ def carry_out(
 
     Args:
         what: the plan.
-        out: the folder, new or empty; None: a new one under `runs/`.
+        out: the folder: new, empty, or of the same search, which is then helped; None: a new one under `runs/`.
         resume: the folder of a search to go on with; `out` is then None.
         jobs: runs at a time; None: one a core if they are simulated, else one.
         tell: receives a line about every trial that has ended.
@@ -382,12 +382,13 @@ def carry_out(
     """
     if jobs is not None and jobs < 1:
         raise RequestError(f"jobs must be at least 1 (given {jobs})")
-    folder = Path(resume) if resume is not None else choose_folder(out, "tune")
+    folder = Path(resume) if resume is not None else _chosen_folder(what, out)
     existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SEARCH_FILE).exists():
-            _publish(folder / SEARCH_FILE, yaml.safe_dump(vars(what), sort_keys=False))
+            # Whoever finds anything in the folder finds the plan: drafts of it are elsewhere.
+            _publish(folder / SEARCH_FILE, _text(what), folder.parent)
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
     study = _Study(what, folder, tell)
@@ -402,6 +403,24 @@ def carry_out(
     return Tuned(folder, search, interrupted)
 
 
+def _text(what: SearchPlan) -> str:
+    return yaml.safe_dump(vars(what), sort_keys=False)
+
+
+def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
+    """Return the folder of a search; the jobs of an array are told the same one, and whoever comes first makes it."""
+    try:
+        return choose_folder(out, "tune")
+    except RequestError:
+        if out is not None and (path := Path(out) / SEARCH_FILE).is_file():
+            if read_text(path, "the search") == _text(what):
+                return Path(out)
+            raise RequestError(
+                f"{out} holds another search: name another with --out, or go on with it with --resume {out}"
+            ) from None
+        raise
+
+
 def write(search: Search, folder: Path, command: str) -> None:
     """Write the results of a search into its folder, each file whole or not at all."""
     _publish(folder / RESULT_FILE, json.dumps(search.to_json(), indent=2, allow_nan=False) + "\n")
@@ -411,8 +430,8 @@ def write(search: Search, folder: Path, command: str) -> None:
         _publish(folder / BEST_FILE, (folder / best.folder / CONFIG_FILE).read_text(encoding="utf-8"))
 
 
-def _publish(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+def _publish(path: Path, text: str, draft_in: Path | None = None) -> None:
+    draft = (draft_in or path.parent) / f".{path.name}.{os.getpid()}.draft"
     draft.write_text(text, encoding="utf-8", errors="backslashreplace")
     draft.replace(path)
 

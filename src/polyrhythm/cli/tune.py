@@ -56,7 +56,8 @@ def tune(
         typer.Option(help="A database for the study, as Optuna takes it (default: SQLite in the folder)."),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="The folder, new or empty (default: a new one in runs/).")
+        str | None,
+        typer.Option(help="The folder: new, empty, or of the same search (default: a new one in runs/)."),
     ] = None,
     resume: Annotated[
         str | None, typer.Option(help="The folder of a search to go on with, or to help others with.")

@@ -189,7 +189,11 @@ class Trainer:
         self._part = self.replica.part
         self._control = control
         workers, flat = self.replica.workers, self.replica.flat
-        member = Participant(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
+        own = self.replica.plan.own
+        groups = () if own is None else own.inner.param_groups
+        member = Participant(
+            self.worker, self._part, flat, workload.share_out, workload.share_out_apart, groups
+        )
         faults = strategy.faults(workers.size)
         if faults.regroups:
             self.regrouping = self.regroup = Regroup(world, control, member, workers)

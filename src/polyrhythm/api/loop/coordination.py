@@ -254,6 +254,12 @@ class Coordination(Host):
         return self._progress.at is not None
 
     @property
+    def epoch_under_way(self) -> str:
+        """A name of it for keys, the same on all workers; empty outside of `group.epochs`."""
+        at = self._progress.at
+        return "" if at is None else f"{at.loop}.{at.epoch}"
+
+    @property
     def next_epoch(self) -> Begun:
         """The epoch with which a run goes on that is saved now."""
         return self._progress.next_epoch()

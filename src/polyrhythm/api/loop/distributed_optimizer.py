@@ -30,7 +30,7 @@ from polyrhythm.api.loop.gradients import Gradients, Mean, line_of_script
 from polyrhythm.api.loop.shard import StepWeight
 from polyrhythm.api.loop.store_board import Ends
 from polyrhythm.communication.message import pack_tensors, unpack_tensors
-from polyrhythm.errors import OutOfStep, RequestError
+from polyrhythm.errors import OutOfStep, RequestError, RunError
 from polyrhythm.roles.control_messages import ShardState
 from polyrhythm.roles.replica import FlatReplica, Replica
 from polyrhythm.roles.trainer import StepRetry
@@ -181,9 +181,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._weight = weight
         optimized = [each for group in self.param_groups for each in group["params"]]
         self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients, optimized)
-        self._has_stepped = self._was_averaged = False
+        self._has_stepped = self._was_averaged = self._several = False
         self._exchanges = 0
-        self.uneven = self._taken_over = False
+        self.uneven = False
         self._said = False
         self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
         self._strategy = strategy
@@ -280,14 +280,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.gradients.zero(to_none=True)
                 self._steps.take(Step(self.steps, 0.0), self._lead_rate)
 
-    def take_part_until(self, ends: Ends, number: int, together: int) -> None:
+    def begin_uneven(self) -> None:
+        """Begin a loop that may end sooner on some workers than on others; `take_part_until` ends it."""
+        self.start()
+        self.uneven = True
+        self._exchanges = self.steps  # the same on all, successors among them
+
+    def take_part_until(self, ends: Ends, loop: str, together: int) -> None:
         """Take part with nothing in what the others exchange, until the loops of all have ended.
 
         Every worker then goes on from the state of one that has taken most steps. Who is lost is not waited for.
 
         Args:
             ends: by which all say that they have come to the end.
-            number: of this end, from 0.
+            loop: tells it apart from others, alike on all workers.
             together: steps from one exchange to the next.
 
         Raises:
@@ -297,14 +303,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own is not None and own.asks_for_closure:
             raise RequestError("group.join cannot go on for an optimizer whose steps need a closure")
         steps = self.steps
-        ends.say(number, self._exchanges)
-        while (last := ends.last(number, self._exchanges, together)) is None or self._exchanges < last:
+        ends.say(loop)
+        while (last := ends.last(loop, self._exchanges, together)) is None or self._exchanges < last:
             self._exchange_nothing()
         self.gradients.zero(to_none=True)
         if self.gradients.mean is Mean.STEP:
-            self._taken_over = False
-            while not self._taken_over:  # guard repeats an exchange, and not this
-                self._steps.guard(lambda: self._take_over(steps))
+            self._go_on_from_one(steps)
 
     def _exchange_nothing(self) -> None:
         """Take part in one exchange without a gradient."""
@@ -325,39 +329,68 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.steps += 1
         self._exchanges += 1
 
-    def _take_over(self, steps: int) -> None:
-        """Take over parameters, state and options of the first worker with the most steps; all call it."""
-        replica = self._replica
-        workers = self._steps.trainer.workers
-        done = torch.zeros(workers.size, dtype=torch.int64)
-        done[workers.rank] = steps
-        workers.all_reduce(done)
-        root, most = int(done.argmax()), int(done.max())
-        self.steps = self._steps.trainer.step = most
-        if bool((done == most).all()):
-            self._taken_over = True
-            return
-        workers.broadcast(replica.flat.vector, root)
-        replica.flat.spread_parameters()
-        packed = (
-            pack_tensors(*replica.part.state()) if workers.rank == root else torch.empty(0, dtype=torch.uint8)
-        )
-        size = torch.tensor([len(packed)])
-        workers.broadcast(size, root)
-        packed = packed if workers.rank == root else torch.empty(int(size), dtype=torch.uint8)
-        workers.broadcast(packed, root)
-        if workers.rank != root:
-            replica.part.load_state(unpack_tensors(packed))
-        self._taken_over = True
+    def _go_on_from_one(self, taken: int) -> None:
+        """Go on from the state of the first worker that has taken most steps itself; all call it.
+
+        It counts as a step. Whoever is through is thus ahead of the others if a worker is lost meanwhile, and the
+        regrouping hands on to them what they have missed; it would wait for them in its next step, and they for it.
+
+        Args:
+            taken: steps that this worker has taken with gradients of its own, and all before its loop.
+        """
+        trainer, before, view = self._steps.trainer, self.steps, self._steps.trainer.members
+        while self.steps == before:  # guard repeats an exchange of gradients, and not this
+            self._steps.guard(lambda: self._take_over(taken))
+            self._check_view(view)
+            if trainer.regrouping is not None:
+                self.steps = trainer.step
+
+    def _take_over(self, taken: int) -> None:
+        replica, workers = self._replica, self._steps.trainer.workers
+        counts = torch.zeros(2, workers.size, dtype=torch.int64)
+        counts[:, workers.rank] = torch.tensor([taken, self.steps])
+        workers.all_reduce(counts)
+        most, root = int(counts[0].max()), int(counts[0].argmax())
+        if bool((counts[0] < most).any()):
+            leads = workers.rank == root
+            packed = pack_tensors(*replica.part.state()) if leads else torch.empty(0, dtype=torch.uint8)
+            size = torch.tensor([len(packed)])
+            workers.broadcast(size, root)
+            packed = packed if leads else torch.empty(int(size), dtype=torch.uint8)
+            workers.broadcast(packed, root)
+            vector = replica.flat.vector.clone()
+            workers.broadcast(vector, root)
+            if not leads:  # nothing before all of it is there: the one that it comes from may be lost
+                replica.flat.vector.copy_(vector)
+                replica.part.load_state(unpack_tensors(packed))
+                replica.flat.spread_parameters()
+        self.steps = self._steps.trainer.step = int(counts[1].max()) + 1
 
     def _steps_average(self, weight: float, place: int) -> None:
         self.exchange_begins()
         self._exchanges += 1
+        view = self._steps.trainer.members if self.uneven else None
+        if self.uneven and self._replica.part.averaged:
+            self._several = True
         try:
             with self.waiting():
                 self._steps.average(Step(self.steps, weight), place)
         except OutOfStep:
             raise OutOfStep(self.where_all_are(self._where(place))) from None
+        if self.uneven:
+            self._check_view(view)
+
+    def _check_view(self, view: tuple[int, ...] | None) -> None:
+        """Called where loops may be of unequal length, after an exchange that began in a view.
+
+        Raises:
+            RunError: a worker was lost, and who takes part with nothing has counted passes of others as steps.
+        """
+        if self._several and self._steps.trainer.members != view:
+            raise RunError(
+                "a worker was lost in group.join, where the loop takes several backward passes a step: such a loop can "
+                "only go on from a saved state (group.load)"
+            )
 
     def _place(self) -> int:
         """Return a number for the batch under way, which differs from those of the batches around it."""

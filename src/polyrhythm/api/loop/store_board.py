@@ -153,38 +153,37 @@ class Ends:
         self._board = board
         self._statuses = statuses
 
-    def say(self, number: int, exchanges: int) -> None:
-        """Say that this worker's loop has ended after so many exchanges with the others.
+    def say(self, loop: str) -> None:
+        """Say that this worker's loop has ended.
 
         Args:
-            number: of the loop, from 0.
-            exchanges: that it took part in.
+            loop: its name, the same on all.
         """
-        self._board.post(_end_key(number, self._worker), str(exchanges))
+        self._board.post(_end_key(loop, self._worker), "")
 
-    def last(self, number: int, exchanges: int, together: int) -> int | None:
+    def last(self, loop: str, exchanges: int, together: int) -> int | None:
         """Return after how many exchanges all go on from the end of their loops; None while one goes on.
 
         Whoever finds first that no loop goes on says it for all, since a worker may be lost between two of them. Others
         may be in an exchange then that waits for this worker, so that it is not the present one that is the last.
 
         Args:
-            number: of the loop.
+            loop: its name.
             exchanges: that this worker has taken part in.
             together: by how many exchanges nobody can be ahead of another.
         """
-        key = f"script/ended/{number}"
+        key = f"script/ended/{loop}"
         if (told := self._board.read(key)) is None:
             statuses = enumerate(self._statuses.read())
             here = [worker for worker, status in statuses if status is WorkerStatus.HERE]
-            if self._board.read_all([_end_key(number, worker) for worker in here]) is None:
+            if self._board.read_all([_end_key(loop, worker) for worker in here]) is None:
                 return None
             told = self._board.post_if_absent(key, str((exchanges // together + 1) * together))
         return int(told)
 
 
-def _end_key(number: int, worker: int) -> str:
-    return f"script/ended/{number}/{worker}"
+def _end_key(loop: str, worker: int) -> str:
+    return f"script/ended/{loop}/{worker}"
 
 
 class Means:

@@ -39,9 +39,9 @@ all: begin anew at what the servers have of the group
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Message
@@ -104,6 +104,7 @@ class Participant:
             the data.
         stands_in: called instead where a group regroups apart: with the absent workers of the group, this worker's
             place among those present, and their number.
+        param_groups: of the user's own optimizer, where that makes the steps: its loop sets their options.
     """
 
     worker: int
@@ -111,6 +112,7 @@ class Participant:
     flat: FlatParameters
     takes_place: Callable[[int, int], None]
     stands_in: Callable[[tuple[int, ...], int, int], None]
+    param_groups: Sequence[dict[str, Any]] = ()
 
 
 class Regroup:
@@ -261,7 +263,12 @@ class Regroup:
 
     def _take_over(self, newest: Handover, view: MembershipView) -> None:
         self._member.flat.vector.copy_(newest.vector)
+        under_way = self.step != NOTHING_DONE
+        # Its loop has set them as it had come, and is yet to pass the scheduler that the newest worker's has passed.
+        kept = [{**group} for group in self._member.param_groups] if under_way else []
         step = self._member.part.take_over((newest.part, newest.part_facts), self.step, view.step)
+        for group, options in zip(self._member.param_groups, kept, strict=under_way):
+            group.update(options)
         if self._world.observer is not None:
             self._world.observer.caught_up(self._world.network.rank, step)
         self.step = view.step if view.over else step

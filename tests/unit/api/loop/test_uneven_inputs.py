@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from threading import Event
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.join import Group
+from polyrhythm.communication.transports.torch_distributed.communicator import TorchDistributedCommunicator
+from polyrhythm.errors import PeerLost, RunError
 from unit.api.loop.threads import Killed, run_in_threads
 
 BATCHES = (3, 5, 4)
@@ -102,33 +108,110 @@ def plain_without(victim: int, at: int) -> Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-@pytest.mark.parametrize(("victim", "at"), [(1, 2), (1, 4), (2, 3)])
-def test_a_worker_that_is_lost_meanwhile_is_not_waited_for(victim: int, at: int) -> None:
-    """Before the others are through, when only it goes on, and when one is through."""
-    networks = [made() for _ in BATCHES]
+def mortal(group: Group, network: tuple[nn.Module, torch.optim.Optimizer], victim: int, at: int) -> Tensor:
+    """As `uneven`; a worker dies before a step of epoch 1."""
+    with group:
+        model, optimizer = group.distribute(*network)
+        for epoch in range(EPOCHS):
+            with group.join():
+                for step in range(BATCHES[group.rank]):
+                    if (group.rank, epoch, step) == (victim, 1, at):
+                        raise Killed
+                    x, y = batch(epoch, group.rank, step)
+                    nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            for options in optimizer.param_groups:
+                options["lr"] *= 0.5
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
-    def loop(group: Group) -> Tensor:
-        with group:
-            model, optimizer = group.distribute(*networks[group.rank])
 
-            def dies(epoch: int, step: int) -> None:
-                if (group.rank, epoch, step) == (victim, 1, at):
-                    raise Killed
-
-            for epoch in range(EPOCHS):
-                with group.join():
-                    for step in range(BATCHES[group.rank]):
-                        dies(epoch, step)
-                        x, y = batch(epoch, group.rank, step)
-                        nn.functional.cross_entropy(model(x), y).backward()
-                        optimizer.step()
-                        optimizer.zero_grad()
-                for options in optimizer.param_groups:
-                    options["lr"] *= 0.5
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-    found = run_in_threads("synchronous", 3, loop)
+def check_others(found: list[Tensor], victim: int, at: int) -> None:
     expected = plain_without(victim, at)
     for worker, vector in enumerate(found):
         if worker != victim:
             torch.testing.assert_close(vector, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "parameter_server(servers=2, consistency=synchronous)"])
+@pytest.mark.parametrize(("victim", "at"), [(1, 2), (1, 4), (2, 3)])
+def test_a_worker_that_is_lost_meanwhile_is_not_waited_for(victim: int, at: int, strategy: str) -> None:
+    """Before the others are through, when only it goes on, and when one is through."""
+    networks = [made() for _ in BATCHES]
+    found = run_in_threads(strategy, 3, lambda group: mortal(group, networks[group.rank], victim, at))
+    check_others(found, victim, at)
+
+
+MOST = BATCHES.index(max(BATCHES))
+"""Whose state all take over."""
+_BROADCAST = TorchDistributedCommunicator.broadcast
+
+
+@pytest.mark.parametrize("sent", [0, 1, 2])
+def test_who_is_lost_while_others_take_its_state_over_leaves_it_whole_or_not_at_all(
+    sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state goes in three parts, of which the others have received some."""
+    calls: Counter[int] = Counter()
+
+    def dies(self: TorchDistributedCommunicator, tensor: Tensor, root: int = 0) -> None:
+        calls[self.rank] += root == MOST
+        if root == self.rank == MOST and calls[MOST] == sent + 1:
+            raise Killed
+        _BROADCAST(self, tensor, root)
+
+    monkeypatch.setattr(TorchDistributedCommunicator, "broadcast", dies)
+    networks = [made() for _ in BATCHES]
+    found = run_in_threads("synchronous", 3, lambda group: mortal(group, networks[group.rank], -1, 0))
+    check_others(found, MOST, 0)
+
+
+def test_who_has_not_got_all_when_others_go_on_gets_it_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 has taken the state over, and is in its next step; worker 2 has lost its source with the last part."""
+    late, goes_on = 2, Event()
+    calls: Counter[int] = Counter()
+    groups: dict[int, Group] = {}
+
+    def broadcast(self: TorchDistributedCommunicator, tensor: Tensor, root: int = 0) -> None:
+        calls[self.rank] += root == MOST
+        if self.rank == late and root == MOST and calls[late] == 3:
+            _BROADCAST(self, tensor.clone(), root)
+            assert goes_on.wait(20)
+            until = time.monotonic() + 20
+            while not groups[late]._home.is_lost(MOST) and time.monotonic() < until:
+                time.sleep(0.001)
+            raise PeerLost(MOST, "a broadcast")
+        _BROADCAST(self, tensor, root)
+
+    def loop(group: Group) -> Tensor:
+        groups[group.rank] = group
+        model, optimizer = networks[group.rank]
+        if group.rank == 0:
+            model.register_forward_pre_hook(lambda *_: goes_on.set() if calls[0] == 3 else None)
+        return mortal(group, (model, optimizer), MOST, 0)
+
+    monkeypatch.setattr(TorchDistributedCommunicator, "broadcast", broadcast)
+    networks = [made() for _ in BATCHES]
+    check_others(run_in_threads("synchronous", 3, loop), MOST, 0)
+
+
+def test_a_loss_where_passes_cannot_be_told_from_steps_ends_the_run_in_a_line() -> None:
+    """Who takes part with nothing does not know how many passes a step of the others has."""
+    networks = [made() for _ in BATCHES]
+
+    def loop(group: Group) -> None:
+        with group:
+            model, optimizer = group.distribute(*networks[group.rank])
+            with group.join():
+                for step in range(BATCHES[group.rank]):
+                    if (group.rank, step) == (1, 4):
+                        raise Killed
+                    for x, y in (batch(0, group.rank, step), batch(1, group.rank, step)):
+                        nn.functional.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    with pytest.raises(
+        RunError, match=r"^a worker was lost in group\.join, where the loop takes several backward"
+    ):
+        run_in_threads("synchronous", 3, loop)
