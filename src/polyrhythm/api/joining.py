@@ -36,7 +36,7 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import Event, Notice
-from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.devices import available_cores, check_kinds_of_devices
 from polyrhythm.launch.joining.connections import (
     TOKEN_FILE,
     TOKEN_VARIABLE,
@@ -85,6 +85,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
         "config": read_recipe(folder / CONFIG_FILE)
         | {"restarts": job.fault_tolerance.restarts},  # under torchrun none
         "data": facts_of(job.dataset),
+        "device": job.device.type,
     }
     file = drawn or config.token_file
     command = f"polyrhythm join {entrance.address}" + (f" --token-file {file}" if file else "")
@@ -310,6 +311,9 @@ def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
         if here[fact] != value:
             what = "other classes" if fact == "names" else f"{fact} {here[fact]}, the run's {value}"
             raise RequestError(f"the data here have {what}: name the same data with --data")
+    if job.device.type != offer["device"]:
+        kinds = f"this worker would compute on {job.device.type}, and worker 0 on {offer['device']}: "
+        check_kinds_of_devices(job.strategy, job.workers, kinds)
     return job
 
 

@@ -41,6 +41,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.data.resized import WindowSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
+from polyrhythm.launch.devices import check_kinds_of_devices
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.models.create import check_picture_size
 from polyrhythm.partition.cut import cut
@@ -141,25 +142,6 @@ def _by_profile(balance: Measured, workers: int) -> Measured:
             "give weights, one for each worker"
         )
     return Measured(weights=tuple(speeds[:workers]))
-
-
-def check_kinds_of_devices(strategy: Strategy, workers: int) -> None:
-    """Refuse that some workers compute on GPUs and others do not, where the bits of all must agree.
-
-    Raises:
-        RequestError: they must, or workers hold one vector in the memory of their host.
-    """
-    traits = strategy.traits(workers)
-    instead = "take parameter_server(consistency=synchronous), local_sgd, or one kind of device"
-    if traits.cuts_network:
-        raise RequestError(f"workers of {strategy} compute one network together: {instead}")
-    if traits.one_host:
-        raise RequestError(f"workers of {strategy} share a vector in their host's memory: {instead}")
-    if traits.identical and not traits.servers:
-        raise RequestError(
-            f"workers of {strategy} update each its own copy of one model, which GPUs and CPUs round differently, so "
-            f"that the copies would part: {instead}"
-        )
 
 
 def draws(deal: str, strategy: Strategy, workers: int) -> bool:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
+from polyrhythm.errors import RequestError
 from polyrhythm.strategies.strategy import Strategy
 
 
@@ -73,3 +74,27 @@ def gpu_of(device: torch.device, number: int) -> torch.device:
     if device.type != "cuda":
         return device
     return torch.device("cuda", number % torch.cuda.device_count())
+
+
+def check_kinds_of_devices(strategy: Strategy, workers: int, found: str = "") -> None:
+    """Refuse that some workers compute on GPUs and others do not, where the bits of all must agree.
+
+    Args:
+        strategy: of the run.
+        workers: how many there are.
+        found: who computes on what, to begin the refusal with.
+
+    Raises:
+        RequestError: they must, or workers hold one vector in the memory of their host.
+    """
+    traits = strategy.traits(workers)
+    instead = "take parameter_server(consistency=synchronous), local_sgd, or one kind of device, as by --device cpu"
+    if traits.cuts_network:
+        raise RequestError(f"{found}workers of {strategy} compute one network together: {instead}")
+    if traits.one_host:
+        raise RequestError(f"{found}workers of {strategy} share a vector in their host's memory: {instead}")
+    if traits.identical and not traits.servers:
+        raise RequestError(
+            f"{found}workers of {strategy} update each its own copy of one model, which GPUs and CPUs round "
+            f"differently, so that the copies would part: {instead}"
+        )

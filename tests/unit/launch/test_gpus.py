@@ -11,10 +11,10 @@ from polyrhythm.communication.transports.torch_distributed.collectives import (
     seat_of,
 )
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, Groups, Rendezvous
-from polyrhythm.config.assemble import check_kinds_of_devices, strategy_from
+from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.model import devices_from
 from polyrhythm.errors import RequestError
-from polyrhythm.launch.devices import device_of_worker, gpu_of, threads_beside_gpus
+from polyrhythm.launch.devices import check_kinds_of_devices, device_of_worker, gpu_of, threads_beside_gpus
 from polyrhythm.training.forward_pass import Precision
 
 

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
 )
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Event, RunEnded
-from polyrhythm.launch.devices import gpu_of, threads_for_worker, usable_cores
+from polyrhythm.launch.devices import check_kinds_of_devices, gpu_of, threads_for_worker, usable_cores
 from polyrhythm.launch.joining.join_server import Admission
 from polyrhythm.launch.patience import LIMIT_S, Patience
 from polyrhythm.launch.process import ask_names_briefly, first_parent, leave_with
@@ -50,6 +50,7 @@ from polyrhythm.launch.torchrun.gathering import (
     tell_that_it_is_over,
 )
 from polyrhythm.launch.torchrun.reception import Late, receiving
+from polyrhythm.launch.torchrun.report_rank import leader_speaks
 from polyrhythm.launch.torchrun.report_rank import leads as leads
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun as started_by_torchrun
 from polyrhythm.roles.job import Job
@@ -115,7 +116,7 @@ def run_under_torchrun(
         Whether the run ended early because one of its hosts is taken away.
 
     Raises:
-        RequestError: this rank has another run token than rank 0, or none.
+        RequestError: this rank has another run token than rank 0, or none; or its device does not go with the others'.
         RunError: the run failed, or some ranks never came.
     """
     ask_names_briefly()
@@ -165,6 +166,7 @@ def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, R
         try:
             roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking)
             shared = threads_beside(start.rendezvous, range(outside.size), roles, job.strategy, looking)
+            check_devices(start.rendezvous, range(outside.size), roles, job, looking)
             make_whole(start, looking)
         except StartIsVoid:
             continue
@@ -181,6 +183,41 @@ def _among(start: Gathered, roles: RoleAssignment, admission: Admission | None) 
 def device_of(device: torch.device) -> torch.device:
     """Return this rank's device: the GPU of its local rank where replicas use GPUs; ranks beyond the last share."""
     return gpu_of(device, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def check_devices(
+    rendezvous: Rendezvous,
+    started: Sequence[int],
+    roles: RoleAssignment,
+    job: Job,
+    patience: Patience | None = None,
+) -> None:
+    """Refuse that some workers found a GPU on their host and others did not, where the bits of all must agree.
+
+    Every rank that was started must call it.
+
+    Args:
+        rendezvous: of this rank.
+        started: the ranks that torchrun has started.
+        roles: who does what.
+        job: of this rank, on the device that it has found.
+        patience: with the others; None: that of ranks that are not told otherwise.
+
+    Raises:
+        RequestError: the strategy cannot have it.
+    """
+    store = rendezvous.store
+    store.set(f"device/{rendezvous.rank}", job.device.type)
+    told = (patience or Patience()).keys(store, lambda rank: f"device/{rank}", started)
+    ranks: dict[str, list[int]] = {}
+    for rank, kind in zip(started, told, strict=True):
+        if roles.works(rank):
+            ranks.setdefault(kind, []).append(rank)
+    if len(ranks) > 1:
+        found = ", ".join(f"{kind} on ranks {','.join(map(str, its))}" for kind, its in sorted(ranks.items()))
+        # All find the same, but for a successor, whom the others do not hear.
+        with nullcontext() if rendezvous.generation else leader_speaks():
+            check_kinds_of_devices(job.strategy, job.workers, f"device auto has found {found}: ")
 
 
 _VARIABLE = "OMP_NUM_THREADS"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, host_store, local
 from polyrhythm.errors import RunError
@@ -73,7 +74,9 @@ def test_one_alone_waits_for_nobody() -> None:
 
 def meet(rank: int, port: int) -> Gathered:
     """Meets as a rank of `train` does: it says where it is, and waits until the start is whole."""
-    job: Any = SimpleNamespace(strategy=Synchronous(), fault_tolerance=SimpleNamespace(vacant=0))
+    job: Any = SimpleNamespace(
+        strategy=Synchronous(), fault_tolerance=SimpleNamespace(vacant=0), device=torch.device("cpu")
+    )
     return torchrun._met(local(rank, 3, port), job, Patience(PATIENCE_S))[0]
 
 
