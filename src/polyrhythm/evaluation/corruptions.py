@@ -3,7 +3,8 @@
 D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR
 2019, arXiv:1903.12261 (ImageNet-C), whose names and severities are kept. For every value x of a picture, in [0, 1]:
 
-    brightness        x + b                                           b = 0.1, 0.2, 0.3, 0.4, 0.5
+    brightness        x v' / v, v the largest of its shades,          b = 0.1, 0.2, 0.3, 0.4, 0.5
+                      v' = min(1, v + b)
     contrast          m + c (x - m), m the mean of the channel        c = 0.4, 0.3, 0.2, 0.1, 0.05
     defocus_blur      x * (disc of radius r / its area)               r = 3, 4, 6, 8, 10 pixels of 224
     elastic_transform x, each place moved by smooth noise n          std(n) = 1.02, 1.32, 1.73, 2.03, 2.44 pixels of 224
@@ -14,18 +15,17 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
                       blurred again                                  of 224; i = 2, 1, 3, 2, 2
     impulse_noise     0 with probability p/2, 1 with p/2, else x      p = 0.03, 0.06, 0.09, 0.17, 0.27
     jpeg_compression  JPEG(x, quality)                                quality = 25, 18, 15, 10, 7
-    motion_blur       mean along a line of length l, random angle     l = 10, 15, 20, 25, 30 pixels of 224
-    pixelate          nearest(x scaled to s of its sides)             s = 0.6, 0.5, 0.4, 0.3, 0.25
+    motion_blur       mean over half a Gaussian, cut at 2 r, along    s = 3, 5, 8, 12, 15, r = 10, 15, 15, 15, 20 pixels
+                      a line at up to 45 degrees                      of 224
+    pixelate          nearest(box(x), of s of its sides)              s = 0.6, 0.5, 0.4, 0.3, 0.25
     snow              l x + (1 - l) max(x, 1.5 grey + 1/2) + flakes  l = 0.8, 0.7, 0.7, 0.65, 0.55; see `_snow`
     shot_noise        k / c, k ~ Poisson(c x)                         c = 60, 25, 12, 5, 3 photons for white
     zoom_blur         mean of x, and x magnified 1, 1 + z, …, m times m = 1.1, 1.15, 1.2, 1.25, 1.3;
                                                                       z = 0.01, 0.01, 0.02, 0.02, 0.03
 
 Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones do.
-Brightness is added to every channel instead of the value of HSV, so that grey pictures have it too. The disc of the
-defocus has a rim that is soft by one pixel and no further smoothing. All points of the motion's line have the same
-weight, instead of half a Gaussian, and leave less detail; so have those of the flakes' lines. Glass blur reads every
-place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead of
+The disc of the
+defocus has a rim that is soft by one pixel and no further smoothing. Glass blur reads every place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead of
 cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness in
 object detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before.
 `benchmarks/corruptions` holds all fifteen beside their package, `imagecorruptions`.
@@ -87,7 +87,9 @@ def corrupt(name: str, images: Tensor, severity: int, indices: Tensor, tones: To
 
 
 def _brightness(images: Tensor, level: int, generators: Generators) -> Tensor:
-    return images + (0.1, 0.2, 0.3, 0.4, 0.5)[level]
+    value = images.amax(1, keepdim=True)  # of HSV
+    brighter = (value + (0.1, 0.2, 0.3, 0.4, 0.5)[level]).clamp_max(1)
+    return torch.where(value > 0, images * brighter / value.clamp_min(1e-12), brighter)
 
 
 def _contrast(images: Tensor, level: int, generators: Generators) -> Tensor:
@@ -152,18 +154,21 @@ def _jpeg_compression(images: Tensor, level: int, generators: Generators) -> Ten
 
 
 def _motion_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
-    length = _pixels((10.0, 15.0, 20.0, 25.0, 30.0)[level], images)
-    angles = [float(torch.rand((), generator=each)) * pi for each in generators]
-    blurred = [
-        _blurred(image[None], _line(length, angle)) for image, angle in zip(images, angles, strict=True)
+    radius, deviation = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))[level]
+    angles = [(float(torch.rand((), generator=each)) - 0.5) * pi / 2 for each in generators]
+    moved = [
+        _streaked(image[None], radius, deviation, angle)
+        for image, angle in zip(images, angles, strict=True)
     ]
-    return torch.cat(blurred)
+    return torch.cat(moved)
 
 
 def _pixelate(images: Tensor, level: int, generators: Generators) -> Tensor:
     size = images.shape[2:]
-    small = [max(1, round(side * (0.6, 0.5, 0.4, 0.3, 0.25)[level])) for side in size]
-    return interpolate(interpolate(images, small, mode="area"), size, mode="nearest")
+    rows, columns = (
+        _boxes(side, max(1, int(side * (0.6, 0.5, 0.4, 0.3, 0.25)[level]))).to(images.dtype) for side in size
+    )
+    return interpolate(rows @ images @ columns.T, size, mode="nearest-exact")
 
 
 def _shot_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
@@ -175,20 +180,20 @@ def _shot_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
 
 def _snow(images: Tensor, level: int, generators: Generators) -> Tensor:
     """Let flakes fall: normal noise, magnified, of which what is above a threshold is drawn out along a line."""
-    mean, spread, magnified, threshold, length, light = (
-        (0.1, 0.3, 3.0, 0.5, 10.0, 0.8),
-        (0.2, 0.3, 2.0, 0.5, 12.0, 0.7),
-        (0.55, 0.3, 4.0, 0.9, 12.0, 0.7),
-        (0.55, 0.3, 4.5, 0.85, 12.0, 0.65),
-        (0.55, 0.3, 2.5, 0.85, 12.0, 0.55),
+    mean, spread, magnified, threshold, radius, deviation, light = (
+        (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
+        (0.2, 0.3, 2.0, 0.5, 12, 4.0, 0.7),
+        (0.55, 0.3, 4.0, 0.9, 12, 8.0, 0.7),
+        (0.55, 0.3, 4.5, 0.85, 12, 8.0, 0.65),
+        (0.55, 0.3, 2.5, 0.85, 12, 12.0, 0.55),
     )[level]
     layers = []
     for each in generators:
         noise = mean + spread * torch.randn(1, 1, *images.shape[2:], generator=each)
         flakes = _magnified(noise, magnified)
         flakes = torch.where(flakes < threshold, 0.0, flakes).clamp(0, 1)
-        angle = pi / 4 + float(torch.rand((), generator=each)) * pi / 2
-        layers.append(_blurred(flakes, _line(_pixels(length, images), angle)))
+        angle = -(pi / 4 + float(torch.rand((), generator=each)) * pi / 2)
+        layers.append(_streaked(flakes, radius, deviation, angle))
     snow = torch.cat(layers)
     paler = torch.maximum(images, images.mean(1, keepdim=True) * 1.5 + 0.5)
     return light * images + (1 - light) * paler + snow + snow.flip((2, 3))
@@ -233,6 +238,34 @@ def _blurred(images: Tensor, kernel: Tensor) -> Tensor:
     channels, half = images.shape[1], kernel.shape[0] // 2
     weight = kernel.to(images.dtype).expand(channels, 1, *kernel.shape)
     return conv2d(pad(images, (half,) * 4, mode="replicate"), weight, groups=channels)
+
+
+def _streaked(images: Tensor, radius: int, deviation: float, angle: float) -> Tensor:
+    """Return pictures (B, C, H, W) as a camera sees them that moves: at this angle, and for less time the farther.
+
+    Args:
+        images: edge pixels are repeated outwards.
+        radius: half the way, in pixels of 224.
+        deviation: of the Gaussian by which times fall, in pixels of 224.
+        angle: in radians, towards the lower edge.
+    """
+    scale = _pixels(1.0, images)
+    points = torch.linspace(0, 2 * radius, ceil(2 * radius * max(1.0, scale)) + 1)
+    times = (-0.5 * (points / deviation).square()).exp()
+    down, right = ((points * scale * part - 0.5).ceil().int().tolist() for part in (sin(angle), cos(angle)))
+    half, (height, width) = ceil(2 * radius * scale), images.shape[2:]
+    wide, total = pad(images, (half,) * 4, mode="replicate"), torch.zeros_like(images)
+    for y, x, time in zip(down, right, (times / times.sum()).tolist(), strict=True):
+        total += time * wide[:, :, half + y : half + y + height, half + x : half + x + width]
+    return total
+
+
+def _boxes(side: int, small: int) -> Tensor:
+    """Return how a side of so many pixels shrinks, (small, side): each new one is the mean of whole old ones."""
+    middles = (torch.arange(small, dtype=torch.float64) + 0.5) * (side / small)
+    places = torch.arange(side) + 0.5 - middles[:, None]
+    within = (places > -0.5 * side / small) & (places <= 0.5 * side / small)
+    return (within / within.sum(1, keepdim=True)).float()
 
 
 def _magnified(images: Tensor, factor: float) -> Tensor:

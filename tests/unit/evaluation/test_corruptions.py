@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from colorsys import hsv_to_rgb, rgb_to_hsv
 from functools import partial
 from io import BytesIO
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from polyrhythm.augmentation.tones import UNIT, Tones
+from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.corruptions import CORRUPTIONS, corrupt
 
@@ -68,33 +70,60 @@ def test_noise_has_the_stated_size() -> None:
 
 def test_light_and_contrast_are_the_formulas() -> None:
     pictures, indices = _pictures(), torch.arange(3)
-    torch.testing.assert_close(
-        _corruption("brightness")(pictures, 3, indices, UNIT), (pictures + 0.3).clamp(0, 1)
-    )
+    pictures[0, :, 0, 0] = 0  # black becomes grey
+    brighter = _corruption("brightness")(pictures, 3, indices, UNIT).permute(0, 2, 3, 1).reshape(-1, 3)
+    pixels = pictures.permute(0, 2, 3, 1).reshape(-1, 3)
+    for found, before in zip(brighter[::97].tolist(), pixels[::97].tolist(), strict=True):
+        hue, saturation, value = rgb_to_hsv(*before)
+        assert found == pytest.approx(hsv_to_rgb(hue, saturation, min(1, value + 0.3)), abs=1e-6)
+    grey = pictures[:, :1]
+    torch.testing.assert_close(_corruption("brightness")(grey, 3, indices, UNIT), (grey + 0.3).clamp(0, 1))
     mean = pictures.mean((2, 3), keepdim=True)
     torch.testing.assert_close(
         _corruption("contrast")(pictures, 2, indices, UNIT), mean + 0.3 * (pictures - mean)
     )
 
 
-@pytest.mark.parametrize("name", ["defocus_blur", "motion_blur"])
-def test_blurs_keep_the_light_and_spread_a_point(name: str) -> None:
+def test_defocus_keeps_the_light_and_spreads_a_point() -> None:
     point = torch.zeros(1, 1, 65, 65)
     point[0, 0, 32, 32] = 1
-    spread = _corruption(name)(point, 5, torch.tensor([2]), UNIT)
+    defocus = _corruption("defocus_blur")
+    spread = defocus(point, 5, torch.tensor([2]), UNIT)
+    assert spread.sum() == pytest.approx(1, rel=1e-5)
+    assert torch.equal(spread, spread.flip(2))
+    torch.testing.assert_close(spread, spread.transpose(2, 3))
+    assert int((spread > 0).sum()) == pytest.approx(np.pi * (10 * 65 / 224 + 0.5) ** 2, rel=0.1)
+    flat = torch.full((1, 1, 30, 30), 0.3)
+    torch.testing.assert_close(defocus(flat, 5, torch.tensor([0]), UNIT), flat)
+
+
+@pytest.mark.parametrize(("severity", "radius", "deviation"), [(1, 10, 3), (5, 20, 15)])
+def test_motion_is_a_sum_of_shifted_pictures_that_fades_as_a_gaussian(
+    severity: int, radius: int, deviation: float
+) -> None:
+    picture = _pictures(images=1, channels=1, side=224)
+    found = _corruption("motion_blur")(picture, severity, torch.tensor([4]), UNIT)[0, 0].numpy()
+    drawn = torch.rand((), generator=torch.Generator().manual_seed(seed_for("motion_blur", severity, 4)))
+    angle = np.deg2rad(90 * float(drawn) - 45)
+    times = np.exp(-(np.arange(2 * radius + 1) ** 2) / (2 * deviation**2))
+    places, expected = np.arange(224), np.zeros((224, 224))
+    for way, time in enumerate(times / times.sum()):
+        y, x = (int(np.ceil(way * part - 0.5)) for part in (np.sin(angle), np.cos(angle)))
+        rows, columns = (np.clip(places + each, 0, 223) for each in (y, x))
+        expected += time * picture[0, 0].numpy()[rows][:, columns]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_motion_is_as_long_in_small_pictures_as_in_large_ones() -> None:
+    point = torch.zeros(1, 1, 65, 65)
+    point[0, 0, 32, 32] = 1
+    spread = _corruption("motion_blur")(point, 5, torch.tensor([2]), UNIT)[0, 0]
     assert spread.sum() == pytest.approx(1, rel=1e-5)
     places = torch.arange(65.0) - 32
-    if name == "defocus_blur":
-        assert torch.equal(spread, spread.flip(2))
-        torch.testing.assert_close(spread, spread.transpose(2, 3))
-        assert int((spread > 0).sum()) == pytest.approx(np.pi * (10 * 65 / 224 + 0.5) ** 2, rel=0.1)
-    else:
-        x, y = (spread[0, 0] * places).sum(), (spread[0, 0] * places[:, None]).sum()
-        assert (abs(float(x)), abs(float(y))) == pytest.approx((0, 0), abs=1e-3)
-        variance = (spread[0, 0] * (places.square() + places[:, None].square())).sum()
-        assert float(variance) == pytest.approx((30 * 65 / 224) ** 2 / 12, rel=0.2)
-    flat = torch.full((1, 1, 30, 30), 0.3)
-    torch.testing.assert_close(_corruption(name)(flat, 5, torch.tensor([0]), UNIT), flat)
+    centre = (float((spread * places).sum()), float((spread * places[:, None]).sum()))
+    ways = np.arange(41)
+    times = np.exp(-(ways**2) / (2 * 15**2))
+    assert np.hypot(*centre) == pytest.approx((ways * times).sum() / times.sum() * 65 / 224, rel=0.1)
 
 
 def test_pixelation_is_an_average_over_squares() -> None:
@@ -102,6 +131,15 @@ def test_pixelation_is_an_average_over_squares() -> None:
     found = _corruption("pixelate")(pictures, 2, torch.arange(3), UNIT)
     squares = pictures.view(3, 3, 16, 2, 16, 2).mean((3, 5))
     torch.testing.assert_close(found, squares.repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+@pytest.mark.parametrize(("severity", "share"), [(1, 0.6), (3, 0.4), (4, 0.3)])
+def test_pixelation_is_pillows_where_sides_do_not_divide(severity: int, share: float) -> None:
+    picture = torch.rand(1, 1, 47, 80, generator=torch.Generator().manual_seed(5))
+    found = _corruption("pixelate")(picture, severity, torch.tensor([0]), UNIT)[0, 0].numpy()
+    small = Image.fromarray(picture[0, 0].numpy()).resize((int(80 * share), int(47 * share)), Image.Resampling.BOX)
+    expected = np.asarray(small.resize((80, 47), Image.Resampling.NEAREST))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_compression_is_pillows() -> None:
