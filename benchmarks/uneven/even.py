@@ -3,8 +3,8 @@
     python benchmarks/uneven/even.py
 
 Simulated, four workers on 1 Gb/s, ResNet-18 with batches of 64 that take 0.2 s, 400 steps; once with steps that take
-equally long, and once with a spread of 5 %. Seconds of virtual time, and by what share a run with `--balance measured`
-is longer.
+equally long, and once with a spread of 5 %. A server takes nothing from the worker beside it, which would be slower
+than the others. Seconds of virtual time, and by what share a run with `--balance measured` is longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from drawn import simulated
 EVEN = """
 name: even
 hosts:
-  - {name: host, count: 4, cores: 8}
+  - {name: host, count: 4, cores: 8, server_takes: 0}
 nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
 inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
 step_time: STEP_TIME

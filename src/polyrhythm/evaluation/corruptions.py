@@ -23,11 +23,11 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
     zoom_blur         mean of x, and x magnified 1, 1 + z, …, m times m = 1.1, 1.15, 1.2, 1.25, 1.3;
                                                                       z = 0.01, 0.01, 0.02, 0.02, 0.03
 
-Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones do.
-The disc of the
-defocus has a rim that is soft by one pixel and no further smoothing. Glass blur reads every place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead of
-cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness in
-object detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before.
+Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones
+do. The disc of the defocus has a rim that is soft by one pixel and no further smoothing. Glass blur reads every
+place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead
+of cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness
+in object detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before.
 `benchmarks/corruptions` holds all fifteen beside their package, `imagecorruptions`.
 
 The plasma of the fog is made by midpoint displacement (A. Fournier, D. Fussell, L. Carpenter, "Computer rendering of
@@ -157,8 +157,7 @@ def _motion_blur(images: Tensor, level: int, generators: Generators) -> Tensor:
     radius, deviation = ((10, 3.0), (15, 5.0), (15, 8.0), (15, 12.0), (20, 15.0))[level]
     angles = [(float(torch.rand((), generator=each)) - 0.5) * pi / 2 for each in generators]
     moved = [
-        _streaked(image[None], radius, deviation, angle)
-        for image, angle in zip(images, angles, strict=True)
+        _streaked(image[None], radius, deviation, angle) for image, angle in zip(images, angles, strict=True)
     ]
     return torch.cat(moved)
 

@@ -88,7 +88,9 @@ def check_kinds_of_devices(strategy: Strategy, workers: int, found: str = "") ->
         RequestError: they must, or workers hold one vector in the memory of their host.
     """
     traits = strategy.traits(workers)
-    instead = "take parameter_server(consistency=synchronous), local_sgd, or one kind of device, as by --device cpu"
+    instead = (
+        "take parameter_server(consistency=synchronous), local_sgd, or one kind of device, as by --device cpu"
+    )
     if traits.cuts_network:
         raise RequestError(f"{found}workers of {strategy} compute one network together: {instead}")
     if traits.one_host:

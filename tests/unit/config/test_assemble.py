@@ -31,18 +31,20 @@ def test_defaults_of_the_data_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "share"),
+    ("strategy", "workers", "usual"),
     [
-        ("synchronous", 4, 1),
-        ("parameter_server", 4, 4),
-        ("parameter_server(consistency=synchronous)", 4, 1),
-        ("mixed(replicas=2)", 4, 2),
+        ("synchronous", 4, SGD()),
+        ("parameter_server", 4, SGD(lr=0.075, momentum=0)),
+        ("parameter_server", 7, SGD(lr=0.0429, momentum=0)),
+        ("parameter_server", 1, SGD()),
+        ("parameter_server(consistency=synchronous)", 4, SGD()),
+        ("mixed(replicas=2)", 4, SGD(lr=0.15, momentum=0)),
+        ("staleness_aware", 4, SGD()),
+        ("gaia(sites=2)", 4, SGD(lr=0.025)),
     ],
 )
-def test_the_default_rate_is_shared_among_the_updates_of_a_step(
-    strategy: str, workers: int, share: int
-) -> None:
-    assert job(strategy=strategy, workers=workers).learning.optimizer == SGD(lr=SGD().lr / share)
+def test_late_gradients_share_a_rate_that_they_bear(strategy: str, workers: int, usual: SGD) -> None:
+    assert job(strategy=strategy, workers=workers).learning.optimizer == usual
 
 
 def test_a_given_optimizer_is_left_alone() -> None:

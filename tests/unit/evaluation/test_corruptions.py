@@ -135,10 +135,11 @@ def test_pixelation_is_an_average_over_squares() -> None:
 
 @pytest.mark.parametrize(("severity", "share"), [(1, 0.6), (3, 0.4), (4, 0.3)])
 def test_pixelation_is_pillows_where_sides_do_not_divide(severity: int, share: float) -> None:
-    picture = torch.rand(1, 1, 47, 80, generator=torch.Generator().manual_seed(5))
+    picture = torch.rand(1, 1, 46, 86, generator=torch.Generator().manual_seed(5))
     found = _corruption("pixelate")(picture, severity, torch.tensor([0]), UNIT)[0, 0].numpy()
-    small = Image.fromarray(picture[0, 0].numpy()).resize((int(80 * share), int(47 * share)), Image.Resampling.BOX)
-    expected = np.asarray(small.resize((80, 47), Image.Resampling.NEAREST))
+    size = int(86 * share), int(46 * share)
+    small = Image.fromarray(picture[0, 0].numpy()).resize(size, Image.Resampling.BOX)
+    expected = np.asarray(small.resize((86, 46), Image.Resampling.NEAREST))
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 

@@ -104,7 +104,8 @@ class Gaia(WithServers):
             lockstep=busy == 1,
             updates=busy,
             gradients=workers,
-            rate_divisor=busy,
+            # Momentum stays inside a site, where gradients are not late.
+            optimizer="" if busy == 1 else f"sgd(lr={0.05 / busy:.3g})",
             reads_newest=busy == 1,
             servers=self.sites * self.servers,
             sends_by_value=True,

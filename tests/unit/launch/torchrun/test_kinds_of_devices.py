@@ -86,7 +86,9 @@ def test_a_guest_on_another_kind_of_device_is_refused_alike(monkeypatch: pytest.
         offer = {"config": {}, "folder": "run", "data": facts_of(made.dataset), "device": device}
         return _job(offer, {})
 
-    with pytest.raises(RequestError, match="this worker would compute on cpu, and worker 0 on cuda: workers of"):
+    with pytest.raises(
+        RequestError, match="this worker would compute on cpu, and worker 0 on cuda: workers of"
+    ):
         joined("synchronous", "cuda")
     assert joined("synchronous", "cpu").workers == 3
     assert joined("local_sgd", "cuda").workers == 3
