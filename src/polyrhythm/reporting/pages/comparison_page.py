@@ -68,10 +68,11 @@ def _table(comparison: Comparison) -> str:
         + "</tr>"
         for index, cells in enumerate(rows)
     ]
-    against = {comparison.baseline(row).name for row in comparison.rows}
-    note = (
-        "± is the standard deviation over seeds. Speed-up is told against " + "; ".join(sorted(against)) + "."
-    )
+    against = {
+        comparison.baseline(row).name for row in comparison.rows if comparison.baseline(row) is not row
+    }
+    note = "± is the standard deviation over seeds."
+    note += f" Speed-up is told against {'; '.join(sorted(against))}." if against else ""
     return (
         f'<section><h2>Figures</h2><div class="scroll"><table class="classes unbroken"><tr>{head}</tr>{"".join(lines)}'
         f'</table></div><p class="soft small">{escape(note)}</p></section>'

@@ -123,7 +123,13 @@ function draw() {
       modebar: {bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: color("--accent")},
       xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
     const data = structuredClone(plot.data);  // plotly writes into what it is given
-    Plotly.react("plot-" + index, data, layout, {responsive: true, displaylogo: false,
+    const box = document.getElementById("plot-" + index);
+    const names = data.filter(trace => trace.showlegend !== false).length;
+    // On a phone a legend below has a line a name, for which the plot itself would shrink to nothing.
+    const stacked = box.clientWidth < 560 && layout.showlegend && layout.legend?.yanchor === "top";
+    box.style.height = stacked ? 360 + 26 * names + "px" : "";
+    if (stacked) layout.legend = {...layout.legend, y: -0.3};
+    Plotly.react(box, data, layout, {responsive: true, displaylogo: false,
       modeBarButtons: [["toImage", "resetScale2d"]], toImageButtonOptions: {format: "svg", filename: "plot"}});
   });
 }

@@ -85,3 +85,29 @@ def test_a_comparison_is_drawn_likewise(browser, tmp_path, story, width):
         "run 0/report.html",
         "run 1/report.html",
     ]
+
+
+def test_on_a_phone_the_names_of_ten_ways_cover_nothing(browser, tmp_path, story):
+    """The first plot's legend is whole, below the title of its axis, and the plot above it is large enough to read."""
+    folders = []
+    for number in range(10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"strategy: a_strategy_{number}\nworkers: 2\nseed: 0\n")
+        log = EventLog(folder / "events.jsonl")
+        for event in [*story, RunEnded(time_s=9.5, outcome="done", result={"cluster": "office"})]:
+            log.on_event(event)
+        log.close()
+        folders.append(folder)
+    page = tmp_path / "report.html"
+    page.write_text(
+        render(Comparison.of([read_run(each) for each in folders]), tmp_path, ""), encoding="utf-8"
+    )
+    browser.open(page, width=375)
+    browser.evaluate("drawn")
+    edge = "document.querySelector('#plot-0 {}').getBoundingClientRect().{}"
+    legend_top = browser.evaluate(edge.format(".legend", "top"))
+    assert legend_top >= browser.evaluate(edge.format(".xtitle", "bottom"))
+    assert browser.evaluate(edge.format(".legend", "height")) > 10 * 15
+    assert browser.evaluate(edge.format(".nsewdrag", "height")) > 150
+    assert "Speed-up is told" not in page.read_text(encoding="utf-8")
