@@ -24,10 +24,12 @@ from convergence import SERVERS, WINDOW
 
 from paper_figures import bars, curve, figure, write
 from polyrhythm import simulate, train
-from polyrhythm.reporting.comparison import read_run
+from polyrhythm.events import WorkerProgress
+from polyrhythm.reporting.event_log import LOG_FILE, read_events
 
 SETUPS = ((1, 0), (2, 1), (4, 1), (4, 2), (4, 3), (8, 1), (8, 3), (8, 7))
 DEDICATED = ((4, 1), (4, 2), (4, 3))
+REAL_STEPS = 600
 LEARNT = {
     "data": "digits",
     "model": "mlp",
@@ -62,7 +64,10 @@ def set_ups(steps: int) -> list[tuple[str, float, float | None]]:
 
 def losses(run: Path) -> list[tuple[float, float]]:
     """Gives the mean training loss of some steps of all workers over seconds, at most sixty points."""
-    told = [(seconds, loss) for seconds, _, loss in read_run(run).losses]
+    events = read_events(run / LOG_FILE)
+    told = [
+        (event.time_s, event.loss) for event in events if isinstance(event, WorkerProgress) and event.images
+    ]
     points = [
         (told[end - 1][0], sum(loss for _, loss in told[max(0, end - WINDOW) : end]) / min(WINDOW, end))
         for end in range(WINDOW, len(told) + 1)
@@ -99,7 +104,12 @@ def real(folder: Path) -> dict[int, tuple[float, list[tuple[float, float]]]]:
             "optimizer": "sgd(lr=0.05)",
         }
         done = train(
-            strategy="synchronous", workers=workers, epochs=1, out=run, start_method="fork", **options
+            strategy="synchronous",
+            workers=workers,
+            updates=REAL_STEPS,
+            out=run,
+            start_method="fork",
+            **options,
         )
         assert done is not None
         found[workers] = float(done.figures["images_per_s"]), losses(run)
