@@ -16,7 +16,7 @@ from polyrhythm.strategies.parameter_server.parameter_server import ParameterSer
 from polyrhythm.training.model_sizes import ModelSizes
 
 WORKERS, FEW, MANY = 40, 20, 40
-MOST_CALLS, MOST_CALLS_IN_C = 112, 76
+MOST_CALLS, MOST_CALLS_IN_C = 84, 72
 
 
 class _Counted:
@@ -56,7 +56,7 @@ def _counted(steps: int) -> _Counted:
     return counted
 
 
-def test_a_step_of_two_messages_takes_so_many_calls_and_two_of_torch() -> None:
+def test_a_step_of_two_messages_takes_so_many_calls_and_none_of_torch() -> None:
     few, many = _counted(FEW), _counted(MANY)
     steps = WORKERS * (MANY - FEW)
     calls = (many.calls - few.calls) / steps
@@ -64,6 +64,4 @@ def test_a_step_of_two_messages_takes_so_many_calls_and_two_of_torch() -> None:
     of_torch = (many.calls_of_torch - few.calls_of_torch) / steps
     assert 60 < calls <= MOST_CALLS
     assert 40 < calls_in_c <= MOST_CALLS_IN_C
-    assert (
-        of_torch <= 2.1
-    )  # whether a gradient is as long as it must be; servers say now and then what they have done
+    assert of_torch <= 0.1  # servers say now and then what they have done

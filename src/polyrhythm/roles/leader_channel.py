@@ -9,8 +9,7 @@ rank                              leader (rank 0)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
@@ -63,9 +62,12 @@ class LeaderChannel:
         Raises:
             PeerLost: the leader is gone, and the run cannot go on without it.
         """
-        if not self.leader_lost:
-            with self._noting_loss():
-                self.control.send(LEADER, message)
+        if self.leader_lost:
+            return
+        try:
+            self.control.send(LEADER, message)
+        except PeerLost as loss:
+            self._lose_leader(loss)
 
     def check(self) -> None:
         """Handle, without waiting, a new leader or a request to regroup; cheap enough for every step."""
@@ -171,16 +173,15 @@ class LeaderChannel:
             self._send_unsent()
 
     def _send_unsent(self) -> None:
-        with self._noting_loss():
+        try:
             while self._unsent:
                 self.control.send(LEADER, self._unsent[0])
                 self._unsent.pop(0)
+        except PeerLost as loss:
+            self._lose_leader(loss)
 
-    @contextmanager
-    def _noting_loss(self) -> Iterator[None]:
-        try:
-            yield
-        except PeerLost:
-            if not self.survives_leader:
-                raise
-            self.leader_lost = True
+    def _lose_leader(self, loss: PeerLost) -> None:
+        """Note that the leader is lost, or raise that if the run cannot go on without it."""
+        if not self.survives_leader:
+            raise loss
+        self.leader_lost = True

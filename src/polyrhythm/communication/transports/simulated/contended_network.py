@@ -27,8 +27,12 @@ had room during as many changes as it has flows, so that moving them is paid for
 
 What a change costs (`Sharing`): it touches only the bundles that are connected with it through coupling links
 (`Component`). A thousand workers that push to four servers, whose NICs are full while the workers' are not,
-are four bundles of a thousand flows, which know nothing of each other: O(log n) a flow. What begins or ends
-at the same instant is computed together, once. `ContendedNetwork` turns the rates into times.
+are four bundles of a thousand flows, which know nothing of each other: O(1) a flow where all have one size. What begins
+or ends at the same instant is computed together, once. `ContendedNetwork` turns the rates into times.
+
+Most flows begin and end where little changes, and have a short way: one that meets nobody needs no bundle, and one
+that joins or leaves a bundle which shares its links with no other changes that bundle's rate alone (`Sharing.settle_one`,
+`Bundle.end_one`). What they do is what the general way does, to the bit.
 """
 
 from __future__ import annotations
@@ -207,9 +211,8 @@ class Bundle:
         self.allowed: dict[Link, float] = {}
         self._count = 0.0
         self._counted_at = 0.0
-        self._ends: deque[tuple[float, int, Flow]] = (
-            deque()
-        )  # in order; of flows of one size it is that of joining
+        self._ends: deque[tuple[float, int, Flow]] = deque()
+        """By target, then in the order of joining; for flows of one size it is the same order."""
         self._joined = 0
         self._strangers = 0
         self._allowances: list[tuple[float, int, Link]] = []

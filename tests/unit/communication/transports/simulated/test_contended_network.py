@@ -265,3 +265,19 @@ def test_a_transfer_costs_the_same_among_many_as_among_few(
     rates_of_many, moves_of_many = _Pushes(1600, servers, per_host, per_rack).costs()
     assert rates_of_many <= 1.5 * rates
     assert moves_of_many <= 1.5 * moves
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flows_of_any_size_into_a_full_nic_end_when_a_computation_from_scratch_says(seed: int) -> None:
+    hosts = 20
+    draw = random.Random(seed)
+    sizes = [1024, 1024, 1024, 1, 3000]  # most come in the order in which they end
+    transfers = [(draw.uniform(0, 14), source, 0, draw.choice(sizes)) for source in range(1, hosts)]
+    transfers += [(30.0 + start, source, 0, nbytes) for start, source, _, nbytes in transfers]
+    log = _hosts(hosts)
+    for number, (start, source, to, nbytes) in enumerate(transfers):
+        log.transfer(str(number), source, to, nbytes, at_s=start)
+    log.time.run()
+    ended = [log.left[str(number)] for number in range(len(transfers))]
+    assert ended == pytest.approx(_reference(transfers, [BANDWIDTH] * 2 * hosts, _star(hosts)), rel=1e-9)
+    assert log.network.sharing.rates_computed <= 2.5 * len(transfers)  # one at the beginning, one at the end
