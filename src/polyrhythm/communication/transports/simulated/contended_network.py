@@ -31,8 +31,8 @@ are four bundles of a thousand flows, which know nothing of each other: O(1) a f
 or ends at the same instant is computed together, once. `ContendedNetwork` turns the rates into times.
 
 Most flows begin and end where little changes, and have a short way: one that meets nobody needs no bundle, and one
-that joins or leaves a bundle which shares its links with no other changes that bundle's rate alone (`Sharing.settle_one`,
-`Bundle.end_one`). What they do is what the general way does, to the bit.
+that joins or leaves a bundle which shares its links with no other changes that bundle's rate alone
+(`Sharing.settle_one`, `Bundle.end_one`). What they do is what the general way does, to the bit.
 """
 
 from __future__ import annotations
