@@ -231,6 +231,7 @@ class RankBytes:
         pictures: of its batches.
         whole: what it needs between epochs beyond its own parameters and state: worker 0 for the whole network, others
             for the state that they hand in.
+        start: worker 0's, while it makes the network and moves it into one vector, a layer at a time.
     """
 
     parameters: int
@@ -240,6 +241,7 @@ class RankBytes:
     activations: int
     pictures: int = 0
     whole: int = 0
+    start: int = 0
 
     @property
     def training(self) -> int:
@@ -250,7 +252,8 @@ class RankBytes:
     @property
     def most(self) -> int:
         """At most in a run."""
-        return max(self.training, self.parameters + self.gradients + self.optimizer + self.whole)
+        between = self.parameters + self.gradients + self.optimizer + self.whole
+        return max(self.training, between, self.start)
 
 
 def versions_at_once(schedule: Schedule, rank: int, ranks: int, microbatches: int) -> int:

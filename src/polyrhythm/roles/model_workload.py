@@ -74,11 +74,15 @@ class ModelWorkload:
     def __init__(self, job: Job, world: World) -> None:
         learning = job.learning
         staged = job.traits.pipelines > 0
-        self._peak = PeakMemory(job.device) if staged and world.pace is None else None
-        torch.manual_seed(learning.seed)
+        measured = staged and world.pace is None
         hollow = None
-        if staged and not world.leads:
+        # On shapes first, where memory is measured, for what it imports: that is no memory of the network.
+        if measured or (staged and not world.leads):
             hollow = shapes_alone(job.make_model, job.dataset.image_shape)
+        peak = PeakMemory(job.device) if measured else None
+        torch.manual_seed(learning.seed)
+        if world.leads:
+            hollow = None
         made = job.make_model() if hollow is None else hollow
         model = learning.batch_norm.prepare(made)
         if hollow is None:
@@ -93,6 +97,7 @@ class ModelWorkload:
         self.replica = Replica(
             model, optimizer, job.strategy, world, announce=announce, steps=steps, joined=self._meet
         )
+        self.replica.peak = peak
         self.worker = self.replica.workers.rank
         self._joint = optimizer if isinstance(optimizer, JointOptimizer) else None
         if self._joint is not None:
@@ -292,8 +297,8 @@ class ModelWorkload:
     def record(self, account: Account) -> WorkerState:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
         checkpointing = self._job.checkpointing
-        if self._peak is not None:
-            account = replace(account, peak_bytes=self._peak.taken)
+        if self.replica.peak is not None:
+            account = replace(account, peak_bytes=self.replica.peak.taken)
         saved = checkpointing.folder is not None and checkpointing.checkpoints > 0
         return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
 
@@ -515,6 +520,7 @@ class ModelWorkload:
                     job.workers * job.learning.batch_size // pipelines,
                     tested_at_once(job),
                     saves=job.checkpointing.folder is not None and job.checkpointing.checkpoints > 0,
+                    writes=job.checkpointing.folder is not None,
                     room=memory_of(job.device),
                     now=self._now,
                 )

@@ -19,6 +19,7 @@ from polyrhythm.strategies.compressing import compressor_of
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.memory import PeakMemory
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -163,6 +164,7 @@ class Replica(FlatReplica):
 
     Attributes:
         model: as given.
+        peak: measures what memory this worker takes; None: nobody does.
         run_hook: runs what a hook of the model has to do; an owner that recovers from `PeerLost` replaces it.
     """
 
@@ -212,6 +214,7 @@ class Replica(FlatReplica):
             raise RequestError(
                 f"{self.plan.kind} needs a closure at every step: use synchronous, or another optimizer"
             )
+        self.peak: PeakMemory | None = None
         self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
         self._parameters = [len(bucket.parameters) for bucket in flat.buckets]
         self._missing: list[int] = []

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyrhythm.evaluation.evaluate import Evaluation
@@ -17,7 +18,9 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 def digest(vector: Tensor) -> str:
     """Return the sha256 of a vector's values, in hexadecimal digits."""
-    return hashlib.sha256(vector.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    numbers = vector.detach().cpu().contiguous()
+    # In place: a copy of a network that hardly fits would be one too many.
+    return hashlib.sha256(numbers.view(torch.uint8).numpy().data).hexdigest()
 
 
 def staleness_figures(accounts: list[Account], reports: list[dict[str, Any]]) -> dict[str, Any]:

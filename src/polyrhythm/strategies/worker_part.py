@@ -300,6 +300,7 @@ class Surroundings:
         images: of a step, that workers compute together; 0: nobody knows.
         tested: images that are tested at once, at most.
         saves: whether checkpoints are written.
+        writes: whether the network is written in the end.
         room: bytes that a rank may take; None: nobody knows.
         now: tells the time, where it is real; None: it is virtual.
     """
@@ -307,6 +308,7 @@ class Surroundings:
     images: int = 0
     tested: int = 0
     saves: bool = False
+    writes: bool = False
     room: int | None = None
     now: Callable[[], float] | None = None
 

@@ -7,6 +7,7 @@ shares with others.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,12 @@ def memory_of(device: torch.device) -> int:
         if text.isdecimal():  # else there is none
             whole = min(whole, int(text))
     return whole
+
+
+def return_freed() -> None:
+    """Give memory that this process has freed back to the system, where the C library can: small pieces it keeps."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class PeakMemory:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyrhythm.training.flat_optimizer import ELEMENTWISE, Span, joined
 from polyrhythm.training.flat_parameters import FlatParameters, View
+from polyrhythm.training.memory import return_freed
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import Packed, recut_optimizer
 
@@ -174,6 +175,7 @@ class StageParameters:
     def allocate(self) -> None:
         """Get it back, with the stage's part in it."""
         if self._released:
+            return_freed()  # what activations have left behind
             self._whole.allocate()
             self._released = False
         if self.flat is not self._whole:

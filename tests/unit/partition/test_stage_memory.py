@@ -15,6 +15,7 @@ from polyrhythm.partition.schedule import SCHEDULES, Schedule
 from polyrhythm.partition.stage_memory import (
     AllocatedBytes,
     OptimizerBytes,
+    RankBytes,
     UnitBytes,
     most_at_once,
     rank_bytes,
@@ -160,3 +161,11 @@ def test_a_rank_needs_its_own_stages_only() -> None:
     for rank, use in enumerate(uses):
         over_the_cut = ROWS * 8 * 64 * 4
         assert found[rank].activations == max(4 * use.kept, 3 * use.kept + use.backward) + over_the_cut
+
+
+def test_most_is_that_of_training_of_what_is_between_epochs_or_of_the_start() -> None:
+    training = RankBytes(parameters=10, versions=5, gradients=10, optimizer=20, activations=7, pictures=3)
+    assert training.most == training.training == 55
+    between = RankBytes(10, 5, 10, 20, 7, 3, whole=40)
+    assert between.most == 80
+    assert RankBytes(10, 5, 10, 20, 7, 3, whole=40, start=90).most == 90

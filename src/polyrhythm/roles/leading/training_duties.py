@@ -56,6 +56,7 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import RecutsServers, Remarks
 from polyrhythm.strategies.worker_part import WorkerCalls
+from polyrhythm.training.memory import return_freed
 from polyrhythm.training.weight_averaging import WeightAverage
 
 
@@ -653,6 +654,8 @@ class RunFigures:
         if outlook is None:
             return {}
         taken = {state.account.worker: state.account.peak_bytes for state in self.states}
+        if self._replica.peak is not None:  # which has written the network since
+            taken[LEADER] = self._replica.peak.taken
         return {
             "pipeline": outlook.to_json() | {"measured_bytes": [taken[worker] for worker in sorted(taken)]}
         }
@@ -844,6 +847,7 @@ class CheckpointCollector:
         self.evaluate(epochs)
         if self.job.checkpointing.folder is not None:
             path = self.job.checkpointing.folder / "model.safetensors"
+            return_freed()  # of the test: a network that hardly fits is copied now
             self._presentation.save(path, self._leader.workers.in_order, self.job.checkpointing.claim)
         if self._archivist is not None and self.found is not None:
             self._archivist.tested(self.found.top1)

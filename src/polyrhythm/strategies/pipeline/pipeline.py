@@ -602,8 +602,10 @@ class PipelineWorker(WorkerPart, ComputesStages):
             states = vector * needs.optimizer // max(1, needs.parameters) if around.saves else 0
             # What comes from others, before it is put into its place; of each of them at most a window.
             arriving = sum(min(2 * WINDOW_BYTES, each.parameters) for each in outlook.ranks[1:])
+            copied = vector if around.saves or around.writes else 0
+            largest = max(view.parameter.nbytes for view in setting.flat.views)
             needs = replace(
-                needs, whole=vector + states + max(testing, arriving, vector if around.saves else 0)
+                needs, whole=vector + states + max(testing, arriving, copied), start=vector + largest
             )
             # What others hand in for a checkpoint: a copy of their state, packed, and as a message.
             others = [replace(each, whole=3 * each.optimizer * around.saves) for each in outlook.ranks[1:]]
