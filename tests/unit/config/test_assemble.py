@@ -39,7 +39,10 @@ def test_defaults_of_the_data_are_taken() -> None:
         ("parameter_server", 1, SGD()),
         ("parameter_server(consistency=synchronous)", 4, SGD()),
         ("mixed(replicas=2)", 4, SGD(lr=0.15, momentum=0)),
-        ("staleness_aware", 4, SGD()),
+        ("staleness_aware", 4, SGD(lr=0.2, momentum=0)),
+        ("softsync", 4, SGD()),
+        ("mixed(merge=staleness_aware)", 4, SGD(lr=0.2, momentum=0)),
+        ("mixed(merge=staleness_aware)", 2, SGD()),
         ("gaia(sites=2)", 4, SGD(lr=0.025)),
     ],
 )

@@ -37,7 +37,11 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.parameter_server.composition.served import WithServers, check_rules
+from polyrhythm.strategies.parameter_server.composition.served import (
+    WithServers,
+    check_rules,
+    optimizer_divided,
+)
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import (
     WORD_TAG,
@@ -136,6 +140,7 @@ class Mixed(WithServers, SizesBuckets):
             gradients=max(1, applied // max(1, every)),  # what a round moves by counts as one
             # A merge rule that itself lets stale gradients count for less needs no lower rate.
             rate_divisor=1 if self.merge.divides else updates,
+            optimizer=optimizer_divided(self.merge, updates, lockstep=lockstep),
             reads_newest=every == 1,
             skips_steps=self.consistency.drops and not lockstep,
             draws=not (lockstep or self.consistency.drops or self.consistency.waits_for_slower()),

@@ -25,6 +25,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
     ReplicatedPushPull,
     ReplicatedServer,
 )
+from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappedPushPull,
@@ -58,6 +59,15 @@ class WithServers(Strategy):
 
     def traits(self, workers: int) -> Traits:
         return Traits(servers=self.servers, shards=self.servers, placement=self.placement)
+
+
+def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
+    """Return the default optimiser where a merge rule divides the rate of gradients that are applied one by one.
+
+    As all gradients that are late, they bear no momentum and a low rate (`benchmarks/asynchrony`); of N workers the rule
+    leaves them about 0.2 / (N - 1). Empty: the usual one.
+    """
+    return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
 
 
 class Served(WithServers, Compressible, RecutsServers):
@@ -152,6 +162,7 @@ class Served(WithServers, Compressible, RecutsServers):
             gradients=consistency.gathers(workers) if consistency.drops else workers,
             # A merge rule that itself lets stale gradients count for less needs no lower rate.
             rate_divisor=1 if handling.merge.divides else updates,
+            optimizer=optimizer_divided(handling.merge, updates, lockstep=lockstep),
             reads_newest=not consistency.own_updates,
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
