@@ -64,8 +64,8 @@ class WithServers(Strategy):
 def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
     """Return the default optimiser where a merge rule divides the rate of gradients that are applied one by one.
 
-    As all gradients that are late, they bear no momentum and a low rate (`benchmarks/asynchrony`); of N workers the rule
-    leaves them about 0.2 / (N - 1). Empty: the usual one.
+    As all late gradients they bear no momentum and a low rate (`benchmarks/asynchrony`); of N workers the rule leaves
+    them about 0.2 / (N - 1). Empty: the usual one.
     """
     return "sgd(lr=0.2, momentum=0)" if merge.divides and updates > 1 and not lockstep else ""
 
