@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from math import lcm
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,30 @@ def pieces(numbers: int, bucket: int = 1) -> Iterator[slice]:
     size = max(1, _NUMBERS // unit) * unit
     for start in range(0, max(1, numbers), size):
         yield slice(start, min(numbers, start + size))
+
+
+class Uniforms:
+    """Random numbers in (0, 1), evenly distributed, of 16 bits each: k + 1/2 parts of 2^16.
+
+    So a chance is right to 2^-17. They take a third of the time of torch's, which would be most of an encoding.
+
+    Args:
+        generator: gives the seed.
+    """
+
+    _PARTS = 1 << 16
+    _A_WORD = 4
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._bits = np.random.SFC64(generator.initial_seed())
+
+    def next(self, numbers: int) -> Tensor:
+        """Return the next ones, `(numbers,)` float32; whatever is left of a word of four is not used."""
+        words: np.ndarray[tuple[int], np.dtype[np.uint64]] = self._bits.random_raw(
+            -(-numbers // self._A_WORD)
+        )
+        halves = torch.from_numpy(words.view(np.int16)[:numbers])
+        return halves.float().mul_(1 / self._PARTS).add_(0.5 + 0.5 / self._PARTS)
 
 
 class InPieces(Compressor):

@@ -12,6 +12,7 @@ from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.compression.compressor import COMPRESSORS, RESIDUAL, Place, vector_place
 from polyrhythm.compression.compressors.power_sgd import orthonormal
 from polyrhythm.compression.compressors.random_k import drawn
+from polyrhythm.compression.in_pieces import Uniforms
 from polyrhythm.compression.layout import Layout
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.compression.sparse import largest
@@ -249,7 +250,8 @@ def test_random_k_draws_the_same_numbers_on_all_ranks_and_others_at_other_steps(
 
 
 @pytest.mark.parametrize(
-    "spec", ["one_bit", "one_bit(bucket=12)", "qsgd", "qsgd(code=elias)", "qsgd(bucket=7)", "terngrad"]
+    "spec",
+    ["one_bit", "one_bit(bucket=12)", "qsgd", "qsgd(code=elias)", "qsgd(bucket=7)", "terngrad", "dorefa"],
 )
 def test_a_vector_in_pieces_is_encoded_as_one_in_one_piece(spec, monkeypatch):
     made, place = compressor(spec), vector_place(3001)
@@ -271,6 +273,21 @@ def test_a_malformed_code_in_any_piece_is_found(monkeypatch):
         payload[-20] = 255
         with pytest.raises(MalformedMessage):
             made.decode(payload, place)
+
+
+def test_random_numbers_are_even_and_without_a_pattern():
+    numbers = Uniforms(torch.Generator().manual_seed(3)).next(1 << 18)
+    assert 0 < float(numbers.min()) < 2**-14
+    assert 1 - 2**-14 < float(numbers.max()) < 1
+    counts = torch.histc(numbers, 64, 0, 1)
+    expected = len(numbers) / 64
+    assert float(((counts - expected) ** 2 / expected).sum()) < 63 + 5 * (2 * 63) ** 0.5  # chi squared
+    centred = numbers.double() - 0.5
+    for apart in (1, 2, 3, 4, 5):
+        together = float((centred[:-apart] * centred[apart:]).mean()) * 12
+        assert abs(together) < 5 / len(numbers) ** 0.5
+    one, other = (Uniforms(torch.Generator().manual_seed(seed)) for seed in (3, 3))
+    assert torch.equal(torch.cat([one.next(8), one.next(5)]), other.next(13))
 
 
 @pytest.mark.parametrize(("numbers", "count"), [(12, 1), (12, 2), (12, 3), (12, 7), (12, 12)])

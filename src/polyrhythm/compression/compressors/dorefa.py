@@ -14,6 +14,7 @@ Payload: one float32, max|p|, then k bits a number.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -22,16 +23,16 @@ from torch import Tensor
 
 from polyrhythm.compression.compressor import (
     SCALAR_BYTES,
-    Compressor,
     Place,
     bytes_of,
     check_length,
     values_of,
 )
+from polyrhythm.compression.in_pieces import InPieces, Uniforms, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 
 
-class DoReFa(Compressor):
+class DoReFa(InPieces):
     """A few bits a number, right in the mean.
 
     Attributes:
@@ -54,18 +55,26 @@ class DoReFa(Compressor):
         return SCALAR_BYTES + packed_bytes(place.numbers, self.bits)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        vector, last = vector.float(), 2**self.bits - 1
-        largest = vector.abs().max() if vector.numel() else torch.zeros(())
-        share = last / (2 * float(largest)) if float(largest) > 0 else 0.0
-        draws = torch.rand(vector.numel(), generator=place.draws(self.seed))
-        # floor(x + draw) is round(x + dither), with the dither draw - 1/2.
-        codes = (vector * share + last / 2).add_(draws).floor_().clamp_(0, last)
-        return torch.cat([bytes_of(largest), pack(codes.to(torch.uint8), self.bits)])
-
-    def decode(self, payload: Tensor, place: Place) -> Tensor:
-        check_length(self.name, payload, self.nbytes(place))
-        largest = values_of(payload[:SCALAR_BYTES], torch.float32)
-        codes = unpack(payload[SCALAR_BYTES:], place.numbers, self.bits).float()
         last = 2**self.bits - 1
-        values: Tensor = (codes - last / 2) * (2 * largest / last)
-        return values.to(place.dtype)
+        largest = torch.zeros(())
+        if vector.numel():
+            least, most = vector.float().aminmax()
+            largest = torch.maximum(most, -least)
+        share = last / (2 * float(largest)) if float(largest) > 0 else 0.0
+        draws = Uniforms(place.draws(self.seed))
+        parts = [bytes_of(largest)]
+        for piece in pieces(vector.numel()):
+            # floor(x + draw) is round(x + dither), with the dither draw - 1/2.
+            scaled = vector[piece].float() * share
+            codes = scaled.add_(last / 2).add_(draws.next(len(scaled))).floor_().clamp_(0, last)
+            parts.append(pack(codes.to(torch.uint8), self.bits))
+        return torch.cat(parts)
+
+    def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
+        check_length(self.name, payload, self.nbytes(place))
+        last = 2**self.bits - 1
+        level = values_of(payload[:SCALAR_BYTES], torch.float32) * (2 / last)
+        for piece in pieces(place.numbers):
+            start, stop = (SCALAR_BYTES + packed_bytes(end, self.bits) for end in (piece.start, piece.stop))
+            codes = unpack(payload[start:stop], piece.stop - piece.start, self.bits)
+            yield piece, codes.float().sub_(last / 2).mul_(level)

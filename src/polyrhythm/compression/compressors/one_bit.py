@@ -6,7 +6,8 @@ of speech DNNs", Interspeech 2014.
     d_j = mean of { p_i >= 0 } where p_j >= 0, else mean of { p_i < 0 }        in each bucket; an empty group: 0
 
 So the residuals of each group of each bucket add up to 0. Departure from the paper, whose groups are columns of a
-matrix: runs of `bucket` numbers, which need no shape.
+matrix: runs of `bucket` numbers, which need no shape. Longer than a row of a layer, they give one mean to numbers of
+unequal size, which momentum makes much of: `lenet5` then learns slowly or not at all (`benchmarks/compression`).
 
 Payload: two float32 a bucket, then one bit a number, 1 for those at or above zero.
 """
@@ -42,7 +43,7 @@ class OneBit(InPieces):
 
     biased: ClassVar[bool] = True
 
-    bucket: Count = 1024
+    bucket: Count = 128
 
     def nbytes(self, place: Place) -> int:
         return -(-place.numbers // self.bucket) * 2 * SCALAR_BYTES + packed_bytes(place.numbers, 1)

@@ -34,7 +34,7 @@ from polyrhythm.compression.compressor import (
     values_of,
 )
 from polyrhythm.compression.elias import decode_entries, encode_entries
-from polyrhythm.compression.in_pieces import InPieces, pieces
+from polyrhythm.compression.in_pieces import InPieces, Uniforms, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 from polyrhythm.training.quantities import Count
 
@@ -76,7 +76,7 @@ class QSGD(InPieces):
         return self._norm_bytes(place) + packed_bytes(place.numbers, self.bits)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        draws = place.draws(self.seed)
+        draws = Uniforms(place.draws(self.seed))
         parts = [self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket)]
         norms = [bytes_of(part) for part, _ in parts]
         if self.code == "elias":
@@ -87,7 +87,7 @@ class QSGD(InPieces):
         ]
         return torch.cat([*norms, *codes])
 
-    def _levels(self, piece: Tensor, draws: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _levels(self, piece: Tensor, draws: Uniforms) -> tuple[Tensor, Tensor]:
         """Return the norms of buckets, `(buckets,)`, and the numbers' levels, `(n,)` uint8."""
         buckets = buckets_of(piece, self.bucket)
         norms = buckets.norm(dim=1) if self.norm == "two" else _largest(buckets)
@@ -96,7 +96,7 @@ class QSGD(InPieces):
         levels = buckets.abs().mul_(share[:, None]).view(-1)[: piece.numel()]
         # Rounding of the division may lead a hair beyond the last level.
         levels.clamp_(max=float(self.levels))
-        levels.add_(torch.rand(piece.numel(), generator=draws)).floor_()
+        levels.add_(draws.next(piece.numel())).floor_()
         return norms, levels.clamp_(max=float(self.levels)).to(torch.uint8)
 
     def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:

@@ -28,7 +28,7 @@ from polyrhythm.compression.compressor import (
     check_length,
     values_of,
 )
-from polyrhythm.compression.in_pieces import InPieces, pieces
+from polyrhythm.compression.in_pieces import InPieces, Uniforms, pieces
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 from polyrhythm.training.quantities import NonNegative
 
@@ -67,12 +67,12 @@ class TernGrad(InPieces):
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
         bound = self._bound(vector)
         scale = self.scaler(vector) if place.scaler is None else place.scaler
-        draws = place.draws(self.seed)
+        draws = Uniforms(place.draws(self.seed))
         parts = [bytes_of(torch.tensor(scale))]
         for piece in pieces(vector.numel()):
             values = vector[piece].float()
             chances = values.abs().clamp_(max=bound)
-            sent = (torch.rand(len(values), generator=draws).mul_(scale) < chances).view(torch.uint8)
+            sent = (draws.next(len(values)).mul_(scale) < chances).view(torch.uint8)
             parts.append(pack(sent << (values < 0).view(torch.uint8), _BITS))
         return torch.cat(parts)
 
