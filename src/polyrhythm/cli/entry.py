@@ -18,10 +18,11 @@ def main() -> NoReturn:
     signal.pthread_sigmask(
         signal.SIG_UNBLOCK, ASKING
     )  # a parent's threads may have blocked them, as Ray's do
-    from polyrhythm.launch.process import leave_errors_to_python, open_standard_descriptors
+    from polyrhythm.launch.process import leave_errors_to_python, loading, open_standard_descriptors
 
     open_standard_descriptors()
     leave_errors_to_python()
-    from polyrhythm.cli.main import main as run_verb
+    with loading():
+        from polyrhythm.cli.main import main as run_verb
 
     run_verb()

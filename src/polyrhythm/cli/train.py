@@ -17,6 +17,7 @@ from polyrhythm.cli.output import (
     say_what_was_left_out,
     say_where_the_report_is,
 )
+from polyrhythm.launch.process import loading
 from polyrhythm.launch.signals import INTERRUPTED, PREEMPTED
 
 
@@ -35,9 +36,10 @@ def train(
     **options: Any,
 ) -> None:
     """Train a classifier on several workers; leaves a run folder with the model and a report."""
-    from polyrhythm.api.train import prepare_process
-    from polyrhythm.api.train import train as train_run
-    from polyrhythm.reporting.progress import progress_for
+    with loading():
+        from polyrhythm.api.train import prepare_process
+        from polyrhythm.api.train import train as train_run
+        from polyrhythm.reporting.progress import progress_for
 
     prepare_process()
     observer = progress_for(sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import signal
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from polyrhythm.cli import entry, main
+from polyrhythm.launch.process import loading
 
 
 def test_it_interrupts_what_is_under_way() -> None:
@@ -39,6 +41,28 @@ def test_it_is_taken_over_unless_somebody_ignores_it(before: object, monkeypatch
     finally:
         signal.signal(signal.SIGINT, kept)
     assert found == [entry.interrupt if before is signal.default_int_handler else before]
+
+
+def test_nothing_is_collected_while_modules_are_loaded_and_everything_afterwards() -> None:
+    assert gc.isenabled()
+    seen = []
+
+    def interrupted() -> None:
+        with loading():
+            seen.append(gc.isenabled())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert seen == [False]
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with loading():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,12 @@ class OneBit(InPieces):
         buckets = buckets_of(piece, self.bucket)
         above = buckets.clamp_min(0).sum(1, keepdim=True)  # zeros in what is left over add nothing
         below = buckets.clamp_max(0).sum(1, keepdim=True)
-        smaller = (buckets < 0).float().sum(1, keepdim=True)  # of truth values it takes ten times as long
+        bits = buckets >= 0
+        # What is left over counts as above; a sum of truth values would take ten times as long.
+        smaller = self.bucket - bits.float().sum(1, keepdim=True)
         larger = bucket_lengths(piece.numel(), self.bucket) - smaller
         means = torch.cat([above / larger.clamp_min(1), below / smaller.clamp_min(1)], 1)
-        return means, pack(piece >= 0, 1)
+        return means, pack(bits.view(-1)[: piece.numel()], 1)
 
     def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         check_length(self.name, payload, self.nbytes(place))
@@ -70,6 +72,6 @@ class OneBit(InPieces):
         for piece in pieces(numbers, self.bucket):
             size = piece.stop - piece.start
             codes = payload[first + piece.start // 8 : first + -(-piece.stop // 8)]
-            above = buckets_of(unpack(codes, size, 1), self.bucket) > 0
+            bits = buckets_of(unpack(codes, size, 1), self.bucket)
             own = means[piece.start // self.bucket : -(-piece.stop // self.bucket)]
-            yield piece, torch.where(above, own[:, :1], own[:, 1:]).view(-1)[:size]
+            yield piece, torch.lerp(own[:, 1:], own[:, :1], bits).view(-1)[:size]
