@@ -31,6 +31,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal, cast
 
@@ -97,6 +98,7 @@ class DividedTrunk:
         workers: that share it.
 
     Attributes:
+        pictures: the operations whose values are pictures, or copies of them, of which nobody wants gradients.
         rest: maps the values behind the cut layers, of whole examples, to features, in a tuple.
         ends: names of the last layer that is cut, and of the operation in front of which it ends.
 
@@ -116,6 +118,7 @@ class DividedTrunk:
         known: set[fx.Node] = set()
         self.image = next(node for node in chain.graph.nodes if node.op == "placeholder")
         known.add(self.image)
+        self.pictures = {self.image}
         stopped = ""
         for node in chain.operations:
             made = self._operation(node, known)
@@ -164,7 +167,7 @@ class DividedTrunk:
     def held(self, node: fx.Node) -> list[slice]:
         """Return which slice of a value's dimension each worker holds: of pictures, by channels, everything."""
         size = self.shape(node)[self._dim - 1]
-        if node is self.image and self.how == "channels":
+        if node in self.pictures and self.how == "channels":
             return [slice(0, size)] * self.workers
         return neurons(size, self.workers)
 
@@ -213,7 +216,7 @@ class DividedTrunk:
                     for i in workers
                 )
                 forward.append(Exchange("all", sent))
-                if taken is not self.image:
+                if taken not in self.pictures:
                     backward.append(Exchange("all", tuple(zip(*sent, strict=True))))
             elif operation.kind == "norm" and self.how == "height":
                 count = self.shape(operation.node)[0]
@@ -239,8 +242,12 @@ class DividedTrunk:
             layer = self._chain.layer(node)
             return self._layer(node, layer, inputs) if len(inputs) == 1 and not node.kwargs else None
         alike = len(set(shapes)) == 1
+        copies = node.target is torch.empty_like or (node.op == "call_method" and node.target == "copy_")
+        if copies and alike and self.pictures.issuperset(inputs):
+            self.pictures.add(node)
+            return _Operation(node, "local", None, inputs)
         # Slices of pictures are not those of other values with as many channels.
-        pictures = self.image in inputs and self.how == "channels"
+        pictures = not self.pictures.isdisjoint(inputs) and self.how == "channels"
         if node.op == "call_function" and alike and not pictures and node.target in (*_SUMS, *_RELU):
             return _Operation(node, "local", None, inputs)
         if node.op == "call_function" and node.target is torch.cat and self.how == "height":
@@ -250,7 +257,7 @@ class DividedTrunk:
 
     def _layer(self, node: fx.Node, layer: nn.Module, inputs: tuple[fx.Node, ...]) -> _Operation | None:
         """Return what is done about a layer; None if it cannot be cut."""
-        by_channels, of_pictures = self.how == "channels", inputs[0] is self.image
+        by_channels, of_pictures = self.how == "channels", inputs[0] in self.pictures
         if type(layer) is nn.Conv2d:
             return self._convolution(node, layer, inputs)
         if by_channels and of_pictures:
@@ -275,7 +282,7 @@ class DividedTrunk:
             return _Operation(node, "window", layer, inputs, _window(layer))
         if layer.groups == 1:
             return _Operation(node, "window", layer, inputs)
-        if layer.groups == layer.in_channels == layer.out_channels and inputs[0] is not self.image:
+        if layer.groups == layer.in_channels == layer.out_channels and inputs[0] not in self.pictures:
             return _Operation(node, "local", layer, inputs)
         return None
 
@@ -383,6 +390,8 @@ class TrunkPass:
         }
         while self._tape:
             operation, backward = self._tape.pop()
+            if operation.node in trunk.pictures:
+                continue
             for node, gradient in zip(operation.inputs, backward(found.pop(operation.node)), strict=True):
                 if gradient is not None:
                     found[node] = found[node] + gradient if node in found else gradient
@@ -434,6 +443,10 @@ class TrunkPass:
         elif layer is not None:
             copied = getattr(layer, "inplace", False)
             function = (lambda value: layer(value.clone())) if copied else layer
+        elif operation.node.target is torch.empty_like:
+            function = partial(torch.empty_like, **operation.node.kwargs)
+        elif operation.node.target == "copy_":
+            function = torch.Tensor.copy_
         elif operation.node.target is torch.cat:
             function = _concatenated
         elif operation.node.target in _SUMS:
@@ -450,7 +463,7 @@ class TrunkPass:
 
     def _wanted(self, operation: _Operation) -> list[bool]:
         """Return of which inputs the gradients are needed: not of pictures."""
-        return [self._trains and each is not self._trunk.image for each in operation.inputs]
+        return [self._trains and each not in self._trunk.pictures for each in operation.inputs]
 
     def _fetched(self, operation: _Operation, own: Tensor) -> tuple[Tensor, Backward]:
         """Fetch what a window needs, and compute it."""
