@@ -1,6 +1,6 @@
 """Simulated trainings in which workers draw their batches, or share them by speed, and things go wrong.
 
-    python benchmarks/fault-seeds/drawn_seeds.py [--seeds 1000] [--only NAME …] [--out DIR]
+    python benchmarks/fault-seeds/drawn_seeds.py [--first 0] [--seeds 1000] [--only NAME …] [--out DIR]
 
 Two epochs of 240 pictures on 4 workers of which the last is three times slow, with real gradients. Each seed draws one
 to three faults, as in `fault_seeds.py`, and kills no rank that the run needs. Checked of each seed:
@@ -148,6 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--first", type=int, default=0, help="seed to begin with, to try them in pieces")
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=None)
@@ -159,7 +160,7 @@ def main() -> None:
         if chosen.only and spec not in chosen.only:
             continue
         failures, happened = list[str](), Counter[str]()
-        for seed in range(chosen.seeds):
+        for seed in range(chosen.first, chosen.first + chosen.seeds):
             wrong, found = try_seed(spec, seed)
             happened += found
             failures += [wrong] if wrong else []

@@ -110,7 +110,7 @@ class RunConfig(BaseModel):
 
     optimizer: Any = _learning(
         default=None,
-        description="For example adam(lr=0.001) (default: sgd, with a rate that fits the strategy).",
+        description="For example adam(lr=0.001) (default: sgd, with a rate and a momentum that fit the strategy).",
     )
     schedule: Any = _learning(
         default="cosine", description="How the learning rate changes, for example cosine(warmup_epochs=1)."
