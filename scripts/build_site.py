@@ -84,6 +84,12 @@ def _blocks(parts: list[str]) -> list[str]:
     return [f"```console run\n{part}```" if number % 2 else part for number, part in enumerate(parts)]
 
 
+def show_tutorials() -> None:
+    """Show the commands of all tutorials, without what they would print."""
+    for page in (SOURCE / "docs" / "tutorials").glob("*.md"):
+        page.write_text(page.read_text().replace("```console run\n", "```console\n"))
+
+
 def run_tutorials() -> None:
     """Run the commands of all tutorials and set what they print below them."""
     for page in sorted((SOURCE / "docs" / "tutorials").glob("*.md")):
@@ -228,7 +234,9 @@ def main() -> None:
     assemble()
     write_reference()
     write_notebooks()
-    if not chosen.dry:
+    if chosen.dry:
+        show_tutorials()
+    else:
         run_tutorials()
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
