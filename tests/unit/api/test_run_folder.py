@@ -47,7 +47,7 @@ def test_what_is_left_to_us_is_written_down(tmp_path: Path) -> None:
     create_folder(folder, config, assemble(config, CheckpointConfig(folder=folder)))
     written = yaml.safe_load((folder / "config.yaml").read_text())
     assert written["epochs"] == 30
-    assert re.fullmatch(r"sgd\(lr=[\d.]+\)", written["optimizer"])
+    assert written["optimizer"] == "sgd(lr=0.075, momentum=0.0)"
     environment = json.loads((folder / "environment.json").read_text())
     assert {"polyrhythm", "python", "torch", "cpu", "cores", "command"} <= environment.keys()
 
