@@ -69,7 +69,7 @@ WEIGHTS = {
 NEEDS_ROOT = ("disk", "link")
 KNOWN_FILES = {
     *("arrivals.json", "checkpoints", "config.yaml", "environment.json", "events.jsonl", "model.safetensors"),
-    *("report.html", "stacks", "ledger.json", "pictures.json", "predictions.csv"),
+    *("report.html", "stacks", "ledger.json", "pictures.json", "predictions.csv", "summary.json"),
 }
 BATCH, PAUSE_S, EPOCHS = 16, 0.01, 24
 MOST_STEPS_LOST = 60
