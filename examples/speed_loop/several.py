@@ -113,7 +113,7 @@ def main(options):
         {"params": others, "lr": 0.1, "weight_decay": 1e-3},
     ]
     optimizer = torch.optim.SGD(groups, momentum=0.85, nesterov=True)
-    net, optimizer = group.distribute(net, optimizer)
+    net, optimizer = group.distribute(nn.SyncBatchNorm.convert_sync_batchnorm(net), optimizer)
     steps = options.epochs * len(loader)
     triangle = torch.cat(
         [torch.linspace(0.2, 1, steps // 4), torch.linspace(1, 0.05, steps - steps // 4 + 1)]
