@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests of real processes wait more than they compute, so two files at a time share the cores. A stall of the machine can fail
-# one: what failed is run once more, alone. Both outcomes are shown.
-AGAIN := $(BIN)/python -m pytest tests/on_processes --last-failed --last-failed-no-failures none
+# one, and a compiled library can end a test process: what failed is run once more, alone. Both outcomes are shown.
+AGAIN := --last-failed --last-failed-no-failures none
+COMPUTING := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/on_processes
+WAITING := $(BIN)/python -m pytest tests/on_processes
 
 .PHONY: demo compare test check bench docs site clean
 
@@ -15,8 +17,8 @@ compare: $(VENV)/.runtime
 	$(BIN)/polyrhythm compare --cluster office --data digits --model mlp --workers 4 --seeds 3
 
 test: $(VENV)/.development
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --ignore tests/on_processes
-	$(BIN)/python -m pytest tests/on_processes --numprocesses 2 --dist loadfile || $(AGAIN)
+	$(COMPUTING) --numprocesses auto || $(COMPUTING) $(AGAIN)
+	$(WAITING) --numprocesses 2 --dist loadfile || $(WAITING) $(AGAIN)
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

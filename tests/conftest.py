@@ -1,14 +1,21 @@
 """What holds for all tests: one that takes too long tells where all processes are that it has started.
 
+A test process that dies, as in a compiled library, leaves the stacks of its threads to the end of the output.
+
 And signals are what they are in a terminal, even where tests run in the background, or under `nohup`, and inherit
 that some are ignored. Ranks that are threads of the tests do not wait for name servers, as those in processes do not.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,8 +24,21 @@ import pytest
 from polyrhythm.launch.process import ask_names_briefly
 from processes.stacks import stacks_of_children, watch
 
+_DEATHS = "TEST_DEATHS_FOLDER"
+_FOR_PYTHON_S = 300.0
+"""After which a test's process ends: pytest-timeout ends all that can be interrupted, which compiled code cannot."""
+_NOT_OURS = ("_pytest", "pluggy", "xdist", "execnet")
+_deaths = pytest.StashKey[int]()  # where stacks are written
 
-def pytest_configure() -> None:
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, which would write into the middle of the output
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_of_xdist(config):
+        os.environ[_DEATHS] = tempfile.mkdtemp(prefix="deaths-")
+        config.stash[_deaths] = os.dup(2)
+    else:
+        config.stash[_deaths] = os.open(Path(os.environ[_DEATHS], str(os.getpid())), os.O_WRONLY | os.O_CREAT)
+    faulthandler.enable(config.stash[_deaths])
     ask_names_briefly()
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -39,3 +59,32 @@ def pytest_timeout_set_timer(item: pytest.Item) -> Iterator[Any]:
 
         signal.signal(signal.SIGALRM, tell_and_end)
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    faulthandler.dump_traceback_later(_FOR_PYTHON_S, exit=True, file=item.config.stash[_deaths])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for stacks in sorted(Path(os.environ[_DEATHS]).iterdir()):
+        lines = stacks.read_text(encoding="utf-8", errors="replace").splitlines()
+        if lines:
+            terminalreporter.section(f"test process {stacks.name} has died")
+        for line in lines:
+            if not any(f"/{each}/" in line for each in _NOT_OURS):
+                terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not _is_of_xdist(config):
+        shutil.rmtree(os.environ.pop(_DEATHS), ignore_errors=True)
+
+
+def _is_of_xdist(config: pytest.Config) -> bool:
+    """Return whether another process of pytest has started this one, to share out the tests."""
+    return hasattr(config, "workerinput")
