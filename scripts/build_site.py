@@ -29,7 +29,7 @@ import typer
 
 import polyrhythm
 from polyrhythm import events
-from polyrhythm.cli.main import VERBS, app
+from polyrhythm.cli.main import VERBS, command_line
 
 ROOT = Path(__file__).parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -171,7 +171,7 @@ def gallery() -> str:
 
 def verbs() -> str:
     """Return the page of all verbs."""
-    known: Any = typer.main.get_command(app)
+    known: Any = typer.main.get_command(command_line())
     lines = ["# Verbs and options", "", "What `polyrhythm VERB --help` says, on one page."]
     for panel, names in VERBS.items():
         lines += ["", f"## {panel}"]

@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from polyrhythm.api.strategies import strategies
-from polyrhythm.cli.main import app
+from polyrhythm.cli.main import command_line
 
 ROOT = Path(__file__).parents[2]
 OF_THE_PRODUCT = [
@@ -21,7 +21,7 @@ OF_THE_PRODUCT = [
 PAGES = [*OF_THE_PRODUCT, ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks").rglob("*.md"))]
 OF_THE_CODE = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "design").glob("*.md"))]
 SOURCES = [f"/{path.relative_to(ROOT)}" for path in (ROOT / "src" / "polyrhythm").rglob("*")]
-VERBS = get_command(app).commands  # type: ignore[attr-defined]
+VERBS = get_command(command_line()).commands  # type: ignore[attr-defined]
 OF_TORCHRUN = {
     "--nnodes",
     "--nproc-per-node",

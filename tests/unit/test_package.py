@@ -102,3 +102,12 @@ def test_a_shell_completes_verbs(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=asked, capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["simulate"], done.stderr
+
+
+def test_training_imports_neither_what_simulates_nor_other_verbs() -> None:
+    code = (
+        "import sys, polyrhythm.api.train; from polyrhythm.cli.main import command_line; command_line('train'); "
+        "print(*(each for each in sys.modules if 'simul' in each or each == 'polyrhythm.cli.plan'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not done.stdout.split()

@@ -73,13 +73,6 @@ _LONGEST = 1500  # characters of a refusal, which may repeat what was given
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """What the option parser raises: click's own class, or that of the copy of click inside newer typers."""
 
-app = typer.Typer(
-    name="polyrhythm",
-    cls=Verbs,
-    help="Train image classifiers on several workers: in step, out of step, or mixed.",
-    add_completion=True,
-    pretty_exceptions_enable=False,
-)
 VERBS = {
     "Train": ("train", "run", "join", "submit"),
     "Use what was trained": ("evaluate", "predict", "export", "average"),
@@ -88,11 +81,30 @@ VERBS = {
     "Look up": ("strategies", "analyze", "augment", "doctor"),
 }
 """The verbs by panel, as `--help` shows them: each is the function of its name in the module of its name."""
-for panel, verbs in VERBS.items():
-    for verb in verbs:
-        settings = CONTEXT if verb in ("run", "submit") else None
-        add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
-        add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
+
+
+def command_line(only: str | None = None) -> typer.Typer:
+    """Return the verbs and their options.
+
+    Args:
+        only: the one that is asked for, if that is known: the others need not be imported then.
+    """
+    app = typer.Typer(
+        name="polyrhythm",
+        cls=Verbs,
+        help="Train image classifiers on several workers: in step, out of step, or mixed.",
+        add_completion=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(polyrhythm)
+    for panel, verbs in VERBS.items():
+        for verb in verbs:
+            if only not in (None, verb):
+                continue
+            settings = CONTEXT if verb in ("run", "submit") else None
+            add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
+            add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -103,7 +115,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def polyrhythm(
     version: Annotated[
         bool,
@@ -167,8 +178,11 @@ def _let_all_be_printed() -> None:
 
 
 def _status(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else ""
+    known = any(first in verbs for verbs in VERBS.values())
     try:
-        status = app(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
+        verb = command_line(first if known else None)
+        status = verb(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
     except (Interrupted, KeyboardInterrupt, typer.Abort):
         word, status = interruption(arguments)
         print(word, file=sys.stderr)

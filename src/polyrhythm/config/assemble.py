@@ -48,7 +48,6 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
-from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
@@ -134,6 +133,8 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
 
 def _by_profile(balance: Measured, workers: int) -> Measured:
     """Return a balance that begins with the speeds of a cluster's hosts, which workers fill one after the other."""
+    from polyrhythm.simulation.cluster import open_cluster  # no other run imports what simulates
+
     hosts = open_cluster(balance.profile).hosts
     speeds = [kind.speed for kind in hosts for _ in range(kind.count * kind.places)]
     if len(speeds) < workers:

@@ -17,6 +17,7 @@ import subprocess
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from http.client import HTTPException
@@ -190,7 +191,7 @@ def parse_idx(content: bytes) -> torch.Tensor:
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != torch.Size(shape).numel():
         raise ValueError(f"an idx file of {len(content) - start} numbers whose head says {shape}")
-    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).view(shape)
+    return torch.frombuffer(bytearray(memoryview(content)[start:]), dtype=torch.uint8).view(shape)
 
 
 def idx_part(folder: str | None, what: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -254,6 +255,12 @@ MEAN = 0.2860
 STD = 0.3530
 
 
+def _keep(contents: Sequence[bytes], folder: Path) -> None:
+    with suppress(OSError):  # it is only for speed
+        for file, content in zip(FILES, contents, strict=True):
+            write_whole(folder / file.name, content)
+
+
 class FashionMNIST(Config):
     """Fashion-MNIST.
 
@@ -280,15 +287,21 @@ class FashionMNIST(Config):
 def find_or_fetch(system: Path, cache: Path, address: str) -> list[bytes]:
     """Return the contents of `FILES` from the first source that has them all: `system`, `cache`, `address`, Debian.
 
+    They are kept uncompressed in a folder of `cache`: to uncompress them takes as long as a seventh of importing torch.
+
     Raises:
         RequestError: none has them; with the reasons and what to do.
     """
-    for folder in (system, cache):
+    kept = cache / "uncompressed"
+    for folder in (kept, system, cache):
         # A damaged or half-filled folder is no reason to stop: the next place may be right.
         try:
-            return read_all(folder, FILES)
+            contents = read_all(folder, FILES)
         except RequestError:
             continue
+        if folder is not kept:
+            _keep(contents, kept)
+        return contents
     reasons = []
     for fetch, origin in ((download, address), (unpack_debian, PACKAGE)):
         try:

@@ -74,6 +74,37 @@ def test_a_damaged_system_folder_is_passed_by_for_the_cache(contents, tmp_path):
     assert find_or_fetch(system, cache, "http://unused.invalid/") == contents
 
 
+def test_they_are_uncompressed_once(contents, tmp_path):
+    system, cache = tmp_path / "system", tmp_path / "cache"
+    system.mkdir()
+    for file, content in zip(FILES, contents, strict=True):
+        (system / f"{file.name}.gz").write_bytes(gzip.compress(content, 1))
+    find_or_fetch(system, cache, "http://unused.invalid/")
+    for file in FILES:
+        (system / f"{file.name}.gz").unlink()
+    assert find_or_fetch(system, cache, "http://unused.invalid/") == contents
+
+
+def test_what_was_uncompressed_and_is_damaged_is_made_anew(contents, tmp_path):
+    system, cache = tmp_path / "system", tmp_path / "cache"
+    for folder in (system, cache / "uncompressed"):
+        folder.mkdir(parents=True)
+        for file, content in zip(FILES, contents, strict=True):
+            (folder / file.name).write_bytes(content)
+    damaged = cache / "uncompressed" / FILES[3].name
+    damaged.write_bytes(b"damaged")
+    assert find_or_fetch(system, cache, "http://unused.invalid/") == contents
+    assert damaged.read_bytes() == contents[3]
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(contents, tmp_path):
+    for file, content in zip(FILES, contents, strict=True):
+        (tmp_path / file.name).write_bytes(content)
+    cache = tmp_path / "a file"
+    cache.touch()
+    assert find_or_fetch(tmp_path, cache, "http://unused.invalid/") == contents
+
+
 def test_what_cannot_be_downloaded_comes_from_the_package(contents, tmp_path, monkeypatch, caplog):
     asked = []
 
