@@ -300,6 +300,9 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     figures = end.result | {"held_back": asdict(found) if found is not None else None}
     sustained = seen.sustained_images_per_s
     figures["sustained_images_per_s"] = None if math.isnan(sustained) else sustained
+    if seen.evaluations:
+        highest = max(seen.evaluations, key=lambda each: each.test_top1)
+        figures["best"] = {"epoch": highest.epoch, "test_top1": highest.test_top1}
     figures["restarts"] = len(restarts)
     figures["updates_lost"] = sum(notice.updates_lost for notice in restarts)
     figures["stragglers"] = {str(worker): times for worker, times in seen.stragglers.items()}

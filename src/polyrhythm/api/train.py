@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
+from math import log2, prod
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -44,6 +44,8 @@ from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_r
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
+from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.open import source_of
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.feature_cache import call_apart, measure
 from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
@@ -55,7 +57,7 @@ from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.quantities import duration
+from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
@@ -301,6 +303,9 @@ _PATIENT_S = 1800.0
 _MANY_NUMBERS = 10**8
 _SMALL_SIDE = 32
 """Fewer numbers of pictures than that, or smaller pictures, are trained on before a step could be measured."""
+_FEW_STEPS = 500
+"""From random weights a network learns little in fewer."""
+_LEAST_BATCH = 8
 
 
 def expected_time(job: Job, seconds: float) -> str:
@@ -318,6 +323,22 @@ def expected_time(job: Job, seconds: float) -> str:
         f"{said}. Quicker: --image-size {side} takes about {smaller} where the network allows it, and sees less; so do "
         "fewer --epochs or a smaller --model. On few photographs the body of a trained network stands still at a small "
         "part of the time (--weights, --fine-tuning head)"
+    )
+
+
+def too_few_steps(job: Job, config: RunConfig) -> str | None:
+    """Return what mends a run from random weights on a few pictures that has hardly any steps; None: it has enough."""
+    own = {"batch_size", "epochs", "updates", "batch_schedule"} & config.model_fields_set
+    if config.weights is not None or own or not isinstance(source_of(config.data), PictureSource):
+        return None
+    steps = job.learning.epochs * job.steps_per_epoch
+    if steps >= _FEW_STEPS:
+        return None
+    size = 2 ** int(log2(max(_LEAST_BATCH, config.batch_size * steps / _FEW_STEPS)))
+    more = job.learning.epochs * -(-len(job.dataset.train) // (config.workers * size))
+    return (
+        f"{counted(steps, 'step')} in all, {counted(job.steps_per_epoch, 'step')} an epoch, are few for a network that "
+        f"starts from random weights: --batch-size {size} makes {more:,} of the same pictures"
     )
 
 
@@ -356,6 +377,8 @@ def _train_here(
             write_prediction(job.checkpointing.folder, choice.cluster, choice.candidate)
         if seconds is not None:
             observed.on_event(Notice(time_s=0, text=expected_time(job.planned, seconds)))
+        if not job.checkpointing.resume and (few := too_few_steps(job.planned, config)) is not None:
+            observed.on_event(Notice(time_s=0, text=few))
         # a GPU that this process has touched cannot be used by a fork of it
         method = "spawn" if job.device.type == "cuda" else start_method
 

@@ -18,7 +18,9 @@ def augment(
             metavar="AUGMENTATIONS", help='As in train, "rotation(strength=10); flip", or a recipe (.yaml).'
         ),
     ] = None,
-    preview: Annotated[str, typer.Option(help="The picture file to write.")] = "augmented.png",
+    preview: Annotated[
+        str, typer.Option("--preview", "--out", help="The picture file to write.")
+    ] = "augmented.png",
     data: Annotated[
         str | None,
         typer.Option(help="A name or a folder of images (default: the recipe's, else fashion-mnist)."),

@@ -68,6 +68,12 @@ def train(
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
     print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+    best = figures.get("best")
+    if best is not None and best["test_top1"] > figures["test_top1"]:
+        print(
+            f"highest     {percent(best['test_top1'])} after epoch {best['epoch']}, by the test images; --keep-best "
+            "keeps such a network, and evaluate --best tests it"
+        )
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     say_what_held_back(figures)
     say_what_was_left_out(figures)

@@ -12,15 +12,20 @@ consists of pickles, which can execute anything, so its binary version is read.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from polyrhythm.data.dataset import Dataset, TensorSplit
+from polyrhythm.data.user_cache import cache_folder, write_whole
 from polyrhythm.errors import RequestError
+from polyrhythm.fetched_file import fetched
 
 Labelled = tuple[Tensor, Tensor]
 """Images (n, C, H, W) uint8, and their labels (n,)."""
@@ -48,15 +53,67 @@ def dataset_of(name: str, train: Labelled, test: Labelled, classes: Sequence[str
     )
 
 
-def found_in(folder: str | None, what: str, name: str) -> Path:
-    """Return a file, or the same with `.gz`, anywhere in a folder.
+@dataclass(frozen=True)
+class Origin:
+    """Where the files of a data set lie in the web.
+
+    Attributes:
+        addresses: each with the MD5 of what is there.
+        members: names of the files that are needed of archives (.tar.gz, .zip); empty: files are there as they are.
+    """
+
+    addresses: tuple[tuple[str, str], ...]
+    members: tuple[str, ...] = ()
+
+
+def folder_of(given: str | None, what: str, origin: Origin) -> Path:
+    """Return the folder of a data set's files; where none is given, the user's cache, into which they are fetched once.
 
     Raises:
-        RequestError: no folder is given, or it is not there.
+        RequestError: they cannot be fetched, or are others than those that are known.
     """
-    if folder is None:
-        raise RequestError(f"{what} is not fetched here: name the folder of its files, {what}=FOLDER")
-    root = Path(folder).expanduser()
+    if given is not None:
+        return Path(given).expanduser()
+    folder = cache_folder() / what
+    if origin.members and all((folder / name).is_file() for name in origin.members):
+        return folder
+    try:
+        for address, checksum in origin.addresses:
+            path = folder / address.rpartition("/")[2]
+            fetched(address, path, checksum, kind="md5", what="the file")
+            if origin.members:
+                _unpack(path, origin.members, folder)
+    except RequestError as error:
+        raise RequestError(f"{error}; or name the folder of all its files, {what}=FOLDER") from None
+    return folder
+
+
+def _unpack(archive: Path, names: Sequence[str], into: Path) -> None:
+    """Write files of an archive into a folder, whatever folders they have there, and remove the archive."""
+    try:
+        for name, content in _members(archive, names):
+            write_whole(into / name, content)
+        archive.unlink()
+    except (OSError, EOFError, tarfile.TarError, BadZipFile) as error:
+        raise RequestError(f"{archive} cannot be unpacked ({error})") from None
+
+
+def _members(archive: Path, names: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    if archive.suffix == ".zip":
+        with ZipFile(archive) as opened:
+            for entry in opened.infolist():
+                if (name := Path(entry.filename).name) in names:
+                    yield name, opened.read(entry)
+        return
+    with tarfile.open(archive) as shelf:
+        for member in shelf:
+            file = shelf.extractfile(member) if Path(member.name).name in names else None
+            if file is not None:
+                yield Path(member.name).name, file.read()
+
+
+def found_in(root: Path, what: str, name: str) -> Path:
+    """Return a file, or the same with `.gz`, anywhere in a folder; raise `RequestError` if it is not there."""
     for each in (name, f"{name}.gz"):
         found = next((path for path in [root / each, *sorted(root.rglob(each))] if path.is_file()), None)
         if found is not None:

@@ -176,11 +176,13 @@ def _server_table(figures: RunFigures, rows: int) -> Table:
 
 
 def _accuracy(figures: RunFigures) -> Text:
-    last = figures.evaluations[-1]
+    last, highest = figures.evaluations[-1], max(figures.evaluations, key=lambda each: each.test_top1)
+    higher = highest.test_top1 > last.test_top1
     return Text.assemble(
         " test top-1 ",
-        (percent(last.test_top1), "bold green"),
+        (percent(last.test_top1), "bold"),
         f" · top-5 {percent(last.test_top5)} · loss {significant(last.test_loss)} · epoch {last.epoch}",
+        f" · highest {percent(highest.test_top1)}, epoch {highest.epoch}" if higher else "",
     )
 
 

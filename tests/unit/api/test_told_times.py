@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import polyrhythm
-from polyrhythm.api.train import expected_time, measured_time
+from polyrhythm.api.train import expected_time, measured_time, too_few_steps
+from polyrhythm.cli.train import _say as say
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores
-from polyrhythm.events import Event, Notice
+from polyrhythm.events import Evaluated, Event, Notice
+from polyrhythm.reporting.event_log import read_events
 from polyrhythm.roles.job import CheckpointConfig, Job
 
 
@@ -32,14 +35,15 @@ def test_the_time_of_a_short_run_is_said_and_of_a_long_one_what_is_quicker() -> 
     assert "--fine-tuning head" in told
 
 
-def test_one_step_is_measured_where_there_is_much_to_do() -> None:
+def test_one_step_is_measured_where_there_is_much_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured_time(_job(20, 64, 3), "fork") is None  # soon done
     assert measured_time(_job(20, 16, 200_000), "fork") is None  # small pictures
-    once, twice = (measured_time(_job(20, 64, epochs), "fork") for epochs in (10_000, 1_000_000))
-    assert once is not None
-    assert twice is not None
-    assert once > 0
-    assert 10 < twice / once < 1000  # a hundred times as long, by measurements
+    told = measured_time(_job(20, 64, 10_000), "fork")
+    assert told is not None
+    assert told > 0
+    # of measurements that are known: forward passes of the test, and steps
+    monkeypatch.setattr("polyrhythm.api.train.call_apart", lambda *_: (0.25, 0.5))
+    assert measured_time(_job(20, 64, 10_000), "fork") == 10_000 * 20 * (0.5 + 0.25)
 
 
 def _tested(scores: torch.Tensor, labels: torch.Tensor) -> Evaluation:
@@ -93,3 +97,39 @@ def test_a_run_that_learns_nothing_says_so_once(rate: float, times: int, tmp_pat
     told = [text for text in notices.texts if "hardly does better than guessing" in text]
     assert len(told) == times
     assert all(text.startswith("after epoch 2 ") for text in told)
+
+
+def test_few_steps_of_few_pictures_are_told_and_what_makes_more(tmp_path: Path) -> None:
+    for number in range(30):
+        path = tmp_path / "photographs" / ("left" if number % 2 else "right") / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), (8 * number, 0, 0)).save(path)
+    given = {"data": str(tmp_path / "photographs"), "model": "mlp", "image_size": 16}
+
+    def told(**more: object) -> str | None:
+        config = configure({**given, **more})
+        return too_few_steps(assemble(config, CheckpointConfig()).planned, config)
+
+    # 24 pictures to learn from, by 2 workers: a step an epoch, and with 8 a worker two
+    assert told() == (
+        "20 steps in all, 1 step an epoch, are few for a network that starts from random weights: --batch-size 8 makes "
+        "40 of the same pictures"
+    )
+    assert told(batch_size=16) is None  # whoever says how to learn
+    pair = (torch.zeros(24, 1, 16, 16), torch.arange(24) % 2)
+    assert told(data=(pair, pair), image_size=None) is None
+
+
+def test_the_highest_test_stands_beside_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = polyrhythm.simulate(
+        cluster="office", data="digits", model="mlp", workers=2, epochs=2, out=tmp_path / "run",
+        optimizer="sgd(lr=0.1)",
+    )  # fmt: skip
+    tested = [each for each in read_events(run.folder / "events.jsonl") if isinstance(each, Evaluated)]
+    highest = max(tested, key=lambda each: each.test_top1)
+    assert run.figures["best"] == {"epoch": highest.epoch, "test_top1": highest.test_top1}
+
+    say(run.folder, {**run.figures, "best": {"epoch": 1, "test_top1": 0.99}, "test_top1": 0.95})
+    assert "highest     99.00 % after epoch 1" in capsys.readouterr().out
+    say(run.folder, {**run.figures, "best": {"epoch": 2, "test_top1": 0.95}, "test_top1": 0.95})
+    assert "after epoch 2" not in capsys.readouterr().out

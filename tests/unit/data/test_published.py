@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tarfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from hashlib import md5
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from threading import Thread
+from urllib.error import URLError
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -12,6 +21,7 @@ import torch
 from scipy.io import savemat
 
 from polyrhythm.data.open import open_data
+from polyrhythm.data.published import Origin, folder_of
 from polyrhythm.errors import RequestError
 
 NUMBERS = np.random.default_rng(0)
@@ -109,10 +119,23 @@ def test_stl10_lies_column_by_column(tmp_path: Path) -> None:
     assert classes.tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("name", ["mnist", "emnist", "cifar10", "cifar100", "svhn", "stl10"])
-def test_missing_files_are_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=f"{name}=FOLDER"):
+NAMES = ["mnist", "kmnist", "emnist", "cifar10", "cifar100", "svhn", "stl10"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_missing_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unplugged(address: str, timeout: float) -> None:
+        asked.append(address)
+        raise URLError("no network")
+
+    monkeypatch.setattr("polyrhythm.fetched_file.urlopen", unplugged)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(RequestError, match=rf"cannot be fetched \(no network\).* {name}=FOLDER"):
         open_data(name)
+    assert len(asked) == 1
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     with pytest.raises(RequestError, match="which is not in"):
         open_data(f"{name}={tmp_path}")
 
@@ -126,3 +149,83 @@ def test_a_wrong_label_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\3damaged")
     with pytest.raises(RequestError, match="is damaged"):
         open_data(f"mnist={tmp_path}")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A server that keeps no log."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bytes], tuple[str, str]]]:
+    """Put a file into the web, and return its address and its MD5; the user's cache is empty."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "web"
+    folder.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def put(name: str, content: bytes) -> tuple[str, str]:
+        (folder / name).write_bytes(content)
+        return f"http://127.0.0.1:{server.server_port}/{name}", md5(content).hexdigest()
+
+    yield put
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _tar(contents: dict[str, bytes]) -> bytes:
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as shelf:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            shelf.addfile(entry, BytesIO(content))
+    return packed.getvalue()
+
+
+def _zip(contents: dict[str, bytes]) -> bytes:
+    packed = BytesIO()
+    with ZipFile(packed, "w") as shelf:
+        for name, content in contents.items():
+            shelf.writestr(name, content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.tar.gz", _tar), ("a.zip", _zip)])
+def test_archives_are_fetched_once_and_only_what_is_needed_is_taken_out(
+    name: str,
+    pack: Callable[[dict[str, bytes]], bytes],
+    web: Callable[[str, bytes], tuple[str, str]],
+    tmp_path: Path,
+) -> None:
+    archive = pack({"deep/inside/a.bin": b"first", "../../b.bin": b"second", "c.bin": b"not needed"})
+    origin = Origin((web(name, archive),), ("a.bin", "b.bin"))
+    folder = folder_of(None, "cifar10", origin)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "a.bin": b"first",
+        "b.bin": b"second",
+    }
+    (tmp_path / "web" / name).unlink()
+    assert folder_of(None, "cifar10", origin) == folder
+    assert folder_of(str(tmp_path), "cifar10", origin) == tmp_path
+
+
+def test_files_are_fetched_as_they_are_and_others_than_those_that_are_known_refused(
+    web: Callable[[str, bytes], tuple[str, str]], tmp_path: Path
+) -> None:
+    first, second = web("a.gz", b"first"), web("b.gz", b"second")
+    folder = folder_of(None, "mnist", Origin((first, second)))
+    assert sorted(path.name for path in folder.iterdir()) == ["a.gz", "b.gz"]
+    address, _ = web("c.gz", b"third")
+    with pytest.raises(RequestError, match=r"not the known file \(its md5 begins with .*mnist=FOLDER"):
+        folder_of(None, "mnist", Origin(((address, second[1]),)))
+    assert not (folder / "c.gz").exists()
+    broken = web("d.tar.gz", b"no archive")
+    with pytest.raises(RequestError, match="cannot be unpacked"):
+        folder_of(None, "stl10", Origin((broken,), ("a.bin",)))

@@ -55,7 +55,7 @@ def test_a_name_in_both_libraries_is_torchvisions_unless_prefixed(name):
 
 
 def test_names_are_unique_and_start_with_our_own(names):
-    assert names[:4] == ["cell_network", "deep_image", "lenet5", "mlp"]
+    assert names[:5] == ["cell_network", "cifar_resnet", "deep_image", "lenet5", "mlp"]
     assert len(names) == len(set(names))
     assert {"alexnet", "resnet18", "timm.resnet18", "tf_efficientnet_lite0"} <= set(names)
 

@@ -10,7 +10,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Literal
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.published import dataset_of
+from polyrhythm.data.published import Origin, dataset_of, folder_of
 from polyrhythm.data.sources.fashion_mnist import idx_part
 from polyrhythm.specs import Config
 
@@ -25,12 +25,22 @@ CLASSES = {
     "mnist": digits,
 }
 
+ORIGIN = Origin(
+    (("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e"),),
+    tuple(
+        f"emnist-{split}-{part}-{kind}-ubyte.gz"
+        for split in CLASSES
+        for part in ("train", "test")
+        for kind in ("images-idx3", "labels-idx1")
+    ),
+)
+
 
 class EMNIST(Config):
     """One of its six divisions.
 
     Attributes:
-        folder: holds its idx files, gzipped or not, there or in folders inside.
+        folder: holds its idx files, gzipped or not, there or in folders inside; None: they are fetched.
         split: which division.
     """
 
@@ -39,7 +49,8 @@ class EMNIST(Config):
 
     def load(self) -> Dataset:
         """Return the data; raise `RequestError` if a file is missing or damaged."""
-        parts = [idx_part(self.folder, "emnist", f"emnist-{self.split}-{part}") for part in ("train", "test")]
+        root = folder_of(self.folder, "emnist", ORIGIN)
+        parts = [idx_part(root, "emnist", f"emnist-{self.split}-{part}") for part in ("train", "test")]
         first = 1 if self.split == "letters" else 0
         train, test = ((images.mT.contiguous(), labels - first) for images, labels in parts)
         return dataset_of(f"emnist {self.split}", train, test, tuple(CLASSES[self.split]), 5)

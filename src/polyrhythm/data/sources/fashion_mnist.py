@@ -194,7 +194,7 @@ def parse_idx(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(memoryview(content)[start:]), dtype=torch.uint8).view(shape)
 
 
-def idx_part(folder: str | None, what: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def idx_part(root: Path, what: str, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the images (n, 1, H, W) uint8 and labels (n,) of one of the MNIST family's parts, such as `train`.
 
     Raises:
@@ -202,7 +202,7 @@ def idx_part(folder: str | None, what: str, part: str) -> tuple[torch.Tensor, to
     """
     found = []
     for kind in ("images-idx3-ubyte", "labels-idx1-ubyte"):
-        path = found_in(folder, what, f"{part}-{kind}")
+        path = found_in(root, what, f"{part}-{kind}")
         try:
             found.append(parse_idx(content_of(path)))
         except ValueError as error:

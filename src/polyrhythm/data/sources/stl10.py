@@ -6,33 +6,41 @@ Its pictures without labels are not used.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.published import Labelled, content_of, dataset_of, found_in, records
+from polyrhythm.data.published import Labelled, Origin, content_of, dataset_of, folder_of, found_in, records
 from polyrhythm.specs import Config
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 _SHAPE = (3, 96, 96)
+ORIGIN = Origin(
+    (("http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb"),),
+    ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"),
+)
 
 
 class STL10(Config):
     """Its binary files, `train_X.bin` and others.
 
     Attributes:
-        folder: holds them, there or in folders inside.
+        folder: holds them, there or in folders inside; None: they are fetched (2.6 GB).
     """
 
     folder: str | None = None
 
     def load(self) -> Dataset:
         """Return the data; raise `RequestError` if a file is missing or damaged."""
-        return dataset_of("stl10", self._part("train"), self._part("test"), CLASSES, 30)
+        root = folder_of(self.folder, "stl10", ORIGIN)
+        return dataset_of("stl10", _part(root, "train"), _part(root, "test"), CLASSES, 30)
 
-    def _part(self, part: str) -> Labelled:
-        path = found_in(self.folder, "stl10", f"{part}_X.bin")
-        images, _ = records(content_of(path), path, 0, _SHAPE)
-        labels = torch.frombuffer(
-            bytearray(content_of(found_in(self.folder, "stl10", f"{part}_y.bin"))), dtype=torch.uint8
-        )
-        return images.mT.contiguous(), labels.long() - 1  # pictures lie column by column
+
+def _part(root: Path, part: str) -> Labelled:
+    path = found_in(root, "stl10", f"{part}_X.bin")
+    images, _ = records(content_of(path), path, 0, _SHAPE)
+    labels = torch.frombuffer(
+        bytearray(content_of(found_in(root, "stl10", f"{part}_y.bin"))), dtype=torch.uint8
+    )
+    return images.mT.contiguous(), labels.long() - 1  # pictures lie column by column

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyrhythm.errors import RequestError
-from polyrhythm.models.fetched_file import fetched
+from polyrhythm.fetched_file import fetched
 from polyrhythm.models.weights import read_tensors
 from polyrhythm.specs import Config
 

@@ -15,8 +15,8 @@ from urllib.parse import urlparse
 import torch
 
 from polyrhythm.errors import RequestError
+from polyrhythm.fetched_file import fetched
 from polyrhythm.models.create import published_address
-from polyrhythm.models.fetched_file import fetched
 from polyrhythm.models.weights import read_tensors
 from polyrhythm.specs import Config
 

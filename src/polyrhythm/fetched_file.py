@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
 from contextlib import suppress
-from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,13 +20,17 @@ _CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def fetched(address: str, path: Path, checksum: str = "") -> Path:
+def fetched(
+    address: str, path: Path, checksum: str = "", *, kind: str = "sha256", what: str = "the weights"
+) -> Path:
     """Download a file to `path` unless it is there already, and return `path`.
 
     Args:
         address: its URL.
         path: folders are created if necessary.
-        checksum: first hexadecimal digits of its sha256, if known.
+        checksum: first hexadecimal digits of its hash, if known.
+        kind: of hash, as hashlib calls it.
+        what: it is, for errors.
 
     Raises:
         RequestError: no connection, too slow, another file than expected, or it cannot be written.
@@ -38,17 +42,16 @@ def fetched(address: str, path: Path, checksum: str = "") -> Path:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = _download(address, part)
+        found = _download(address, part, kind)
         if not found.startswith(checksum):
             raise RequestError(
-                f"{address} is not the known file (its sha256 begins with {found[:8]}, not {checksum})"
+                f"{address} is not the known file (its {kind} begins with {found[:8]}, not {checksum[:8]})"
             )
         part.replace(path)
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise RequestError(
-            f"the weights {address} cannot be fetched ({reason}): fetch them where there is a network, and put them "
-            f"at {path}"
+            f"{what} {address} cannot be fetched ({reason}): fetch it where there is a network, and put it at {path}"
         ) from None
     finally:
         with suppress(OSError):  # there is none after success
@@ -56,10 +59,10 @@ def fetched(address: str, path: Path, checksum: str = "") -> Path:
     return path
 
 
-def _download(address: str, path: Path) -> str:
-    """Write the content of a URL to a file, and return its sha256."""
+def _download(address: str, path: Path, kind: str) -> str:
+    """Write the content of a URL to a file, and return its hash."""
     give_up_s = time.monotonic() + DOWNLOAD_S
-    digest = sha256()
+    digest = hashlib.new(kind)
     with urlopen(address, timeout=CONNECT_S) as response, path.open("wb") as file:
         told_bytes = response.length
         while chunk := response.read1(_CHUNK_BYTES):
