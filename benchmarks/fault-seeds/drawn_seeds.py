@@ -1,6 +1,9 @@
 """Simulated trainings in which workers draw their batches, or share them by speed, and things go wrong.
 
-    python benchmarks/fault-seeds/drawn_seeds.py [--first 0] [--seeds 1000] [--only NAME …] [--out DIR]
+    python benchmarks/fault-seeds/drawn_seeds.py [--first 0] [--seeds 1000] [--only NAME …]
+    python benchmarks/fault-seeds/drawn_seeds.py --go-on [--seeds 1000] [--only NAME …]
+
+The second form tries what `drawn.json` lacks of so many seeds, and adds it there after every 50.
 
 Two epochs of 240 pictures on 4 workers of which the last is three times slow, with real gradients. Each seed draws one
 to three faults, as in `fault_seeds.py`, and kills no rank that the run needs. Checked of each seed:
@@ -38,15 +41,20 @@ DRAWN = (
     "parameter_server",
     "parameter_server(servers=2)",
     "softsync",
+    "staleness_aware",
+    "dc_asgd",
     "downpour",
     "easgd",
+    "eamsgd",
     "periodic_averaging",
     "hogwild",
     "ad_psgd",
 )
 BALANCED = (
     "mixed(replicas=2)",
+    "ssp",
     "synchronous",
+    "lazy_synchronous",
     "parameter_server(consistency=synchronous)",
     "local_sgd(steps=2)",
 )
@@ -141,6 +149,46 @@ def try_seed(spec: str, seed: int) -> tuple[str, Counter[str]]:
 
 
 HEAD = "| strategy | seeds | lost | joined | seeds in which parts changed | violations |\n|---|---|---|---|---|---|"
+RESULTS = Path(__file__).with_name("drawn.json")
+PIECE = 50
+
+
+def tried(spec: str, seeds: range) -> dict[str, Any]:
+    """Try some seeds of a strategy; return what happened in them."""
+    failures, happened = list[str](), Counter[str]()
+    for seed in seeds:
+        wrong, found = try_seed(spec, seed)
+        happened += found
+        failures += [wrong] if wrong else []
+    names = {"lost": "WorkerLost", "joined": "WorkerJoined", "parts_changed": "balanced"}
+    return {"seeds": len(seeds), **{key: happened[name] for key, name in names.items()}, "failures": failures}
+
+
+def told(spec: str, row: dict[str, Any]) -> str:
+    """Return a strategy's line of the table, and its first violations."""
+    line = (
+        f"| `{spec}` | {row['seeds']} | {row['lost']} | {row['joined']} | {row['parts_changed']} | "
+        f"{len(row['failures'])} |"
+    )
+    return "\n".join([line, *row["failures"][:5]])
+
+
+def go_on(specs: list[str], seeds: int) -> None:
+    """Try what the results lack, piece by piece of all strategies in turn, and keep each piece."""
+    kept: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for stop in range(PIECE, seeds + PIECE, PIECE):
+        for spec in specs:
+            row = kept.get(spec, {"seeds": 0, "lost": 0, "joined": 0, "parts_changed": 0, "failures": []})
+            piece = range(row["seeds"], min(stop, seeds))
+            if not piece:
+                continue
+            found = tried(spec, piece)
+            kept[spec] = {key: row[key] + found[key] for key in row}
+            written = RESULTS.with_suffix(".new")
+            written.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            written.rename(RESULTS)
+            print(*found["failures"], sep="\n", end="\n" if found["failures"] else "", flush=True)
+    print(HEAD, *(told(spec, kept[spec]) for spec in specs), sep="\n")
 
 
 def main() -> None:
@@ -148,31 +196,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--first", type=int, default=0, help="seed to begin with, to try them in pieces")
+    parser.add_argument("--first", type=int, default=0, help="seed to begin with")
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--go-on", action="store_true", help="try what the results lack, and keep it there")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    began_s, lines, rows = time.perf_counter(), [HEAD], list[dict[str, Any]]()
+    specs = [spec for spec in (*DRAWN, *BALANCED) if spec in chosen.only or not chosen.only]
+    if chosen.go_on:
+        go_on(specs, chosen.seeds)
+        return
+    began_s = time.perf_counter()
     print(HEAD, flush=True)
-    for spec in (*DRAWN, *BALANCED):
-        if chosen.only and spec not in chosen.only:
-            continue
-        failures, happened = list[str](), Counter[str]()
-        for seed in range(chosen.first, chosen.first + chosen.seeds):
-            wrong, found = try_seed(spec, seed)
-            happened += found
-            failures += [wrong] if wrong else []
-        lost, joined, balanced = (happened[name] for name in ("WorkerLost", "WorkerJoined", "balanced"))
-        lines.append(f"| `{spec}` | {chosen.seeds} | {lost} | {joined} | {balanced} | {len(failures)} |")
-        rows.append(
-            {"strategy": spec, "seeds": chosen.seeds, "lost": lost, "joined": joined, "failures": failures}
-        )
-        print(lines[-1], *failures[:5], sep="\n", flush=True)
+    for spec in specs:
+        print(told(spec, tried(spec, range(chosen.first, chosen.first + chosen.seeds))), flush=True)
     print(f"{time.perf_counter() - began_s:.0f} s")
-    if chosen.out is not None:
-        (chosen.out / "drawn.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

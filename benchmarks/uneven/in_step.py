@@ -1,6 +1,6 @@
 """Uneven machines that go in step: with equal parts of a global batch, and with parts by speed.
 
-    python benchmarks/uneven/in_step.py [--real]
+    python benchmarks/uneven/in_step.py [--real [--only NAME …] [--batch-size 64] [--epochs 3]]
 
 Simulated, in seconds of virtual time:
 
@@ -13,7 +13,7 @@ process stops it (SIGSTOP) and lets it go on (SIGCONT), without control groups. 
 step of some 20 ms: a slow machine is slow all the time, where one that stops for 20 ms at once makes the length of a
 step a matter of luck. Before and after each row both workers train alone, in two runs at the same time, the slow one
 held in the same way: a row's speed is told as a share of their sum. Strategies whose workers draw their batches need no
-balance; `ddp` is PyTorch's own.
+balance; `ddp` is PyTorch's own. Rows that are repeated replace those before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from drawn import TWO_HOSTS, simulated
 
-from polyrhythm.events import Evaluated, WorkerProgress
+from polyrhythm.events import BatchesBalanced, Evaluated, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
 HERE = Path(__file__).parent
@@ -123,32 +123,36 @@ DDP = """
 import sys
 from polyrhythm.api.ddp import train_with_ddp
 if __name__ == "__main__":
-    out, epochs = sys.argv[1:]
-    train_with_ddp(out, workers=2, model="lenet5", batch_size=64, epochs=int(epochs), threads=1, keep_checkpoints=0)
+    out, batch, epochs = sys.argv[1:]
+    job = {"model": "lenet5", "batch_size": int(batch), "epochs": int(epochs), "threads": 1}
+    train_with_ddp(out, workers=2, keep_checkpoints=0, **job)
 """
 
 
-def started(strategy: str, balance: str, epochs: int, workers: int, run: Path) -> subprocess.Popen:
+def started(
+    strategy: str, balance: str, batch: int, epochs: int, workers: int, run: Path
+) -> subprocess.Popen:
     command = ["polyrhythm", "train", "--strategy", strategy, "--workers", str(workers), "--balance", balance]
-    command += ["--model", "lenet5", "--batch-size", "64", "--epochs", str(epochs), "--threads", "1"]
+    command += ["--model", "lenet5", "--batch-size", str(batch), "--epochs", str(epochs), "--threads", "1"]
     command += ["--out", str(run), "--keep-checkpoints", "0"]
     if strategy == "ddp":  # from a file, since its ranks are spawned
         script = run.parent / "ddp.py"
         script.write_text(DDP)
-        command = [sys.executable, str(script), str(run), str(epochs)]
+        command = [sys.executable, str(script), str(run), str(batch), str(epochs)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
 
 
-def held_while_it_runs(process: subprocess.Popen, run: Path, workers: int) -> None:
+def held_while_it_runs(process: subprocess.Popen, run: Path) -> None:
     """Hold the last worker of a run until the run has ended."""
-    events, ranks = run / "events.jsonl", []
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while len(ranks) < workers or not (events.exists() and b"RunStarted" in events.read_bytes()):
+    events = run / "events.jsonl"
+    while not (events.exists() and b"RunStarted" in events.read_bytes()):
         time.sleep(0.05)
-        found = [int(child) for child in children.read_text().split()]
-        ranks = sorted(found)[-workers:]  # any helper of multiprocessing was started before
-    held(ranks[-1], lambda: process.poll() is None)
+    begun = next(event for event in read_events(events) if isinstance(event, RunStarted))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    processes = sorted(int(child) for child in children.read_text().split())
+    ranks = processes[-(begun.workers + begun.servers) :]  # any helper of multiprocessing was started before
+    held(ranks[begun.workers - 1], lambda: process.poll() is None)  # servers are the last ranks
 
 
 def images_per_s(run: Path) -> float:
@@ -156,58 +160,74 @@ def images_per_s(run: Path) -> float:
     return sum(event.images for event in done) / max(event.time_s for event in done)
 
 
-def alone() -> int:
+def alone(batch: int) -> int:
     """Return the sum of both workers' speeds, each in a run of its own, at the same time."""
     with tempfile.TemporaryDirectory() as folder:
         fast, slow = Path(folder) / "fast", Path(folder) / "slow"
-        processes = [started("synchronous", "off", epochs, 1, run) for run, epochs in [(fast, 3), (slow, 1)]]
-        held_while_it_runs(processes[1], slow, 1)
+        processes = [
+            started("synchronous", "off", batch, epochs, 1, run) for run, epochs in [(fast, 3), (slow, 1)]
+        ]
+        held_while_it_runs(processes[1], slow)
         for process in processes:
             process.communicate()
         return round(images_per_s(fast) + images_per_s(slow))
 
 
-def trained(strategy: str, balance: str, epochs: int) -> dict:
+def trained(strategy: str, balance: str, batch: int, epochs: int) -> dict:
     """Train for real with two workers, the last of which has a third of a core."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        process = started(strategy, balance, epochs, 2, run)
-        held_while_it_runs(process, run, 2)
+        process = started(strategy, balance, batch, epochs, 2, run)
+        held_while_it_runs(process, run)
         process.communicate()
-        tested = [event for event in read_events(run / "events.jsonl") if isinstance(event, Evaluated)]
+        events = list(read_events(run / "events.jsonl"))
+        tested = [event for event in events if isinstance(event, Evaluated)]
+        parts = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
         reached = [event.time_s for event in tested if event.test_top1 >= 0.89]
         speed = images_per_s(run)
     return {
         "strategy": strategy,
         "balance": balance,
+        "batch_size": batch,
+        "parts_at_last": parts[-1] if parts else None,
         "images_per_s": round(speed),
         "seconds_to_0.89": round(reached[0], 1) if reached else None,
         "test_top1": round(tested[-1].test_top1, 4),
     }
 
 
-def real(epochs: int) -> list[dict]:
-    rows, before = [], alone()
-    for strategy, balance in [
-        ("synchronous", "off"),
-        ("synchronous", "measured"),
-        ("backup_workers(spare=1)", "measured"),
-        ("local_sgd(steps=8)", "off"),
-        ("local_sgd(steps=8)", "measured"),
-        ("ssp", "measured"),
-        ("parameter_server", "off"),
-        ("ad_psgd", "off"),
-        ("mixed(replicas=2)", "off"),
-        ("ddp", "off"),
-    ]:
-        row = trained(strategy, balance, epochs)
-        after = alone()  # the machine's own speed changes by the minute
+REAL = [
+    ("synchronous", "off"),
+    ("synchronous", "measured"),
+    ("backup_workers(spare=1)", "measured"),
+    ("local_sgd(steps=8)", "off"),
+    ("local_sgd(steps=8)", "measured"),
+    ("ssp", "measured"),
+    ("parameter_server", "off"),
+    ("ad_psgd", "off"),
+    ("mixed(replicas=2)", "off"),
+    ("ddp", "off"),
+]
+
+
+def real(rows: list[dict], only: list[str], batch: int, epochs: int) -> list[dict]:
+    """Return rows with those that are trained now in place of earlier ones."""
+    before = alone(batch)
+    for strategy, balance in REAL:
+        if only and strategy.partition("(")[0] not in only:
+            continue
+        row = trained(strategy, balance, batch, epochs)
+        after = alone(batch)  # the machine's own speed changes by the minute
         both = (before + after) / 2
         row |= {"both_alone_images_per_s": round(both), "of_both": round(row["images_per_s"] / both, 2)}
-        rows.append(row)
+        same = [each for each in rows if all(each.get(key) == row[key] for key in WHICH)]
+        rows = [*(each for each in rows if each not in same), row]
         print(row, flush=True)
         before = after
     return rows
+
+
+WHICH = ("strategy", "balance", "batch_size")
 
 
 def main() -> None:
@@ -215,13 +235,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--real", action="store_true", help="train on this machine, too")
+    parser.add_argument("--only", nargs="*", default=[], help="names of strategies to train")
+    parser.add_argument("--batch-size", type=int, default=64, help="of a worker")
     parser.add_argument("--epochs", type=int, default=3)
     asked = parser.parse_args()
     path = HERE / "in_step.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    kept |= {"one_slow_s": one_slow(), "two_hosts_images_per_s": two_hosts()}
+    if not asked.only:
+        kept |= {"one_slow_s": one_slow(), "two_hosts_images_per_s": two_hosts()}
     if asked.real:
-        kept["real"] = real(asked.epochs)
+        kept["real"] = real(kept.get("real", []), asked.only, asked.batch_size, asked.epochs)
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

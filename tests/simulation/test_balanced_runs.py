@@ -229,10 +229,10 @@ def test_a_measured_run_goes_on_without_a_lost_worker(spec, at_s, rejoins_s):
         assert events[-1].outcome == "done"
 
 
-def dry(tmp_path, spec: str, rule: str, steps: int = 100, **options):
+def dry(tmp_path, spec: str, rule: str, steps: int = 100, cluster: str = CLUSTER, **options):
     tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "cluster.yaml"
-    path.write_text(CLUSTER)
+    path.write_text(cluster)
     events = []
 
     class Kept:
@@ -249,12 +249,10 @@ def dry(tmp_path, spec: str, rule: str, steps: int = 100, **options):
         strategy=spec,
         workers=4,
         batch_size=64,
-        data="digits",
-        model="mlp",
         balance=rule,
         out=tmp_path / "run",
         observers=[Kept()],
-        **options,
+        **{"data": "digits", "model": "mlp"} | options,
     )
     return run.figures, events
 
@@ -347,6 +345,39 @@ def test_a_worker_that_slows_down_for_30_s_is_followed_within_five_steps(tmp_pat
     assert up[-1].time_s < 50 + 5 * 0.5
     assert down[-1].sizes == pytest.approx([105, 26, 105, 20], abs=3)
     assert up[-1].sizes == pytest.approx([80, 80, 80, 16], abs=2)
+
+
+EVEN = """
+name: even
+hosts:
+  - {name: host, count: 4, cores: 8, server_takes: 0}
+nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
+inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
+step_time: constant(seconds=0.2)
+"""
+
+
+def test_even_workers_that_may_be_ahead_of_each_other_lose_nothing_by_a_balance(tmp_path):
+    """They push at different moments over a narrow link, and wait for it in the middle of their passes."""
+
+    def run(rule: str):
+        options = {"cluster": EVEN, "model": "resnet18", "data": "synthetic", "steps": 200}
+        figures, events = dry(tmp_path / rule, "ssp", rule, **options)
+        return figures["seconds"], [event.sizes for event in events if isinstance(event, BatchesBalanced)]
+
+    off, _ = run("off")
+    for rule in ("measured", "measured(weights=[1, 1, 1, 1])"):
+        seconds, sizes = run(rule)
+        assert seconds < 1.005 * off
+        assert not [each for each in sizes if each != [64] * 4]
+
+
+def test_a_worker_of_ssp_that_slows_down_is_followed_when_parts_have_stayed_for_long(tmp_path):
+    fault = "slow(rank=1, factor=4, from_s=40, to_s=1000)"
+    figures, events = dry(tmp_path, "ssp", "measured", steps=800, faults=fault)
+    changes = [event for event in events if isinstance(event, BatchesBalanced)]
+    assert changes[-1].sizes == pytest.approx([105, 26, 105, 20], abs=3)
+    assert figures["workers_lost"] == 0
 
 
 def test_auto_balances_after_an_epoch_of_uneven_workers_and_says_so(tmp_path):

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from conformance.jobs import blobs, make_job, simulated
+from polyrhythm.data.balance import BALANCES
 from polyrhythm.events import Evaluated, RunEnded
 from polyrhythm.roles import model_workload
+from polyrhythm.specs import build
 from simulation.deaths import events_of
 
 WORKERS, TESTS, EPOCHS = 3, 2300, 3
@@ -68,6 +70,17 @@ def test_each_worker_tests_a_part_and_the_result_has_the_bits_of_one(
     assert shared == evaluations(alone.events)
     assert whole.sha256 == alone.sha256
     assert len(shared) == EPOCHS
+
+
+@pytest.mark.parametrize("spec", ["synchronous", "parameter_server(consistency=synchronous)"])
+def test_parts_of_a_test_are_those_of_the_global_batch(spec: str, tested: list[range]) -> None:
+    balance = build("balance", "given(weights=[4, 1, 1])", BALANCES)
+    evaluations_of = evaluations(simulated(replace(job_of(spec), balance=balance)).events)
+    each_epoch = [range(3), range(3, 4), range(4, 5)]  # of five batches
+    assert sorted(tested, key=lambda part: part.start) == sorted(
+        each_epoch * (EPOCHS - 1), key=lambda part: part.start
+    )
+    assert len(evaluations_of) == EPOCHS
 
 
 @pytest.mark.parametrize(

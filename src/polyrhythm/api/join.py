@@ -32,6 +32,7 @@ from polyrhythm.communication.transports.torch_distributed.communicator import c
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of
 from polyrhythm.config.stages import Stages
+from polyrhythm.data.balances.given import Given
 from polyrhythm.errors import LetGo, RequestError, RunError
 from polyrhythm.launch.devices import use_threads
 from polyrhythm.launch.patience import speaking_up
@@ -46,6 +47,7 @@ from polyrhythm.launch.script import (
     started_by_run,
 )
 from polyrhythm.launch.torchrun.started_rank import started_by_torchrun, threads_beside
+from polyrhythm.roles.balance import balances
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.trainer import StepRetry
@@ -316,10 +318,15 @@ class Group:
         traits = self._strategy.traits(self.workers)
         replica.run_hook = steps.guard
         mean = self._mean_of(replica)
+
+        def begin(step: int) -> int:
+            coordination.check_device(replica.flat.vector.device.type)
+            return coordination.entry.begin(trainer, step)
+
         made = DistributedOptimizer(
             optimizer,
             steps,
-            LazyStart(replica, lambda step: coordination.entry.begin(trainer, step)),
+            LazyStart(replica, begin),
             self._weight,
             mean,
             str(self._strategy),
@@ -500,7 +507,9 @@ class Group:
         self._finish()
         raise SystemExit(0)
 
-    def shard(self, loader: Iterable[Any], deal: DealOfShard = "fixed") -> Shard:
+    def shard(
+        self, loader: Iterable[Any], deal: DealOfShard = "fixed", weights: Sequence[float] = ()
+    ) -> Shard:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
@@ -519,13 +528,18 @@ class Group:
         `len` of the shard is the workers' mean. Loading processes draw their batches ahead, so keep their
         `prefetch_factor` small. What a lost worker had drawn is taken by its successor.
 
+        With `weights=[3, 1]`, for strategies whose workers take their steps together, a worker's part of every step is
+        in proportion to its weight, such as its speed; steps have as many images as without. Gradients count for their
+        images. While a worker is lost the others' parts are equal.
+
         Args:
             loader: the same on all workers.
             deal: `fixed` or `drawn`.
+            weights: one a worker, above 0, the same on all; empty: equal parts.
 
         Raises:
             RequestError: batches shall be drawn where workers take their steps together, or of what is no map-style
-                loader.
+                loader; or weights are not one a worker, or for a strategy that cannot have them.
         """
         board, number = self._coordination.board, self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
@@ -535,7 +549,9 @@ class Group:
         if deal == "drawn" and workers > 1:
             self._check_draws()
             drawing = Drawing(board, f"script/drawn/{number}", self.rank)
-        made = shard_of(loader, posted, self._weight, self._coordination, number, drawing)
+        if weights and workers > 1:
+            self._check_weights(tuple(map(float, weights)), loader, workers)
+        made = shard_of(loader, posted, self._weight, self._coordination, number, drawing, weights)
         self._coordination.loop_progress.add(made)
         return made
 
@@ -647,6 +663,22 @@ class Group:
                 "share of every one: leave deal out, or join with a strategy whose workers go at their own pace, such "
                 "as parameter_server"
             )
+
+    def _check_weights(self, weights: tuple[float, ...], loader: Iterable[Any], workers: int) -> None:
+        """Refuse parts by weight that cannot be.
+
+        Raises:
+            RequestError: with the reason and what would work.
+        """
+        size = getattr(loader, "batch_size", None)
+        batch = workers * size if isinstance(size, int) else workers
+        rule = Given(weights=weights)
+        if not self._strategy.traits(workers).lockstep:
+            raise RequestError(
+                f"shard: weights: workers of {self._strategy} do not take their steps together, so fast ones can take "
+                "more of them: leave weights out, or give deal='drawn' where the strategy draws"
+            )
+        balances(rule, self._strategy, workers, batch)
 
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
         """Return the mean of the workers' values, the same on all; returns when all workers have called it.

@@ -25,6 +25,7 @@ from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
+from polyrhythm.planning.server_update import measure_server_update
 from polyrhythm.planning.step import StepProfile, profile_step
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import StepWork, cluster_text
@@ -82,6 +83,8 @@ def profile(
             found = dataclasses.replace(found, step_of=step_of(config, job, steps, found.step))
     if found is None:
         return None
+    with computing_with(1):
+        found = dataclasses.replace(found, server_update=measure_server_update(job))
     out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
     return {"file": str(out), **found.to_json()}
 

@@ -66,6 +66,13 @@ def _say(found: dict[str, Any]) -> None:
         f"{found['forward_s'] * 1e3:.2f}, backward {found['backward_s'] * 1e3:.2f}, update "
         f"{found['update_s'] * 1e3:.2f}; data {found['data_s'] * 1e3:.2f})"
     )
+    if (update := found["server_update"]) is not None:
+        parameters = sum(layer["parameters"] for layer in found["layers"])
+        seconds = update["seconds"] + 4 * parameters / update["bandwidth_bytes_per_s"]
+        print(
+            f"server      {seconds * 1e3:.2f} ms for an update of {parameters:,} numbers and its answer, 1 thread "
+            f"({update['bandwidth_bytes_per_s'] / 1e9:.2f} GB/s)"
+        )
     _say_layers(found["layers"])
 
 

@@ -193,10 +193,10 @@ BATCH_SIZE = 500
 """Images that are tested at a time."""
 
 
-def batches_for(images: int, place: int, workers: int) -> range:
-    """Return the batches of a test of so many images that fall to one of several workers."""
-    batches = -(-images // BATCH_SIZE)
-    return range(batches * place // workers, batches * (place + 1) // workers)
+def batches_for(images: int, place: int, parts: Sequence[int]) -> range:
+    """Return the batches of a test of so many images that fall to one of several workers, by their relative parts."""
+    batches, whole = -(-images // BATCH_SIZE), sum(parts)
+    return range(batches * sum(parts[:place]) // whole, batches * sum(parts[: place + 1]) // whole)
 
 
 def evaluate_part(

@@ -76,27 +76,38 @@ def gpu_of(device: torch.device, number: int) -> torch.device:
     return torch.device("cuda", number % torch.cuda.device_count())
 
 
-def check_kinds_of_devices(strategy: Strategy, workers: int, found: str = "") -> None:
+def check_kinds_of_devices(
+    strategy: Strategy, workers: int, found: str = "", instead: str = "as by --device cpu"
+) -> None:
     """Refuse that some workers compute on GPUs and others do not, where the bits of all must agree.
 
     Args:
         strategy: of the run.
         workers: how many there are.
         found: who computes on what, to begin the refusal with.
+        instead: how all come to have one kind of device, to end it with.
 
     Raises:
         RequestError: they must, or workers hold one vector in the memory of their host.
     """
-    traits = strategy.traits(workers)
-    instead = (
-        "take parameter_server(consistency=synchronous), local_sgd, or one kind of device, as by --device cpu"
-    )
-    if traits.cuts_network:
-        raise RequestError(f"{found}workers of {strategy} compute one network together: {instead}")
-    if traits.one_host:
-        raise RequestError(f"{found}workers of {strategy} share a vector in their host's memory: {instead}")
-    if traits.identical and not traits.servers:
+    reason = why_one_kind_of_device(strategy, workers)
+    if reason:
         raise RequestError(
-            f"{found}workers of {strategy} update each its own copy of one model, which GPUs and CPUs round "
-            f"differently, so that the copies would part: {instead}"
+            f"{found}workers of {strategy} {reason}: take parameter_server(consistency=synchronous), local_sgd, or one "
+            f"kind of device, {instead}"
         )
+
+
+def why_one_kind_of_device(strategy: Strategy, workers: int) -> str:
+    """Return what so many workers of a strategy do that GPUs and CPUs cannot do in one run; empty: nothing."""
+    traits = strategy.traits(workers)
+    if traits.cuts_network:
+        return "compute one network together"
+    if traits.one_host:
+        return "share a vector in their host's memory"
+    if traits.identical and not traits.servers:
+        return (
+            "update each its own copy of one model, which GPUs and CPUs round differently, so that the copies would "
+            "part"
+        )
+    return ""

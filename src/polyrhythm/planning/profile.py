@@ -17,7 +17,7 @@ import torch
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.step import StepProfile
-from polyrhythm.simulation.cluster import Cluster, HostKind, Link, StepWork
+from polyrhythm.simulation.cluster import Cluster, HostKind, Link, ServerUpdate, StepWork
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
 _COPIED_BYTES = 64 << 20
@@ -84,6 +84,7 @@ class Profile:
         step: of one worker on the first host.
         model: model and data of the measured step, as text.
         step_of: what that step was, so that its time can follow other networks and batches; None: it cannot.
+        server_update: what an update costs a server on the first host; None: it was not measured.
     """
 
     hosts: tuple[Host, ...]
@@ -94,6 +95,7 @@ class Profile:
     step: StepProfile
     model: str
     step_of: StepWork | None = None
+    server_update: ServerUpdate | None = None
 
     def cluster(self, name: str) -> Cluster:
         """Return the cluster to simulate.
@@ -121,6 +123,7 @@ class Profile:
             inside=_link(self.inside),
             step_time=LogNormal(median=self.step.median_s, sigma=self.step.sigma),
             step_of=self.step_of,
+            server_update=self.server_update,
         )
 
     def links_said(self) -> str:
@@ -142,6 +145,7 @@ class Profile:
             "between": None if self.between is None else asdict(self.between),
             **self.step.to_json(),
             "step_of": None if self.step_of is None else self.step_of.model_dump(exclude_none=True),
+            "server_update": None if self.server_update is None else self.server_update.model_dump(),
         }
 
 

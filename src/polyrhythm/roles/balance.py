@@ -6,6 +6,14 @@
 All workers do this after the same steps, so they change their parts together and nothing says which: they follow from
 what all know. How often is agreed in the same way: so seldom that it takes at most 0.2 % of a step.
 
+Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
+moments over the same link. So once parts stay as they are, or where they began with what was given, they do not meet,
+but tell at one step, hear at a later one, when the bound says that all have told, and decide at a third:
+
+    step k          each tells worker 0
+    step k + d      worker 0 has heard all of them, and tells all            d = s + 2
+    step k + 2 d    each has heard worker 0, and decides
+
 Where workers regroup, all begin anew with equal parts. With servers a run goes on without a lost worker, and nobody
 regroups: worker 0 then says that parts are equal from here on, and so does everybody who finds worker 0 gone.
 
@@ -36,6 +44,9 @@ _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
 _COST, _MOST_STEPS, _STEPS_APART = 0.002, 64, 10
 _LONGEST_APART = 16 * _STEPS_APART
 """Workers that are at different steps wait for each other at every meeting: fewer, while parts stay as they are."""
+_ON_THE_WAY = 2
+"""Steps beyond the bound after which what a worker has told is there: it may still be about to tell it, or its answer
+from the servers may be awaited in the middle of its next step."""
 _TAG = 1 << 20
 _NS = 1e9
 _LEAVES = [-1, 0, 0, 0, 0]
@@ -123,7 +134,8 @@ def balancer_for(
         compiled: whether full batches are compiled.
         drawn: whether workers draw their batches.
         least: images of a worker at least.
-        compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
+        compute_time: the seconds in which this worker has not stood still, from any beginning, by which whole steps are
+            measured; None: nothing but passes takes time.
     """
     everyone, own = workers.size, workers.rank
     if not balances(balance, strategy, everyone, batch, compiled=compiled, drawn=drawn):
@@ -146,6 +158,7 @@ def balancer_for(
         everyone=everyone,
         least=least,
         rests=0 if traits.lockstep or group else _STEPS_APART,
+        ahead=traits.steps_ahead,
         waits=traits.waits_for_slower or bool(group),
         meets_every=max(1, traits.exchange_every),
         regroups=regroups,
@@ -175,17 +188,21 @@ class Balancer:
         everyone: how many workers the run has; 0: these.
         least: images of a worker at least.
         rests: steps between two of these meetings at least, for workers that are at different steps else.
+        ahead: by how many steps these may be ahead of the slowest; 0: there is no bound.
         waits: whether fast workers wait for slow ones from the first steps on, so that the first one is due then.
         regroups: whether workers regroup when one is lost.
         meets_every: steps from one meeting of all workers to the next.
-        compute_time: the seconds that this worker has computed, from any beginning; None: the clock's.
+        compute_time: the seconds in which this worker has not stood still, from any beginning: then whole steps are
+            measured, with their data and updates; None: passes alone, by the clock.
 
     Attributes:
         group: as given.
         sizes: the present workers' relative parts, in their order; empty: all alike.
         share: this worker's part of a global batch, over an equal part.
         limit: images that this worker's memory holds; 0: not known.
-        compute_time: as given.
+        compute_time: as given, or the clock's.
+        whole_steps: whether that is measured, and not passes alone.
+        since_s: when the step or pass under way began, by `compute_time`.
     """
 
     def __init__(
@@ -198,6 +215,7 @@ class Balancer:
         everyone: int = 0,
         least: int = 1,
         rests: int = 0,
+        ahead: int = 0,
         waits: bool = True,
         regroups: bool = False,
         meets_every: int = 1,
@@ -209,9 +227,12 @@ class Balancer:
         self.group = group
         self._everyone = everyone or workers.size
         self._rests, self._waits = rests, waits
+        self._until_told = ahead + _ON_THE_WAY if ahead else 0
         self._meets_every = meets_every
         self._clock: Clock = workers.clock
         self.compute_time = compute_time or self._clock.now
+        self.whole_steps = compute_time is not None
+        self.since_s = 0.0
         self.limit = 0
         self.regroup(workers, group or tuple(range(workers.size)), batch)
 
@@ -240,6 +261,8 @@ class Balancer:
         self._left = max(0 if self._waits else self._rests, self._meetings(_WARM_UP_STEPS + _FIRST_STEPS))
         self._warm_up = _WARM_UP_STEPS
         self._cost_ns = self._own = 0
+        self._table: list[list[int]] = []
+        self._part = 0
         self._use(self._first(step))
 
     def lose(self, there: tuple[int, ...]) -> None:
@@ -296,7 +319,10 @@ class Balancer:
         elif self._follows:
             self._left -= meetings
             while self._left <= 0 and self._observes:
-                self._decide(self._exchanged())
+                if self._until_told and self._settled:
+                    self._pass()
+                else:
+                    self._decide(self._exchanged())
         return self.sizes != before
 
     def after_epoch(self) -> float:
@@ -331,6 +357,12 @@ class Balancer:
             else:
                 with suppress(PeerLost):
                     self._tell(_LEAVES)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether parts have stayed as they were at the last decision, or began with what was given."""
+        began_with = self._controller is None and bool(self._balance.begins_with)
+        return began_with or self._apart > self._rests
 
     def _meetings(self, steps: float) -> int:
         return max(1, ceil(steps / self._meets_every))
@@ -383,28 +415,66 @@ class Balancer:
 
     def _exchanged(self) -> list[list[int]]:
         """Return what all workers have measured, in their order."""
-        began_s, workers = self._clock.now(), self._workers
+        began_s = self._clock.now()
+        self._tell_own()
+        self._answer()
+        table = self._told()
+        self._cost_ns = round((self._clock.now() - began_s) * _NS)
+        return table
+
+    def _pass(self) -> None:
+        """Do the next part of a meeting at which nobody waits."""
+        match self._part:
+            case 0:
+                self._tell_own()
+            case 1:
+                self._answer()
+            case _:
+                self._decide(self._told())
+        self._part = (self._part + 1) % 3
+        if self._part:
+            self._left += self._until_told
+
+    def _tell_own(self) -> None:
+        """Tell worker 0 what this worker has measured."""
         own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
         self._forget()
-        try:
-            if workers.rank > 0:
+        self._table = [own]
+        if self._workers.rank > 0:
+            try:
                 self._tell(own)
-                table = self._heard(0)
-            else:
-                table = [own] + [self._heard(source)[0] for source in range(1, workers.size)]
-                if any(ns < 0 for ns, *_ in table):
-                    table = [_LEAVES] * workers.size
-                self._tell_all(table)
-        except PeerLost:
-            if self._regroups:
-                raise
-            table = [_LEAVES] * workers.size
-            if workers.rank == 0:
-                self._tell_all(table)
-        self._cost_ns = round((self._clock.now() - began_s) * _NS)
-        if table[0][0] < 0:
+            except PeerLost as error:
+                self._lost(error)
+
+    def _answer(self) -> None:
+        """As worker 0, hear what all have measured, and tell it to all."""
+        workers = self._workers
+        if workers.rank > 0:
+            return
+        try:
+            self._table += [self._heard(source)[0] for source in range(1, workers.size)]
+            if any(ns < 0 for ns, *_ in self._table):
+                self._table = [_LEAVES] * workers.size
+        except PeerLost as error:
+            self._lost(error)
+        self._tell_all(self._table)
+
+    def _told(self) -> list[list[int]]:
+        """Return what all have measured, once worker 0 has told it."""
+        if self._workers.rank > 0 and self._table[0][0] >= 0:
+            try:
+                self._table = self._heard(0)
+            except PeerLost as error:
+                self._lost(error)
+        if self._table[0][0] < 0:
             self._stop_following()
-        return table
+        return self._table
+
+    def _lost(self, error: PeerLost) -> None:
+        """Go on without meetings, unless workers regroup."""
+        if self._regroups:
+            raise error
+        self._table = [_LEAVES] * self._workers.size
 
     def _heard(self, source: int) -> list[list[int]]:
         numbers = self._workers.receive(source, _TAG)[1].tensor

@@ -12,7 +12,7 @@ workers' accounts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 from typing import Any
@@ -188,7 +188,7 @@ class DryWorkload:
             self.replica.part.compute(step, torch.empty(batch.size, 0), _without_loss)
         return self._computed
 
-    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> None:
+    def part_of_test(self, place: int, parts: Sequence[int], workers: Communicator | None) -> None:
         """Nothing is tested."""
 
     def record(self, account: Account) -> WorkerState:
@@ -296,8 +296,15 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
     batch = workload.global_batch(0)
+    clock = world.clock
     balancer = balancer_for(
-        dry_run.balance, dry_run.strategy, world, workload.replica.workers, batch, drawn=dry_run.draws
+        dry_run.balance,
+        dry_run.strategy,
+        world,
+        workload.replica.workers,
+        batch,
+        drawn=dry_run.draws,
+        compute_time=None if blocked is None else lambda: clock.now() - blocked.seconds,
     )
     run = TrainingRun(
         trainer,

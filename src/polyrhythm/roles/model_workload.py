@@ -268,7 +268,9 @@ class ModelWorkload:
     def loss_scale(self, state: dict[str, Any]) -> None:
         self._precision.load_state_dict(state)
 
-    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> EvaluatesPart | None:
+    def part_of_test(
+        self, place: int, parts: Sequence[int], workers: Communicator | None
+    ) -> EvaluatesPart | None:
         """Return what tests this worker's part of the model, where all workers can hold what is tested; else None.
 
         Of batch-norm statistics the workers' mean is tested, for which they meet here.
@@ -276,7 +278,7 @@ class ModelWorkload:
         job, replica = self._job, self.replica
         own = [value for value in replica.buffers.values() if value.is_floating_point()]
         if (
-            present < 2
+            len(parts) < 2
             or not job.traits.identical
             or job.learning.weight_average
             or (own and workers is None)
@@ -284,7 +286,7 @@ class ModelWorkload:
             return None  # averaged weights are the leader's
         means = means_of_all(own, workers) if workers is not None else []
         test = InDtype(job.dataset.test, replica.flat.vector.dtype)
-        batches = batches_for(len(test), place, present)
+        batches = batches_for(len(test), place, parts)
 
         def found() -> PartialEvaluation:
             with holding(own, means):

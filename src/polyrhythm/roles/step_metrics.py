@@ -13,6 +13,7 @@ seconds.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -179,6 +180,7 @@ class Tally:
         worker: the worker's index.
         clock: the worker's.
         processor_wait: returns for how many seconds this thread has waited for a processor; None: nobody does.
+        processor_time: returns for how many seconds this thread has had one.
 
     Attributes:
         images: seen since the tally was made.
@@ -190,13 +192,16 @@ class Tally:
         "_clock",
         "_images_before_epoch",
         "_loss",
+        "_processor_time",
         "_processor_wait",
         "_said_at",
         "_said_images",
         "_said_processor_s",
         "_said_steps",
+        "_said_used_s",
         "_stage_s",
         "_started_at",
+        "_used_waiting_s",
         "_wait_s",
         "_worker",
         "epoch_loss",
@@ -204,11 +209,18 @@ class Tally:
         "steps",
     )
 
-    def __init__(self, worker: int, clock: Clock, processor_wait: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        worker: int,
+        clock: Clock,
+        processor_wait: Callable[[], float] | None = None,
+        processor_time: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._worker = worker
         self._clock = clock
-        self._processor_wait = processor_wait
-        self._said_processor_s = processor_wait() if processor_wait else 0.0
+        self._processor_wait, self._processor_time = processor_wait, processor_time
+        self._said_processor_s = self._said_used_s = self._used_waiting_s = 0.0
+        self._look_at_processor()
         self._started_at = self._said_at = clock.now()
         self.steps = 0
         self._said_steps = 0
@@ -247,15 +259,16 @@ class Tally:
         """
         self._said_at = self._clock.now()
         self._started_at = self._said_at - elapsed_s
-        if self._processor_wait is not None:
-            self._said_processor_s = self._processor_wait()
+        self._look_at_processor()
 
     def begin_epoch(self) -> None:
         """Start the epoch's mean loss anew."""
         self._images_before_epoch = self.images
         self.epoch_loss = 0.0
 
-    def add(self, images: int, loss: float, wait_s: float, stage_s: float = 0.0) -> None:
+    def add(
+        self, images: int, loss: float, wait_s: float, stage_s: float = 0.0, used_waiting_s: float = 0.0
+    ) -> None:
         """Add a step.
 
         Args:
@@ -263,6 +276,7 @@ class Tally:
             loss: their mean.
             wait_s: seconds in which the worker waited for others.
             stage_s: of these, for other stages of a pipeline.
+            used_waiting_s: for how long this thread had a processor in the time of `wait_s`.
         """
         self.steps += 1
         self.images += images
@@ -271,12 +285,13 @@ class Tally:
         self.epoch_loss += losses
         self._wait_s += wait_s
         self._stage_s += stage_s
+        self._used_waiting_s += used_waiting_s
 
     def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
         """Return what has been added since the last call, and start anew."""
         now = self._clock.now()
         images = self.images - self._said_images
-        processor_s = self._processor_wait() if self._processor_wait is not None else 0.0
+        processor_s = self._look_at_processor(now - self._said_at - self._wait_s)
         event = WorkerProgress(
             time_s=now - self._started_at,
             worker=self._worker,
@@ -288,10 +303,25 @@ class Tally:
             learning_rate=learning_rate,
             wait_s=self._wait_s,
             stage_s=self._stage_s,
-            processor_s=processor_s - self._said_processor_s,
+            processor_s=processor_s,
         )
-        self._said_processor_s = processor_s
         self._said_at = now
         self._said_steps, self._said_images = self.steps, self.images
         self._loss = self._wait_s = self._stage_s = 0.0
         return event
+
+    def _look_at_processor(self, working_s: float = 0.0) -> float:
+        """Return for how much of the time that was not waiting for others it was waiting for the processor.
+
+        The system counts as well what a thread waits for a processor that is about to see whether others have come.
+
+        Args:
+            working_s: since the last call, without waiting for others.
+        """
+        if self._processor_wait is None:
+            return 0.0
+        waited_s, used_s = self._processor_wait(), self._processor_time()
+        used_working_s = used_s - self._said_used_s - self._used_waiting_s
+        found_s = min(waited_s - self._said_processor_s, working_s - used_working_s)
+        self._said_processor_s, self._said_used_s, self._used_waiting_s = waited_s, used_s, 0.0
+        return max(0.0, found_s)

@@ -20,7 +20,8 @@ A user's loop cannot be asked to compute its gradients again, and an exchange th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -142,12 +143,14 @@ class ComputedWorkload(Workload, Protocol):
             The mean training loss, the learning rate, and whether the gradients can be used.
         """
 
-    def part_of_test(self, place: int, present: int, workers: Communicator | None) -> EvaluatesPart | None:
+    def part_of_test(
+        self, place: int, parts: Sequence[int], workers: Communicator | None
+    ) -> EvaluatesPart | None:
         """Return what tests this worker's part of the model; None where the leader tests all of it.
 
         Args:
             place: of this worker among those who are there.
-            present: how many are.
+            parts: relative ones of all who are.
             workers: those, if all of them call this and may exchange something.
 
         Raises:
@@ -327,6 +330,7 @@ class TrainingRun:
         "_in_step",
         "_limit",
         "_now",
+        "_processor_time",
         "_rate",
         "_replica",
         "_staged",
@@ -361,7 +365,9 @@ class TrainingRun:
         self._hand = workload.hand
         self._replica = trainer.replica
         # In virtual time nobody waits for the processor.
-        self._tally = Tally(trainer.worker, world.clock, processor_wait_s if world.pace is None else None)
+        real = world.pace is None
+        self._tally = Tally(trainer.worker, world.clock, processor_wait_s if real else None)
+        self._processor_time: Callable[[], float] = time.thread_time if real else float
         self._rate = 0.0
         # Asked for at every step: at hand.
         self._compute, self._now = workload.compute, world.clock.now
@@ -440,10 +446,13 @@ class TrainingRun:
         return hand.epoch(done) < self._calendar.epochs
 
     def _part_of_test(self) -> EvaluatesPart | None:
-        worker, members = self._trainer.worker, self._trainer.members
-        if members is None:  # with servers, who is behind others does not come
-            return self._workload.part_of_test(worker, self._replica.workers.size, None)
-        return self._workload.part_of_test(members.index(worker), len(members), self._trainer.workers)
+        trainer, replica, balancer = self._trainer, self._replica, self._balancer
+        # With servers, who is behind others does not come.
+        members = trainer.members if trainer.members is not None else tuple(range(replica.workers.size))
+        by_speed = balancer is not None and balancer.sizes and not balancer.group
+        parts = [balancer.images[member] if by_speed else 1 for member in members]  # type: ignore[union-attr]
+        workers = trainer.workers if trainer.members is not None else None
+        return self._workload.part_of_test(members.index(trainer.worker), parts, workers)
 
     def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
         """Take the steps of this worker's share of an epoch.
@@ -557,6 +566,8 @@ class TrainingRun:
         if balancer.sizes != before:
             self._report_sizes(done)
         self._workload.sizes = balancer.sizes
+        if balancer.whole_steps:  # tests and checkpoints are no part of a step
+            balancer.since_s = balancer.compute_time()
 
     def _balance(self, balancer: Balancer, before: int, done: int) -> bool:
         """Let all workers decide on their parts, if they do so after this step; return whether they have changed.
@@ -609,27 +620,33 @@ class TrainingRun:
             timer.lap("data")
         images, compute, balancer, blocked = batch.size, self._compute, self._balancer, self._blocked
         step = Step(number, images / workload.batch_size, self._asked.requested)
-        began_s = 0.0
         if balancer is not None:
             step.share = balancer.share
         inside_s = blocked.seconds if blocked is not None else 0.0
         replica.begin(step)
-        if balancer is not None:
-            began_s = balancer.compute_time()
+        if balancer is not None and not balancer.whole_steps:
+            balancer.since_s = balancer.compute_time()
         loss, self._rate, usable = compute(step, batch)
         if not usable:
             step = Step(number, 0.0, step.stop, step.share)
-        if balancer is not None:
-            balancer.limit = workload.limit
-            balancer.note(images, balancer.compute_time() - began_s)
+        if balancer is not None and not balancer.whole_steps:
+            balancer.note(images, balancer.compute_time() - balancer.since_s)
         computed_at_s = now()
         if blocked is not None:
             inside_s = blocked.seconds - inside_s
+        used_s = self._processor_time()
         stop = replica.exchange(step, self._rate * workload.rate_ratio)
+        used_s = self._processor_time() - used_s
         if timer is not None:
             timer.lap("update")
         wait_s = now() - computed_at_s + inside_s
-        self._tally.add(images, loss, wait_s, inside_s if self._staged else 0.0)
+        self._tally.add(images, loss, wait_s, inside_s if self._staged else 0.0, used_s)
+        if balancer is not None:
+            balancer.limit = workload.limit
+            if balancer.whole_steps:
+                ended_s = balancer.compute_time()
+                balancer.note(images, ended_s - balancer.since_s)
+                balancer.since_s = ended_s
         return stop
 
     def _next_due(self, done: int, end: int) -> int:

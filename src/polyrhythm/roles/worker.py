@@ -84,14 +84,16 @@ def work(job: Job, world: World) -> None:
 
 
 def _watched(job: Job, world: World) -> tuple[World, Blocked | None]:
-    """Return a world in which it is known how long this worker waits, where it does so inside its passes."""
-    if job.traits.waits_inside or (job.balance.follows and job.device.type == "cuda"):
+    """Return a world in which it is known how long this worker stands still, where it does so inside its passes or
+    parts follow what its steps take without it.
+    """
+    if job.traits.waits_inside or (job.balance.follows and world.pace is None):
         return world.watched()
     return world, None
 
 
 def _compute_time(job: Job, world: World, blocked: Blocked | None) -> Callable[[], float] | None:
-    """Return what says how long this worker has computed, where the clock does not; else None."""
+    """Return what says for how long this worker has not stood still, where that is known; else None."""
     if blocked is None:
         return None
     clock = world.clock

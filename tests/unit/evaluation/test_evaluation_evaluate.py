@@ -142,13 +142,13 @@ def test_mistakes_are_listed_by_their_number_and_accuracy_has_an_interval() -> N
     assert found.top1_interval[0] < 24 / 30 < found.top1_interval[1]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("parts_of", [(1,), (1, 1), (1, 1, 1), (1,) * 7, (80, 80, 16), (1, 99)])
 @pytest.mark.parametrize("images", [1, 499, 500, 1501, 2600])
-def test_parts_of_a_test_come_to_the_same_bits(images: int, workers: int) -> None:
+def test_parts_of_a_test_come_to_the_same_bits(images: int, parts_of: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     model, split, names = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), _split(images, 4), "abcd"
     whole = evaluate(model, split, classes=names)
-    batches = [batches_for(images, place, workers) for place in range(workers)]
+    batches = [batches_for(images, place, parts_of) for place in range(len(parts_of))]
     assert [batch for part in batches for batch in part] == list(range(-(-images // 500)))
     parts = [
         PartialEvaluation.from_tensors(evaluate_part(model, split, part, classes=names).tensors())
@@ -160,6 +160,12 @@ def test_parts_of_a_test_come_to_the_same_bits(images: int, workers: int) -> Non
         assert torch.equal(found.confusion, whole.confusion)
 
 
+def test_parts_of_a_test_follow_those_of_the_workers() -> None:
+    assert [len(batches_for(10_000, place, (3, 1))) for place in range(2)] == [15, 5]
+    assert [len(batches_for(10_000, place, (5, 5, 5, 1))) for place in range(4)] == [6, 6, 6, 2]
+    assert [len(batches_for(10_000, place, (1, 0, 1))) for place in range(3)] == [10, 0, 10]
+
+
 def test_who_is_given_all_parts_computes_nothing() -> None:
     class Counted(nn.Module):
         images = 0
@@ -169,7 +175,7 @@ def test_who_is_given_all_parts_computes_nothing() -> None:
             return images.flatten(1)[:, :4]
 
     model, split = Counted(), _split(1200, 4)
-    parts = [evaluate_part(model, split, batches_for(1200, place, 2), classes="abcd") for place in (0, 1)]
+    parts = [evaluate_part(model, split, batches_for(1200, place, (1, 1)), classes="abcd") for place in (0, 1)]
     assert model.images == 1200
     evaluate(model, split, classes="abcd", tested=parts)
     assert model.images == 1200

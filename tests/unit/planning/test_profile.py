@@ -7,10 +7,14 @@ from math import exp
 
 import pytest
 
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
+from polyrhythm.planning.server_update import measure_server_update
 from polyrhythm.planning.step import StepProfile
-from polyrhythm.simulation.cluster import cluster_text, parse_cluster
+from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.simulation.cluster import ServerUpdate, cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
 STEP = StepProfile((0.5 * exp(-0.2), 0.5, 0.5 * exp(0.2)), 0.0, 0.1, 0.2, 0.2, ())
@@ -43,6 +47,35 @@ def test_two_hosts() -> None:
     assert [(host.speed, host.places) for host in cluster.hosts] == [(1.0, 4), (2.5, 2)]
     assert (cluster.nic.latency_s, cluster.nic.bandwidth_bytes_per_s) == (1e-4, 1e8)
     assert two.to_json()["hosts"][1]["accelerators"] == ["chip", "chip"]
+
+
+def test_a_servers_update_is_what_a_cluster_says_of_it() -> None:
+    update = ServerUpdate(seconds=1e-4, bandwidth_bytes_per_s=2e9)
+    assert parse_cluster(cluster_text(replace(ONE, server_update=update).cluster("mine")), "mine").server_update == update
+    assert ONE.cluster("mine").server_update is None
+    assert ONE.to_json()["server_update"] is None
+
+
+def test_a_servers_updates_take_longer_of_more_numbers_and_of_a_costlier_rule() -> None:
+    """Medians of one thread, compared over factors that no other process's load makes up for."""
+
+    def seconds(optimizer: str, width: int) -> float:
+        model = f"mlp(hidden=[{width}])"
+        options = {"data": "digits", "model": model, "optimizer": optimizer, "workers": 1}
+        found = measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0)))
+        assert found is not None
+        assert 0 < found.seconds < 0.01
+        return found.seconds + 4 * 75 * width / found.bandwidth_bytes_per_s
+
+    small, large = seconds("sgd", 100), seconds("sgd", 20_000)
+    assert large > 20 * small
+    assert large < 20_000 * small
+    assert seconds("adamw", 20_000) > large
+
+
+def test_an_optimiser_of_all_workers_data_has_no_server() -> None:
+    options = {"data": "digits", "model": "mlp", "optimizer": "kfac", "workers": 1}
+    assert measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0))) is None
 
 
 def test_a_host_is_as_the_system_says() -> None:

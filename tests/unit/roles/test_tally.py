@@ -57,3 +57,20 @@ def test_it_is_time_to_speak_now_and_then():
     assert tally.due
     tally.say(0, 0, 0.1)
     assert not tally.due
+
+
+def test_who_waits_for_others_does_not_wait_for_the_processor_meanwhile():
+    """Of 10 s, 6 in an exchange: on a busy machine most of what the system counts is of a thread that looks on."""
+    clock, processor = Clock(), {"waited": 2.0, "used": 1.0}
+    tally = Tally(0, clock, lambda: processor["waited"], lambda: processor["used"])
+    tally.begin()
+    clock.time_s, processor["waited"], processor["used"] = 10.0, 2.0 + 5.5, 1.0 + 3.5
+    tally.add(4, 1.0, 6.0, used_waiting_s=0.5)
+    event = tally.say(0, 1, 0.1)
+    assert event.processor_s == pytest.approx(1.0)  # 4 s of working, of which it had a processor for 3
+    clock.time_s, processor["waited"], processor["used"] = 20.0, 8.0, 14.0
+    tally.add(4, 1.0, 0.0)
+    assert tally.say(0, 2, 0.1).processor_s == pytest.approx(0.5)  # as the system says
+    clock.time_s = 21.0
+    tally.add(4, 1.0, 1.0)
+    assert tally.say(0, 3, 0.1).processor_s == 0.0

@@ -21,6 +21,7 @@ from polyrhythm.api.loop.store_board import Ends, Means, StoreBoard
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.errors import RunError
 from polyrhythm.events import CheckpointSaved, Evaluated, Event, Notice, RunEnded, RunStarted, ServerLost
+from polyrhythm.launch.devices import check_kinds_of_devices, why_one_kind_of_device
 from polyrhythm.launch.script import ADMITS_KEY, OVER_KEY, WHOLE_KEY, WorkerStatus, WorkerStatuses
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_messages import TakenBatches
@@ -145,6 +146,38 @@ class Coordination(Host):
         self._trainer = Trainer(self._world, self._strategy, workload, self.control)
         self.control.replica = replica
         return self._trainer
+
+    def check_device(self, kind: str) -> None:
+        """Refuse to begin beside a worker 0 whose model is on another kind of device, where the bits of all must agree.
+
+        Called where a worker waits for worker 0 anyway.
+
+        Args:
+            kind: of this worker's, such as cpu or cuda.
+
+        Raises:
+            RequestError: the strategy cannot have it.
+        """
+        many, key = len(self._world.roles.workers), "script/device"
+        if many == 1 or not why_one_kind_of_device(self._strategy, many):
+            return
+
+        def look() -> str | None:
+            told = self.board.read(key)
+            gone = told is None and self._statuses.of(LEADER) is WorkerStatus.GONE
+            return kind if gone else told
+
+        if self._worker == LEADER:  # its successor finds what it has said
+            leaders = self.board.post_if_absent(key, kind)
+        else:
+            leaders = self.board.await_found(look, "worker 0 to begin its training")
+        if leaders != kind:
+            check_kinds_of_devices(
+                self._strategy,
+                many,
+                f"the model of worker {self._worker} is on {kind}, and that of worker 0 on {leaders}: ",
+                'such as model.to("cpu") on all',
+            )
 
     def seat(self, shard: int, epoch: int) -> Seat:
         """An iteration over a shard begins: gives this worker's share of it.

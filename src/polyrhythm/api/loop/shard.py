@@ -18,6 +18,12 @@ Where workers go each at its own pace they may draw their batches instead (`Draw
     worker 0          a b   c d               i j   k l
     worker 1                      e f   g h               m
 
+On uneven machines that take their steps together, parts of every step by weight, here 3, 2, 1 at batch size 2:
+
+    worker 0          a b c       | g h i       | l
+    worker 1                d e   |       j k   |   m
+    worker 2                    f |           A |    (l)
+
 The gradient of a step counts as much as the batches that were handed out for it (`StepWeight`).
 
 A run that is resumed in the middle of an epoch draws the same order again, and deals out what is left of it, among as
@@ -34,6 +40,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from polyrhythm.api.loop.random_state import (
@@ -45,6 +52,7 @@ from polyrhythm.api.loop.random_state import (
     tensor_of,
 )
 from polyrhythm.api.loop.store_board import Posted, StoreBoard
+from polyrhythm.data.balance import split
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
@@ -178,6 +186,7 @@ class Deal(Sampler[Any]):
         workers: of which this is one.
         seed: of torch's global generator while the sampler runs; the same on all workers.
         drawing: draws batches; None: each worker has a fixed share.
+        parts: relative ones of every step, for each worker; empty: equal. So are they while some workers are absent.
 
     Attributes:
         epoch: which one the next iteration deals, from 0.
@@ -187,6 +196,7 @@ class Deal(Sampler[Any]):
         seed: likewise.
         explicit: the order of the epoch that was resumed, where the seed does not tell it; else None.
         drawing: as given.
+        parts: likewise.
         held: batches that have been drawn in the latest iteration.
     """
 
@@ -198,9 +208,11 @@ class Deal(Sampler[Any]):
         workers: Posted,
         seed: int,
         drawing: Drawing | None = None,
+        parts: Sequence[float] = (),
     ) -> None:
         self.epoch = self.held = 0
         self.drawing = drawing
+        self.parts = tuple(parts)
         self.weights: list[float] = []
         self._sampler = sampler
         self.batch_size = batch_size
@@ -234,13 +246,18 @@ class Deal(Sampler[Any]):
         positions, together = torch.arange(len(order)), self.seat.of * self.batch_size
         self.weights = []
         for step in range(self._steps(len(order))):
-            mine = positions[step * together : (step + 1) * together][
-                self.seat.place :: self.seat.of
-            ].tolist()
+            mine = self._own(positions[step * together : (step + 1) * together]).tolist()
             self.weights.append(len(mine) / self.batch_size)
             if step < self.seat.taken:
                 continue
             yield [order[position] for position in mine or [self._substitute(step, len(order))]]
+
+    def _own(self, step: Tensor) -> Tensor:
+        """Return this worker's part of what a step has of the order."""
+        seat = self.seat
+        if len(self.parts) != seat.of:
+            return step[seat.place :: seat.of]
+        return step.split(split(len(step), self.parts))[seat.place]
 
     def _drawn(self, drawing: Drawing, order: list[Any]) -> Iterator[list[Any]]:
         size, seat = self.batch_size, self.seat
@@ -295,19 +312,27 @@ class DealtLoader:
         loader: the user's; not changed but for the state of its generators, which become worker 0's.
         workers: hands worker 0's random generators on.
         drawing: draws batches; None: each worker has a fixed share.
+        parts: see `Deal`.
 
     Raises:
-        RequestError: the loader shares out its images itself, or has too few of them.
+        RequestError: the loader shares out its images itself, or has too few of them, or gives whole batches of which
+            nobody can have a part.
     """
 
-    def __init__(self, loader: DataLoader[Any], workers: Posted, drawing: Drawing | None = None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        workers: Posted,
+        drawing: Drawing | None = None,
+        parts: Sequence[float] = (),
+    ) -> None:
         if isinstance(loader.sampler, torch.utils.data.DistributedSampler):
             raise RequestError(
                 "the loader has a DistributedSampler: give group.shard a plain one, it shares out itself"
             )
         seed = _agree_on_chance(loader, workers)
         self._plain = loader
-        self._deal, choice = _choice(loader, workers, seed, drawing)
+        self._deal, choice = _choice(loader, workers, seed, drawing, parts)
         if len(loader) and not len(self._deal):
             raise RequestError(
                 f"{len(loader)} batches of the loader do not make one step of {workers.size} workers: use a smaller "
@@ -372,7 +397,8 @@ class DealtLoader:
         """Return what the order of an epoch depends on, JSON-able; see `Batches`."""
         began = self._began if under_way else generator_states(self._generators)
         order = {"order": self._deal.explicit} if under_way and self._deal.explicit is not None else {}
-        return {"dealt": True, "seed": self._deal.seed, "generators": began, **order}
+        parts = {"parts": list(self._deal.parts)} if self._deal.parts else {}
+        return {"dealt": True, "seed": self._deal.seed, "generators": began, **order, **parts}
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
         """Draw the order that others drew; see `Batches`."""
@@ -387,6 +413,11 @@ class DealtLoader:
         if not passed or handed:
             set_generators(self._generators, self._begins_with)
             self._begins_with = []
+        if handed and state.get("parts"):
+            raise RequestError(
+                "workers with parts by weight had taken unequal numbers of batches when this was saved: go on from a "
+                "state of an epoch's end"
+            )
         if handed:  # each its own number: nobody has a place in the order before which all is taken
             order = self._deal.order() if self._deal.explicit is None else self._deal.explicit
             whole = self.unit * len(handed)
@@ -429,12 +460,14 @@ def _unchanged(batch: Any) -> Any:
 
 
 def _choice(
-    loader: DataLoader[Any], workers: Posted, seed: int, drawing: Drawing | None
+    loader: DataLoader[Any], workers: Posted, seed: int, drawing: Drawing | None, parts: Sequence[float]
 ) -> tuple[Deal, dict[str, Any]]:
     """Deal the loader's indices out; return the arguments that make a loader take this worker's."""
     if loader.batch_size is not None:
-        deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed, drawing)
+        deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed, drawing, parts)
         return deal, {"batch_sampler": deal}
+    if parts:
+        raise RequestError(_NO_PARTS)
     if loader.batch_sampler is not None:
         deal = Deal(loader.batch_sampler, 1, True, workers, seed, drawing)
         return deal, {"batch_sampler": SingleItems(deal)}
@@ -752,6 +785,12 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**next(each for each in states if "before" in each), "handed_to_each": handed}
 
 
+_NO_PARTS = (
+    "shard: weights are for a DataLoader with a batch_size over a map-style data set, whose images are dealt out: give "
+    "such a one, or leave weights out"
+)
+
+
 def shard_of(
     loader: Iterable[Any],
     workers: Posted,
@@ -759,6 +798,7 @@ def shard_of(
     host: Host,
     number: int,
     drawing: Drawing | None = None,
+    parts: Sequence[float] = (),
 ) -> Shard:
     """Share a loader out; a worker on its own gets the loader's own batches, whatever it is.
 
@@ -769,9 +809,10 @@ def shard_of(
         host: where the shard belongs.
         number: of the shard there.
         drawing: draws batches; None: each worker has a fixed share.
+        parts: relative ones of every step, for each worker; empty: equal.
 
     Raises:
-        RequestError: batches shall be drawn of what is no map-style loader.
+        RequestError: batches shall be drawn, or parts be unequal, of what is no map-style loader.
     """
     name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
     dealt: Callable[[], Batches] | None = None
@@ -782,9 +823,11 @@ def shard_of(
                 "batches can be drawn of a DataLoader over a map-style data set only: give such a one, or leave deal "
                 "out"
             )
+        if parts and workers.size > 1:
+            raise RequestError(_NO_PARTS)
         batches = EveryNth(loader, workers.rank, workers.size)
     elif workers.size > 1:
-        batches = DealtLoader(loader, workers, drawing)
+        batches = DealtLoader(loader, workers, drawing, parts)
     else:
         batches, dealt = EveryNth(loader, 0, 1), partial(DealtLoader, loader, workers)
     return Shard(batches, weight, host, number, dealt, name)

@@ -42,12 +42,12 @@ def numbers(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count))
 
 
-def deal(workers: int, make: Any) -> list[DealtLoader]:
+def deal(workers: int, make: Any, parts: tuple[float, ...] = ()) -> list[DealtLoader]:
     """Makes all workers' loaders, each from a loader of its own, as in separate processes."""
     heard: list[Tensor] = []
-    dealt = [DealtLoader(make(), Member(0, workers, heard))]  # type: ignore[arg-type]
+    dealt = [DealtLoader(make(), Member(0, workers, heard), parts=parts)]  # type: ignore[arg-type]
     for rank in range(1, workers):
-        dealt.append(DealtLoader(make(), Member(rank, workers, list(heard))))  # type: ignore[arg-type]
+        dealt.append(DealtLoader(make(), Member(rank, workers, list(heard)), parts=parts))  # type: ignore[arg-type]
     return dealt
 
 
@@ -63,6 +63,33 @@ def test_the_table_of_the_module() -> None:
         [([2, 5], 1.0), ([8, 11], 1.0), ([12], 0.0)],
     ]
     assert [len(loader) for loader in dealt] == [3, 3, 3]
+
+
+def test_parts_by_weight() -> None:
+    dealt = deal(3, lambda: DataLoader(numbers(14), batch_size=2), (3, 2, 1))
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 1, 2], 1.5), ([6, 7, 8], 1.5), ([12], 0.5)],
+        [([3, 4], 1.0), ([9, 10], 1.0), ([13], 0.5)],
+        [([5], 0.5), ([11], 0.5), ([12], 0.0)],
+    ]
+    dealt = deal(2, lambda: DataLoader(numbers(12), batch_size=4), (3, 1))
+    assert [seen(loader) for loader in dealt] == [
+        [([0, 1, 2, 3, 4, 5], 1.5), ([8, 9, 10], 0.75)],
+        [([6, 7], 0.5), ([11], 0.25)],
+    ]
+    assert [len(loader) for loader in dealt] == [2, 2]
+
+
+def test_parts_are_equal_while_a_worker_is_absent() -> None:
+    first, *_ = deal(3, lambda: DataLoader(numbers(8), batch_size=2), (4, 1, 1))
+    first.seat = Seat(0, 2)
+    assert seen(first) == [([0, 2], 1.0), ([4, 6], 1.0)]
+
+
+def test_whole_batches_have_no_parts_by_weight() -> None:
+    data = numbers(12)
+    with pytest.raises(RequestError, match="weights are for a DataLoader with a batch_size"):
+        deal(2, lambda: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False)), (2, 1))
 
 
 def test_a_ragged_last_step_is_dropped_if_the_loader_drops_it() -> None:

@@ -167,6 +167,7 @@ class Served(WithServers, Compressible, RecutsServers):
             skips_steps=consistency.drops and not lockstep,
             draws=not (lockstep or consistency.drops or consistency.waits_for_slower()),
             scales_parts=_scales_parts(consistency),
+            steps_ahead=consistency.steps_ahead(),
             tells_staleness=_tells_staleness(consistency, handling, workers),
             exact_sums=self.compress is None,
             sends_by_value=self.compress is not None and self.compress.by_value,

@@ -51,6 +51,9 @@ class BoundedStaleness(Consistency):
     def in_step(self) -> bool:
         return self.s == 0
 
+    def steps_ahead(self) -> int:
+        return self.s
+
     def gathers(self, pushers: int) -> int:
         return 1 if self.s else pushers
 

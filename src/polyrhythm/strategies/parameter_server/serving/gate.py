@@ -170,6 +170,10 @@ class Consistency(Config):
         """Return whether a pusher may have to wait for a slower one."""
         return True
 
+    def steps_ahead(self) -> int:
+        """Return by how many steps a pusher may be ahead of the slowest, where it waits for it then; 0: no bound."""
+        return 0
+
     @abstractmethod
     def gathers(self, pushers: int) -> int:
         """How many gradients an update is made of."""

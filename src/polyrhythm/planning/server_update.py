@@ -1,0 +1,69 @@
+"""What an update costs a server's processor: a real server's part, given gradients.
+
+    seconds(n) = a + 4 n / b      n numbers of float32; a: of any message, b: bytes/s
+
+A server of `parameter_server` takes each gradient as its own update and answers with its shard, which is copied to the
+link. Measured with the model's smallest tensor, and with all of it: a shard that fits a cache is faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message, pack_json
+from polyrhythm.roles.job import Job
+from polyrhythm.simulation.cluster import ServerUpdate
+from polyrhythm.strategies.parameter_server.parameter_server import ParameterServer
+from polyrhythm.strategies.role_assignment import RoleAssignment
+from polyrhythm.strategies.server_part import ServerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+_WORKER, _SERVER = 0, 1
+_WARM_UP, _UPDATES = 3, 15
+_SCALE = 1e-3
+"""Of the gradients, so that parameters stay ordinary numbers."""
+
+
+def measure_server_update(job: Job) -> ServerUpdate | None:
+    """Time a server's updates with a job's optimiser and as many numbers as its model has.
+
+    Compute threads are the caller's; a server has one.
+
+    Returns:
+        What they cost; None for an optimiser that looks at all workers' data, which servers cannot run.
+    """
+    model = job.make_model()
+    flat = FlatParameters(model)
+    plan = OptimizerPlan.of(job.learning.optimizer.create(model.parameters()), flat)
+    if plan.joint is not None:
+        return None
+    least = min(flat.views, key=lambda view: view.stop - view.start)
+    part = flat.vector[least.start : least.stop].clone()
+    least_s = _update_s(plan.part(least.start, least.stop), part)
+    more_s = max(_update_s(plan, flat.vector) - least_s, 1e-9)
+    return ServerUpdate(
+        seconds=least_s, bandwidth_bytes_per_s=max(flat.vector.nbytes - part.nbytes, 1) / more_s
+    )
+
+
+def _update_s(plan: OptimizerPlan, values: Tensor) -> float:
+    """Return the median seconds from a gradient's arrival until its answer lies where a link takes it from."""
+    server = ParameterServer().server(ServerSetting(0, RoleAssignment((_WORKER,), (_SERVER,))))
+    server.on_message(_WORKER, Message(Kind.CONFIGURE, pack_json(plan.to_json())))
+    server.on_message(_WORKER, Message(Kind.PARAMETERS, values))
+    server.on_message(_WORKER, Message(Kind.PULL))
+    gradient, link, version, seconds = _SCALE * torch.randn_like(values), torch.empty_like(values), 0, []
+    for step in range(_WARM_UP + _UPDATES):
+        push = Message(Kind.PUSH, gradient, version, step, 1.0, plan.rate)
+        began_s = time.perf_counter()
+        [(_, answer)] = server.on_message(_WORKER, push)
+        assert answer.tensor is not None, "a server answers with its parameters"
+        link.copy_(answer.tensor)
+        seconds.append(time.perf_counter() - began_s)
+        version = answer.version
+    return statistics.median(seconds[_WARM_UP:])
