@@ -84,9 +84,7 @@ def work(job: Job, world: World) -> None:
 
 
 def _watched(job: Job, world: World) -> tuple[World, Blocked | None]:
-    """Return a world in which it is known how long this worker stands still, where it does so inside its passes or
-    parts follow what its steps take without it.
-    """
+    """Return a world in which it is known how long this worker stands still, where that is in passes or measured."""
     if job.traits.waits_inside or (job.balance.follows and world.pace is None):
         return world.watched()
     return world, None

@@ -175,7 +175,9 @@ def test_who_is_given_all_parts_computes_nothing() -> None:
             return images.flatten(1)[:, :4]
 
     model, split = Counted(), _split(1200, 4)
-    parts = [evaluate_part(model, split, batches_for(1200, place, (1, 1)), classes="abcd") for place in (0, 1)]
+    parts = [
+        evaluate_part(model, split, batches_for(1200, place, (1, 1)), classes="abcd") for place in (0, 1)
+    ]
     assert model.images == 1200
     evaluate(model, split, classes="abcd", tested=parts)
     assert model.images == 1200

@@ -51,7 +51,10 @@ def test_two_hosts() -> None:
 
 def test_a_servers_update_is_what_a_cluster_says_of_it() -> None:
     update = ServerUpdate(seconds=1e-4, bandwidth_bytes_per_s=2e9)
-    assert parse_cluster(cluster_text(replace(ONE, server_update=update).cluster("mine")), "mine").server_update == update
+    assert (
+        parse_cluster(cluster_text(replace(ONE, server_update=update).cluster("mine")), "mine").server_update
+        == update
+    )
     assert ONE.cluster("mine").server_update is None
     assert ONE.to_json()["server_update"] is None
 

@@ -89,7 +89,9 @@ def test_parts_are_equal_while_a_worker_is_absent() -> None:
 def test_whole_batches_have_no_parts_by_weight() -> None:
     data = numbers(12)
     with pytest.raises(RequestError, match="weights are for a DataLoader with a batch_size"):
-        deal(2, lambda: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False)), (2, 1))
+        deal(
+            2, lambda: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 2, False)), (2, 1)
+        )
 
 
 def test_a_ragged_last_step_is_dropped_if_the_loader_drops_it() -> None:

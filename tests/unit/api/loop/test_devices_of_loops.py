@@ -14,7 +14,7 @@ from unit.api.loop.threads import run_in_threads
 REFUSED = (
     "the model of worker 1 is on cuda, and that of worker 0 on cpu: workers of synchronous update each its own copy of "
     "one model, which GPUs and CPUs round differently, so that the copies would part: take "
-    "parameter_server(consistency=synchronous), local_sgd, or one kind of device, such as model.to(\"cpu\") on all"
+    'parameter_server(consistency=synchronous), local_sgd, or one kind of device, such as model.to("cpu") on all'
 )
 
 

@@ -47,7 +47,11 @@ def test_steps_are_those_of_the_global_batch(strategy: str) -> None:
     found = run_in_threads(strategy, WORKERS, loop)
     for vector, _ in found:
         torch.testing.assert_close(vector, flat(model), rtol=1e-10, atol=1e-12)
-    assert [seen for _, seen in found] == [44, 30, 14]  # of 12 images 6, 4 and 2; of the last 8 four, three and one
+    assert [seen for _, seen in found] == [
+        44,
+        30,
+        14,
+    ]  # of 12 images 6, 4 and 2; of the last 8 four, three and one
     assert sum(seen for _, seen in found) == 2 * IMAGES
 
 
