@@ -257,7 +257,8 @@ class Deal(Sampler[Any]):
         seat = self.seat
         if len(self.parts) != seat.of:
             return step[seat.place :: seat.of]
-        return step.split(split(len(step), self.parts))[seat.place]
+        mine: Tensor = step.split(split(len(step), self.parts))[seat.place]
+        return mine
 
     def _drawn(self, drawing: Drawing, order: list[Any]) -> Iterator[list[Any]]:
         size, seat = self.batch_size, self.seat
