@@ -33,6 +33,7 @@ from polyrhythm.partition.chain import Chain
 from polyrhythm.roles.job import Job
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate_on
+from polyrhythm.strategies.pipeline import pipeline
 from unit.simulation.clusters import cluster
 
 UNEVEN = ConstantCluster(step_s=uneven)
@@ -382,6 +383,20 @@ def test_it_resumes_with_the_bits_of_a_run_without_a_break_also_in_other_stages(
     assert 0 < first.checkpoint_steps[-1] < whole.result["steps"]
     second = simulated(resumed(kept), UNEVEN)
     assert second.sha256 == whole.sha256
+
+
+def test_it_resumes_where_layers_are_measured_otherwise_and_the_cut_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of("pipeline(microbatches=4, balance=auto)", 3, optimizer="adam", epochs=3)
+    whole = simulated(job, UNEVEN)
+    kept = replace(job, checkpointing=replace(job.checkpointing, folder=tmp_path))
+    cuts = iter([(0, 1, 3), (0, 4, 6)])
+    for session, stop_s in ((kept, 0.1), (resumed(kept), None)):
+        start = next(cuts)
+        monkeypatch.setattr(pipeline, "fastest", lambda pieces, *_, start=start: (*start, len(pieces)))
+        found = simulated(session, replace(UNEVEN, stop_at_s=stop_s))
+    assert found.sha256 == whole.sha256
 
 
 @pytest.mark.parametrize("lost", [0, 2])

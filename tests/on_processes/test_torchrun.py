@@ -14,7 +14,7 @@ from on_processes.commands import Started, finished, shell
 from on_processes.runs import ending
 from on_processes.two_hosts import ip
 from on_processes.verb import POLYRHYTHM
-from polyrhythm.events import CheckpointSaved, RunEnded, WorkerProgress
+from polyrhythm.events import CheckpointSaved, Evaluated, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 from processes.family import are_gone, stop
 from processes.ports import free_port
@@ -46,6 +46,44 @@ def test_two_workers_and_a_server(tmp_path: Path) -> None:
     again = finished(torchrun(3, *synchronous, "--out", "torchrun", "--resume", "auto"), tmp_path)
     assert again.figures == figures
     assert again.err.count("torchrun has done its 2 epochs already") == 1
+
+
+def test_stages_go_on_in_the_same_processes(tmp_path: Path) -> None:
+    """The processes that a stage needs no servers for work, as many as there are; else it is the run of a launcher."""
+    spec = (
+        'stages("synchronous until 1 epochs; local_sgd(steps=4) until 2 epochs; '
+        'parameter_server(servers=1, consistency=synchronous)")'
+    )
+    options = ["--strategy", spec, "--epochs", "3"]
+    done = finished(torchrun(2, *options, "--out", "torchrun"), tmp_path)
+    stages = [(each["strategy"], each["epochs"]) for each in done.figures["stages"]]
+    assert stages == [
+        ("synchronous", 1),
+        ("local_sgd(steps=4)", 1),
+        ("parameter_server(consistency=synchronous)", 1),
+    ]
+    events = read_events(tmp_path / "torchrun" / "events.jsonl")
+    starts = [event for event in events if isinstance(event, RunStarted)]
+    assert [(each.workers, each.servers, each.start_epoch) for each in starts] == [
+        (2, 0, 0),
+        (2, 0, 1),
+        (1, 1, 2),
+    ]
+    assert [type(event) for event in events].count(RunEnded) == 3
+    (local,) = shell(tmp_path, [*TRAIN, *options, "--workers", "2", "--out", "local"])
+    losses = [
+        [
+            event.test_loss
+            for event in read_events(tmp_path / run / "events.jsonl")
+            if isinstance(event, Evaluated)
+        ]
+        for run in ("torchrun", "local")
+    ]
+    assert losses[0][:2] == losses[1][:2]
+    assert losses[0][2] < losses[0][1]
+    assert local.figures["stages"] == done.figures["stages"]
+    again = finished(torchrun(2, *options, "--out", "torchrun", "--resume", "auto"), tmp_path)
+    assert again.err.count("torchrun has done its 3 epochs already") == 1
 
 
 def test_ranks_that_never_join_are_named(tmp_path: Path) -> None:

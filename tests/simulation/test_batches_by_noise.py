@@ -108,7 +108,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_was_decided(
     config = configure(JOB | {"epochs": 3, "batch_schedule": "auto(every=0.4)"})
 
     def made(folder: Path, stops: list[float | None]) -> Run:
-        def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+        def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
             events = run_simulated(job, ConstantCluster(stop_at_s=stops.pop(0)))
             for event in events:
                 for observer in watching:

@@ -102,7 +102,7 @@ def with_growing_batches(
         watching = [each if last else Lasting(each) for each in observers]
         if begun:  # before the first part there is nothing to remember, and no folder
             _publish(path, schedule)
-        run = play(part, [*watching, measured], last)
+        run = play(done, part, [*watching, measured], last)
         begun = True
         if run.outcome != "done" or last:
             break

@@ -272,7 +272,7 @@ class ObservedRun:
     def _write_report(self) -> None:
         try:
             write_report(self._folder, self.claim)
-        except Superseded:  # between the two
+        except (Superseded, RequestError):  # between the two; or it failed again before it had started
             return
         except OSError as error:  # what the run has come to is more than its report
             reason = f"cannot write the report of {self._folder}: {error.strerror or error}"

@@ -27,7 +27,7 @@ from polyrhythm.api.observed_run import (
     observed_run,
     observed_run_in,
 )
-from polyrhythm.api.stages import in_stages
+from polyrhythm.api.stages import in_stages, staged_run
 from polyrhythm.config.assemble import assemble, optimizer_from, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.model import name_of
@@ -323,7 +323,7 @@ def _train_in_stages(
     folder = _folder(out, "stages" if stages is not None else "growing", config, where)
     spent: list[tuple[float, float | None]] = []  # seconds so far, and their price
 
-    def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+    def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
         before = spent[-1] if spent else (0.0, 0.0)
         run = _play(laid_out(where, job), job, config, watching, before=before, reports=last)
         spent.append((run.figures["seconds"], run.figures["price"]))
@@ -333,7 +333,7 @@ def _train_in_stages(
         schedule = by_noise(config)
         assert schedule is not None, "there is one of both"
         return with_growing_batches(schedule, config, folder, observers, play)
-    return in_stages(stages, config, folder, observers, play)
+    return in_stages(staged_run(stages, config, folder), observers, play)
 
 
 def _play(

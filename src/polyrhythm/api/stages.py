@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,24 +32,45 @@ from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 STAGES_FILE = "stages.json"
 """In a run folder: the epochs that were done at the end of each stage that is over."""
 
-Play = Callable[[Job, Sequence[Observer], bool], Run]
-"""Makes the run of a job for some observers; whether it is the last one."""
+Play = Callable[[int, Job, Sequence[Observer], bool], Run]
+"""Makes the run of a part, from its number and its job, for some observers; whether it is the last one."""
 
 
-def in_stages(
-    stages: Stages, config: RunConfig, folder: Path, observers: Sequence[Observer], play: Play
-) -> Run:
-    """Make a run of stages, or what is left of one.
+@dataclass(frozen=True)
+class StagedRun:
+    """A run of stages, of which nothing is done yet, or some.
+
+    Attributes:
+        stages: the strategies.
+        until: what ends all of them.
+        kept: in which folder, and which checkpoints.
+        jobs: of the stages, none of them resumed.
+    """
+
+    stages: Stages
+    until: Target | None
+    kept: CheckpointConfig
+    jobs: tuple[Job, ...]
+
+    @property
+    def epochs(self) -> int:
+        """Of the whole run."""
+        return self.jobs[-1].learning.planned_epochs
+
+
+def staged_run(
+    stages: Stages,
+    config: RunConfig,
+    folder: Path,
+    fitted: Callable[[RunConfig], RunConfig] = lambda config: config,
+) -> StagedRun:
+    """Return a run of stages, all of which are possible.
 
     Args:
         stages: the strategies.
         config: of the run; its strategy is not regarded.
-        folder: of the run; what a checkpoint in it has come to is not done again.
-        observers: receive every event, and one end.
-        play: makes the run of one stage.
-
-    Returns:
-        The last stage's run, or that which was interrupted.
+        folder: of the run.
+        fitted: returns the configuration of a stage, where it depends on the strategy.
 
     Raises:
         RequestError: a stage is impossible.
@@ -59,29 +80,49 @@ def in_stages(
         folder=folder, checkpoints=config.keep_checkpoints, best=config.keep_best, resume=False
     )
     jobs = [
-        assemble(config.model_copy(update={"strategy": stage.strategy}), kept) for stage in stages.stages
-    ]  # all of them, so that what is impossible is refused before anything is trained
+        assemble(fitted(config.model_copy(update={"strategy": stage.strategy})), kept)
+        for stage in stages.stages
+    ]
     total = jobs[0].learning.epochs
-    ends, over = stages.ends(total), _over(folder)
+    parts = [
+        replace(
+            job,
+            learning=replace(job.learning, epochs=end or total, all_epochs=total),
+            until=stage.target or job.until,
+        )
+        for stage, job, end in zip(stages.stages, jobs, stages.ends(total), strict=True)
+    ]
+    return StagedRun(stages, jobs[0].until, kept, tuple(parts))
+
+
+def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> Run:
+    """Make a run of stages, or what is left of one.
+
+    Args:
+        staged: the run; what a checkpoint in its folder has come to is not done again.
+        observers: receive every event, and one end.
+        play: makes the run of one stage.
+
+    Returns:
+        The last stage's run, or that which was interrupted.
+    """
+    stages, folder, total = staged.stages.stages, staged.kept.folder, staged.epochs
+    assert folder is not None, "a run of stages has a folder"
+    ends, over = staged.stages.ends(total), _over(folder)
     told, run, last = [], None, False
-    for number, (stage, job, end) in enumerate(zip(stages.stages, jobs, ends, strict=True)):
+    for number, (stage, job, end) in enumerate(zip(stages, staged.jobs, ends, strict=True)):
         begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
-        if number == len(over) and end is not None and end <= done and number + 1 < len(jobs):
+        if number == len(over) and end is not None and end <= done and number + 1 < len(stages):
             over = [*over, end]  # as a checkpoint says that its file does not
         if number < len(over) and over[number] < total:
             told.append(
                 {"strategy": str(job.strategy), "epochs": over[number] - (over[number - 1] if number else 0)}
             )
             continue
-        last = number == len(jobs) - 1
-        part = replace(
-            job,
-            learning=replace(job.learning, epochs=end or total, all_epochs=total),
-            checkpointing=replace(kept, resume=begun),
-            until=stage.target or job.until,
-        )
-        follows = partial(_follows, stage, job.until, total)
-        run = play(part, observers if last else [Lasting(each, follows) for each in observers], last)
+        last = number == len(stages) - 1
+        part = replace(job, checkpointing=replace(staged.kept, resume=begun))
+        follows = partial(_follows, stage, staged.until, total)
+        run = play(number, part, observers if last else [Lasting(each, follows) for each in observers], last)
         if run.outcome != "done":
             break
         over = [*over[:number], int(run.figures["epochs"])]
@@ -93,7 +134,7 @@ def in_stages(
     assert run is not None
     if not last:
         write_report(folder)
-    return replace(run, figures=run.figures | {"strategy": str(stages), "stages": told})
+    return replace(run, figures=run.figures | {"strategy": str(staged.stages), "stages": told})
 
 
 def refuse_together(what: str, config: RunConfig) -> None:

@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import log2, prod
 from pathlib import Path
 from types import FrameType
@@ -37,9 +38,9 @@ from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
-from polyrhythm.api.stages import in_stages
-from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
-from polyrhythm.config.model import name_of
+from polyrhythm.api.stages import StagedRun, in_stages, staged_run
+from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
+from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
@@ -61,6 +62,7 @@ from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.strategies.strategy import HasStages
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
@@ -106,21 +108,25 @@ def train(
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
-        if started_by_torchrun():
-            if _left_to_start(config) is not None:
-                raise RequestError(
-                    "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
-                    "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
-                )
-            config = _with_torchruns_workers(config, options)
+        if started_by_torchrun() and _left_to_start(config) is not None:
+            raise RequestError(
+                "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
+                "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
+            )
         config, choice = _decided(config, resume, start_method)
+        config = _with_copies(config, resume, start_method)
         stages = Stages.parse(str(config.strategy))
-        if stages is not None:
-            return _train_in_stages(stages, config, out, resume, again, observers, start_method)
-        if by_noise(config) is not None:
-            return _train_in_stages(None, config, out, resume, again, observers, start_method)
+        parts = None
+        if stages is not None or by_noise(config) is not None:
+            parts = _part_by_part(stages, config, options, out, resume, again, observers, start_method)
+    if parts is not None:
+        return parts()
+    with leader_speaks():
+        if started_by_torchrun():
+            config = _with_torchruns_workers(config, options)
         config, remark = suited(config, alone=not started_by_torchrun())
-        folder = _folder(config, out, resume)
+        name = strategy_from(config.strategy, config.compress).name
+        folder = _folder(name, config, out, resume)
         if config.fine_tuning != "none":
             done = finished_run(folder) if resume is not None else None
             if done is not None and not again:
@@ -166,6 +172,40 @@ def _decided(
     return config.model_copy(update={"strategy": choice.candidate.strategy}), choice
 
 
+def _with_copies(config: RunConfig, resume: str | Path | None, start_method: str) -> RunConfig:
+    """Choose how many copies stages have, by measured times, where the strategy leaves that to a run's start.
+
+    A resumed run has those that it had. Under torchrun, where no one process measures for all before they meet, and of
+    several strategies, the operations of layers tell (`assemble`).
+    """
+    if Stages.parse(str(config.strategy)) is not None:
+        return config
+    strategy = strategy_from(config.strategy, config.compress)
+    if not (isinstance(strategy, HasStages) and strategy.chooses_copies):
+        return config
+    if resume is not None:
+        was = str(read_run(_resumed_config(Path(resume)))["strategy"])
+        if Stages.parse(was) is None and strategy.has_become(strategy_from(was)):
+            return config.model_copy(update={"strategy": was})
+    if started_by_torchrun():
+        return config
+    from polyrhythm.partition.outlook import seconds_of_pieces  # it traces networks, which others need not
+
+    strategy.check(config.workers)
+    dataset, device = data_of(config), devices_from(config.device, config.workers)[0]
+    make_model = model_maker(config.model, dataset, config.weights, config.freeze)
+
+    def measured(rows: int) -> Sequence[float]:
+        method = "spawn" if device.type == "cuda" else start_method
+        arguments = (make_model, dataset.image_shape, rows, str(device))
+        found: Sequence[float] = call_apart(method, seconds_of_pieces, *arguments)
+        return found
+
+    images = config.workers * config.worker_batch
+    chosen = strategy.with_copies(make_model, dataset.image_shape, config.workers, images, measured=measured)
+    return config.model_copy(update={"strategy": str(chosen)})
+
+
 def _left_to_start(config: RunConfig) -> Auto | None:
     """Return how the strategy is to be chosen; None: it was named."""
     strategy = str(config.strategy).strip()
@@ -176,46 +216,85 @@ def _left_to_start(config: RunConfig) -> Auto | None:
     return Auto.parse(strategy)
 
 
-def _train_in_stages(
+def _part_by_part(
     stages: Stages | None,
     config: RunConfig,
+    options: RunOptions,
     out: str | Path | None,
     resume: str | Path | None,
     again: bool,
     observers: Sequence[Observer],
     start_method: str,
-) -> Run:
-    """Train with one strategy after the other, or where there are none with batches that grow by noise."""
-    if started_by_torchrun():
+) -> Callable[[], Run | None]:
+    """Return what trains with one strategy after the other, or where there are none with batches that grow by noise.
+
+    Raises:
+        RequestError: the parts are impossible.
+    """
+    under_torchrun = started_by_torchrun()
+    if under_torchrun and stages is None:
         raise RequestError(
-            "stages start their ranks anew: under torchrun train with the first strategy, then with --resume RUN "
-            "--strategy OTHER"
-            if stages is not None
-            else "--batch-schedule auto starts ranks anew when batches grow, which torchrun does not: take another"
+            "--batch-schedule auto starts ranks anew when batches grow, which torchrun does not: take another"
         )
     first = config if stages is None else config.model_copy(update={"strategy": stages.stages[0].strategy})
-    if suited(first, alone=True)[0].fine_tuning != "none":
+    if suited(first, alone=not under_torchrun)[0].fine_tuning != "none":
         what = "stages" if stages is not None else "growing batches"
         raise RequestError(f"{what} train a whole network: give --fine-tuning none, or a single strategy")
-    label = "stages" if stages is not None else "growing"
-    folder = Path(resume) if resume is not None else choose_folder(out, f"{label}-{_short_name(config)}")
-    done = finished_run(folder) if resume is not None else None
+    folder = _folder("stages" if stages is not None else "growing", config, out, resume)
+    done = finished_run(folder) if resume is not None and not is_silent() else None
     reached = done is not None and config.until is not None and done.figures.get("reached")
-    if done is not None and (reached or done.figures["epochs"] >= (config.epochs or 0)):
-        if not again:
-            raise all_done(folder, done.figures["epochs"])
-        return done
+    if done is not None and not (reached or done.figures["epochs"] >= (config.epochs or 0)):
+        done = None
+    if done is not None and not again:
+        raise all_done(folder, done.figures["epochs"])
+    if under_torchrun:
+        assert stages is not None, "growing batches are refused"
+        staged = staged_run(stages, config, folder, partial(_with_torchruns_workers, options=options))
+        return partial(_stages_under_torchrun, staged, config, observers, done)
+    if done is not None:
+        return lambda: done
     check_loopback(config.port)
 
-    def play(job: Job, watching: Sequence[Observer], last: bool) -> Run:
+    def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
         allow_descriptors(config.workers + job.traits.servers)
         return _train_here(job, config, watching, start_method, reports=last)
 
     if stages is None:
         schedule = by_noise(config)
         assert schedule is not None, "there is one of both"
-        return with_growing_batches(schedule, config, folder, observers, play)
-    return in_stages(stages, config, folder, observers, play)
+        return partial(with_growing_batches, schedule, config, folder, observers, play)
+    return partial(in_stages, staged_run(stages, config, folder), observers, play)
+
+
+def _stages_under_torchrun(
+    staged: StagedRun, config: RunConfig, observers: Sequence[Observer], done: Run | None
+) -> Run | None:
+    """Make a run of stages in the processes that there are, or none of it where it is done."""
+    parts = torchrun.Parts(torchrun.meet(), [_for_torchrun(job, config) for job in staged.jobs])
+    if not leads():
+        if torchrun.follow_parts(parts, _say_notices, config.threads, config.gather_s):
+            raise Preempted(_TAKEN_AWAY)
+        return None
+
+    def play(number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
+        job = _for_torchrun(job, config)
+        own = config.model_copy(update={"workers": job.workers})
+        with _observed_with_trace(job, own, watching) as observed:
+            preempted = torchrun.lead_part(
+                parts, number, observed.claimed(job), observed.on_event, config.threads, config.gather_s
+            )
+            observed.skips_report = preempted or not last
+        return dataclasses.replace(observed.run(), preempted=preempted)
+
+    run = in_stages(staged, observers, play) if done is None else done
+    if not run.preempted:
+        torchrun.take_leave(min(config.gather_s, _LEAVE_S), parts.outside)
+    return run
+
+
+_TAKEN_AWAY = "the run was interrupted, since one of its hosts is taken away"
+_LEAVE_S = 60.0
+"""For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
 def _short_name(config: RunConfig) -> str:
@@ -286,13 +365,11 @@ def _resumed_config(folder: Path) -> Path:
     return path
 
 
-def _folder(config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
+def _folder(name: str, config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
     if resume is None:
         if out is not None and is_silent():
             return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
-        return choose_folder(
-            out, f"{strategy_from(config.strategy, config.compress).name}-{_short_name(config)}"
-        )
+        return choose_folder(out, f"{name}-{_short_name(config)}")
     if out is not None:
         raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
     return Path(resume)
@@ -423,19 +500,28 @@ def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig
     return config.model_copy(update={"workers": workers})
 
 
-def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
+def _for_torchrun(job: Job, config: RunConfig) -> Job:
+    """Return a job on the device of this rank, whose lost ranks nobody but torchrun starts again.
+
+    Raises:
+        RequestError: it names devices.
+    """
     if job.devices:
         raise RequestError(
             f"device {config.device}: started by torchrun, each worker takes what its own host has: give auto"
         )
-    tolerance = replace(job.fault_tolerance, restarts=0)  # whom to start again is torchrun's business
-    job = dataclasses.replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
-    allow_descriptors(config.workers + job.traits.servers)
+    allow_descriptors(job.workers + job.traits.servers)
+    tolerance = replace(job.fault_tolerance, restarts=0)
+    return dataclasses.replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
+
+
+def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
+    job = _for_torchrun(job, config)
     if not leads():
         if torchrun.run_under_torchrun(
             job, _say_notices, config.threads, admission_of(job, config), config.gather_s
         ):
-            raise Preempted("the run was interrupted, since one of its hosts is taken away")
+            raise Preempted(_TAKEN_AWAY)
         return None
     with (
         _observed_with_trace(job, config, observers) as observed,

@@ -174,7 +174,7 @@ class Chain:
         return self._shapes.get(node)
 
     def names(self) -> list[str]:
-        """Return the names of the pieces: of the last layer in each."""
+        """Return the names of the pieces: of the layer that each ends in."""
         return [piece.name for piece in self.pieces]
 
     def stage(self, start: int, stop: int) -> Stage:
@@ -303,7 +303,7 @@ class Chain:
     def _pieces(
         self, results: dict[fx.Node, tuple[Any, ...]], operations: dict[fx.Node, float]
     ) -> Iterator[PieceSize]:
-        start = 0
+        start, name = 0, ""
         owned: set[int] = set()
         for cut in (*self.cuts, None):
             stop = len(self._operations) if cut is None else cut.behind + 1
@@ -315,8 +315,9 @@ class Chain:
                         owned.add(id(parameter))
                         parameters += parameter.numel()
             kept = sum(_numbers(results[node][0]) for node in nodes)
+            name = _name(nodes, name)
             yield PieceSize(
-                _name(nodes),
+                name,
                 parameters,
                 sum(operations.get(node, 0.0) for node in nodes),
                 () if cut is None else cut.numbers,
@@ -522,16 +523,23 @@ def _numbers(value: Any) -> int:
 
 
 def _told_apart(pieces: list[PieceSize]) -> Iterator[PieceSize]:
-    """Yield pieces whose names differ: where a layer is used several times, `name#1`, `name#2`, and so on."""
+    """Yield pieces whose names differ: where several end in a layer, `name#1`, `name#2`, and so on."""
     uses, seen = Counter(piece.name for piece in pieces), Counter[str]()
     for piece in pieces:
         seen[piece.name] += 1
         yield replace(piece, name=f"{piece.name}#{seen[piece.name]}") if uses[piece.name] > 1 else piece
 
 
-def _name(nodes: Sequence[fx.Node]) -> str:
+def _name(nodes: Sequence[fx.Node], before: str) -> str:
+    """Return the layer that a piece ends in.
+
+    Where it computes none, that is the module in whose forward pass its operations are; or of the network's own
+    operations, the layer before them, if there is one.
+    """
     named = [str(node.target) for node in nodes if node.op == "call_module"]
-    return named[-1] if named else nodes[-1].name
+    if not named:
+        named = [path for node in nodes for path, _ in node.meta.get("nn_module_stack", {}).values() if path]
+    return named[-1] if named else before or nodes[-1].name
 
 
 def _sounds_random(name: str) -> bool:

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise, permutations, product
 from math import comb
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch import nn
 
 from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.pipedream import LayerCost, planned
@@ -347,6 +349,24 @@ def measured_pieces(chain: Chain, rows: int, now: Callable[[], float]) -> list[f
     return found
 
 
+def seconds_of_pieces(
+    make_model: Callable[[], nn.Module], image_shape: tuple[int, int, int], rows: int, device: str
+) -> list[float]:
+    """Make a network, and measure the seconds of each of its pieces on one thread, as `measured_pieces` does.
+
+    Args:
+        make_model: makes it.
+        image_shape: (C, H, W) of a picture.
+        rows: pictures of a microbatch.
+        device: where it is computed.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = make_model().to(device).train()
+    image = next(model.parameters()).new_zeros(1, *image_shape)
+    return measured_pieces(Chain(model, image), rows, perf_counter)
+
+
 @dataclass(frozen=True)
 class Outlook:
     """What is said of a pipeline before it runs.
@@ -378,7 +398,7 @@ class Outlook:
         chunks = len(self.layers) // len(self.ranks)
         names = [
             " and ".join(
-                first if first == last else f"{first} to {last}"
+                last if first == last else f"{first.removesuffix('#1')} to {last}"
                 for first, last in self.layers[rank :: len(self.ranks)]
             )
             for rank in range(len(self.ranks))

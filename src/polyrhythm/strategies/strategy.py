@@ -322,6 +322,20 @@ class HasStages:
         """
         raise NotImplementedError
 
+    @property
+    def cuts_anew(self) -> bool:
+        """Whether the network may be cut elsewhere when a run is resumed."""
+        raise NotImplementedError
+
+    @property
+    def chooses_copies(self) -> bool:
+        """Whether `with_copies` is left to choose how many copies stages have."""
+        raise NotImplementedError
+
+    def has_become(self, other: Strategy) -> bool:
+        """Whether another strategy is this one with its copies chosen."""
+        raise NotImplementedError
+
     def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
         """Return the workers that hold the copies of each rank's stages, by their indices among so many."""
         raise NotImplementedError
@@ -333,6 +347,7 @@ class HasStages:
         workers: int,
         images: int,
         pace_of: Callable[[Sequence[range]], Pace] | None = None,
+        measured: Callable[[int], Sequence[float]] | None = None,
     ) -> Strategy:
         """Return the strategy with the copies of every stage given, where it is to choose them itself.
 
@@ -342,6 +357,8 @@ class HasStages:
             workers: to share out.
             images: of a step, of all of them.
             pace_of: returns how fast ranks are, from the workers that each has; None: nobody knows, and all alike.
+            measured: returns the seconds of each piece of the network for a microbatch of so many pictures; None: its
+                operations tell.
 
         Raises:
             RequestError: it cannot be cut so.

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from torch import nn
 
 import polyrhythm
 from polyrhythm.api import train as api_train
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.launch.joining.join_server import Admission
+from polyrhythm.partition.outlook import seconds_of_pieces
 from polyrhythm.roles.job import Job
 
 
@@ -125,3 +129,34 @@ def test_a_script_that_workers_would_run_again_is_named_before_anything_starts(
     )
     with pytest.raises(RequestError, match=words):
         runpy.run_path(str(script), run_name="__main__")
+
+
+def test_copies_of_stages_follow_measured_times_and_stay_when_the_run_is_resumed(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layers of as many operations, here the first takes three times as long."""
+    asked: list[tuple[object, ...]] = []
+
+    def measured(_method: str, function: Callable[..., object], *arguments: object) -> list[float]:
+        asked.append((function, *arguments[1:]))
+        return [3.0, *[0.0] * 4, 1.0]
+
+    def fail(*_: object, **__: object) -> None:
+        raise RunError("worker 0 (rank 0) was killed by SIGKILL")
+
+    monkeypatch.setattr(api_train, "call_apart", measured)
+    monkeypatch.setattr(api_train, "run_local", fail)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+    options = {"data": "digits", "model": model, "workers": 4, "batch_size": 6}
+    spec = "pipeline(microbatches=12, replicas=auto, balance=auto)"
+    with pytest.raises(RunError):
+        polyrhythm.train(**options, strategy=spec, out="run")
+    assert asked == [(seconds_of_pieces, (1, 8, 8), 2, "cpu")]
+    chosen = "pipeline(microbatches=12, balance=auto, replicas=[3, 1])"
+    assert yaml.safe_load((empty / "run" / "config.yaml").read_text())["strategy"] == chosen
+    with pytest.raises(RunError):
+        polyrhythm.train(**options, strategy=spec, out="run", resume="auto")
+    assert len(asked) == 1
+    assert yaml.safe_load((empty / "run" / "config.yaml").read_text())["strategy"] == chosen

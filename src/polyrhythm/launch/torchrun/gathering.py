@@ -227,13 +227,18 @@ _LOOK_EVERY_S = 1.0
 
 
 def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
-    """End this process with status 1, and a line, soon after worker 0 has begun another start of the run."""
+    """End this process with status 1, and a line, soon after worker 0 has begun another start of the run.
+
+    Not where worker 0 has ended this one in good order (`end_start`): then the other is the next part of the run.
+    """
     store = outside.store.clone()  # the run uses the other
 
     def watch() -> None:
         with suppress(RuntimeError):  # the store is gone, and the watchdog sees for how long
             while newest_start(store) == start.name:
                 time.sleep(_LOOK_EVERY_S)
+            if store.check([_ended(start.name)]):
+                return
             print(
                 f"error: rank 0 has been started again, and the run with it: rank {outside.rank} must start again too",
                 file=sys.stderr,
@@ -242,6 +247,15 @@ def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
             os._exit(1)
 
     threading.Thread(target=watch, name="replaced", daemon=True).start()
+
+
+def end_start(outside: Rendezvous, start: Gathered) -> None:
+    """Say, in rank 0, that a part of a run has ended in good order, and that a start that follows is the next one."""
+    outside.store.set(_ended(start.name), "")
+
+
+def _ended(name: str) -> str:
+    return f"ended/{name}"
 
 
 def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:

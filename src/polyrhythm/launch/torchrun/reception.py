@@ -151,16 +151,25 @@ class Calls:
         start: of the run that is under way.
         reception: has places.
         silence_s: without a pulse, after which a rank that is called for is gone.
+        follows: whether another part of the run may follow; then who calls at the end is let into that one.
     """
 
-    def __init__(self, outside: Rendezvous, start: Gathered, reception: Reception, silence_s: float) -> None:
+    def __init__(
+        self,
+        outside: Rendezvous,
+        start: Gathered,
+        reception: Reception,
+        silence_s: float,
+        *,
+        follows: bool = False,
+    ) -> None:
         self._store: Any = outside.store.clone()
         self._pulses: Any = start.rendezvous.store.clone()
         self._hearing: Any = outside.store.clone()  # a connection of its own, since it waits there
         self._hearing.set_timeout(_FOREVER)
         self._name = start.name
         self._reception = reception
-        self._silence_s = silence_s
+        self._silence_s, self._follows = silence_s, follows
         self._unanswered: dict[str, int] = {}
         self._answered = set(start.answered)
         self._over = threading.Event()
@@ -172,15 +181,16 @@ class Calls:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        over = self._reception.over and not self._follows
         with suppress(RuntimeError, dist.DistError):  # the store is gone, and with it whoever calls
-            if self._reception.over:
+            if over:
                 say_that_it_is_over(self._store)
             self._store.queue_push(CALLS, f"close 0 {self._name}".encode())
             self._thread.join(_CLOSING_PATIENCE_S)
             for nonce, rank in list(self._unanswered.items()):
-                if self._reception.over:
+                if over:
                     answer_over(self._store, nonce)
-                else:  # for the next worker 0
+                else:  # for the next worker 0, or this one's next part
                     call_again(self._store, rank, nonce)
 
     def _hear(self) -> None:
@@ -221,10 +231,12 @@ class Late:
     Attributes:
         entrance: for guests; None: they do not.
         silence_s: for which a rank may be silent.
+        follows: whether another part of the run may follow, in which they then take part.
     """
 
     entrance: Entrance | None
     silence_s: float
+    follows: bool = False
 
 
 @contextmanager
@@ -251,7 +263,7 @@ def receiving(
     reception.launcher.open(Inside(_store_address(), roles, f"{PREFIX}/{start.name}"))
     with ExitStack() as stack:
         if starts_hosts_apart(outside):
-            stack.enter_context(Calls(outside, start, reception, late.silence_s))
+            stack.enter_context(Calls(outside, start, reception, late.silence_s, follows=late.follows))
         if reception.launcher.join_server is not None:
             stack.enter_context(_listening(reception.launcher, reception.launcher.join_server))
         yield reception.on_event

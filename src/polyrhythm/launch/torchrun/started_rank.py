@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
@@ -39,10 +39,12 @@ from polyrhythm.launch.process import ask_names_briefly, first_parent, leave_wit
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import PREEMPTED, Preemption, asked_to_stop
 from polyrhythm.launch.torchrun.gathering import (
+    LEADER,
     Gathered,
     RunIsOver,
     StartIsVoid,
     check_counts,
+    end_start,
     gather,
     leave_with_start,
     make_whole,
@@ -96,6 +98,32 @@ def roles_of(
     return replace(roles, workers=(*roles.workers, *range(size, size + vacant)))
 
 
+@dataclass(frozen=True)
+class Parts:
+    """A run in parts, which the same ranks make one after the other; rank 0 says which is next, and when all are over.
+
+    Attributes:
+        outside: where the ranks meet, from the first part to the last.
+        jobs: of all parts, the same on all ranks.
+    """
+
+    outside: Rendezvous
+    jobs: Sequence[Job]
+
+
+def meet() -> Rendezvous:
+    """Return where this rank meets the others; from now on it ends with its torchrun.
+
+    Raises:
+        RequestError: a variable of the environment is missing or wrong, or the port is in use.
+        RunError: the store cannot be reached.
+    """
+    ask_names_briefly()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
+        leave_with(first_parent())
+    return from_environment()
+
+
 def run_under_torchrun(
     job: Job,
     emit: Callable[[Event], None],
@@ -119,14 +147,91 @@ def run_under_torchrun(
         RequestError: this rank has another run token than rank 0, or none; or its device does not go with the others'.
         RunError: the run failed, or some ranks never came.
     """
-    ask_names_briefly()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
-        leave_with(first_parent())
-    outside = from_environment()
+    outside = meet()
     try:
-        start, roles, shared = _met(outside, job, Patience(gather_s))
+        start, job, roles, shared = _met(outside, lambda start, patience: job, Patience(gather_s))
     except RunIsOver:
         return False
+    return _play(outside, start, job, roles, threads or shared, emit, admission)
+
+
+def lead_part(
+    parts: Parts,
+    number: int,
+    job: Job,
+    emit: Callable[[Event], None],
+    threads: int | None = None,
+    gather_s: float = LIMIT_S,
+) -> bool:
+    """Play rank 0's role in a part of a run; as `run_under_torchrun` else.
+
+    Args:
+        parts: of the run.
+        number: of the part.
+        job: of it, resumed or not.
+        emit: takes the run's events, one at a time.
+        threads: compute threads of each worker; None shares the host's cores out.
+        gather_s: seconds for which ranks wait for each other.
+    """
+
+    def say(start: Gathered, patience: Patience) -> Job:
+        start.rendezvous.store.set(_PART, f"{number} {job.checkpointing.resume:d}")
+        return job
+
+    start, job, roles, shared = _met(parts.outside, say, Patience(gather_s))
+    preempted = _play(parts.outside, start, job, roles, threads or shared, emit, None, follows=True)
+    end_start(parts.outside, start)
+    return preempted
+
+
+def follow_parts(
+    parts: Parts, emit: Callable[[Event], None], threads: int | None = None, gather_s: float = LIMIT_S
+) -> bool:
+    """Play this rank's role in all parts that rank 0 names, until it says that the run is over (`take_leave`).
+
+    Args:
+        parts: of the run.
+        emit: takes notices.
+        threads: compute threads of each worker; None shares the host's cores out.
+        gather_s: seconds for which ranks wait for each other at the start of a part.
+
+    Returns:
+        Whether the run ended early because one of its hosts is taken away.
+
+    Raises:
+        RunError: the run failed, or some ranks never came.
+    """
+
+    def named(start: Gathered, patience: Patience) -> Job:
+        number, resumed = map(int, patience.key(start.rendezvous.store, _PART, LEADER).split())
+        job = parts.jobs[number]
+        return replace(job, checkpointing=replace(job.checkpointing, resume=bool(resumed)))
+
+    while True:
+        try:
+            start, job, roles, shared = _met(parts.outside, named, Patience(gather_s))
+        except RunIsOver:
+            return False
+        if _play(parts.outside, start, job, roles, threads or shared, emit, None, follows=True):
+            return True
+
+
+_PART = "part"
+"""Key of a start: the number of the part of a run that it is of, and whether that goes on from a checkpoint."""
+
+
+def _play(
+    outside: Rendezvous,
+    start: Gathered,
+    job: Job,
+    roles: RoleAssignment,
+    threads: int,
+    emit: Callable[[Event], None],
+    admission: Admission | None,
+    *,
+    follows: bool = False,
+) -> bool:
+    """Play this rank's role in a start of a run; return whether the run ended early, a host being taken away."""
     if outside.rank and starts_hosts_apart(outside):
         leave_with_start(outside, start)
     start = _among(start, roles, admission)
@@ -142,35 +247,42 @@ def run_under_torchrun(
         if entrance is not None:
             entrance.ask_to_stop()
 
+    late = Late(entrance, job.fault_tolerance.silence_s, follows)
     with (
         asked_to_stop(ask, notice.come),
-        receiving(
-            outside, start, roles, notice.emit, Late(entrance, job.fault_tolerance.silence_s)
-        ) as on_event,
+        receiving(outside, start, roles, notice.emit, late) as on_event,
     ):
-        run_rank(job, roles, start.rendezvous, threads or shared, Circumstances(stop, on_event))
+        run_rank(job, roles, start.rendezvous, threads, Circumstances(stop, on_event))
     return notice.ended_the_run()
 
 
-def take_leave(gather_s: float) -> None:
-    """Let all other ranks leave, in rank 0, where a run has nothing left to do; RunError: some never came."""
+def take_leave(gather_s: float, outside: Rendezvous | None = None) -> None:
+    """Let all other ranks leave, in rank 0, where a run has nothing left to do; RunError: some never came.
+
+    Args:
+        gather_s: seconds for which they are waited for.
+        outside: where the ranks have met; None: they have not.
+    """
     ask_names_briefly()
-    tell_that_it_is_over(from_environment(), Patience(gather_s))
+    tell_that_it_is_over(from_environment() if outside is None else outside, Patience(gather_s))
 
 
-def _met(outside: Rendezvous, job: Job, patience: Patience) -> tuple[Gathered, RoleAssignment, int]:
-    """Return the start that this process is of, the ranks by role, and the compute threads of a worker."""
+def _met(
+    outside: Rendezvous, job_of: Callable[[Gathered, Patience], Job], patience: Patience
+) -> tuple[Gathered, Job, RoleAssignment, int]:
+    """Return the start that this process is of, what to train, the ranks by role, and a worker's compute threads."""
     while True:
         start = gather(outside, patience)
         looking = patience.looking(partial(check_counts, outside, start))
         try:
+            job = job_of(start, looking)
             roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking)
             shared = threads_beside(start.rendezvous, range(outside.size), roles, job.strategy, looking)
             check_devices(start.rendezvous, range(outside.size), roles, job, looking)
             make_whole(start, looking)
         except StartIsVoid:
             continue
-        return start, roles, shared
+        return start, job, roles, shared
 
 
 def _among(start: Gathered, roles: RoleAssignment, admission: Admission | None) -> Gathered:

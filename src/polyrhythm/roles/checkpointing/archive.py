@@ -39,7 +39,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, Merged, Resharding, State
-from polyrhythm.strategies.strategy import RecutsServers, Strategy
+from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
     checkpoints,
@@ -236,7 +236,9 @@ class Archive:
         if len(snapshot.servers) != self._job.traits.servers:
             self.remarks.append(recutting_notice(self._job, snapshot.servers))
         if not resharding:
-            return snapshot
+            strategy = self._job.strategy
+            cuts_anew = isinstance(strategy, HasStages) and strategy.cuts_anew
+            return _joined(snapshot, self._job) if cuts_anew else snapshot
         snapshot, remark = resharded(snapshot, self._job, before)
         self.remarks.append(remark)
         return snapshot
@@ -348,6 +350,20 @@ class Archivist:
         self._say(CheckpointSaved(time_s=0, path=path, epoch=snapshot.epoch, step=snapshot.step))
         if top1 is not None:
             self.tested(top1)
+
+
+def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
+    """Return a checkpoint whose workers are given the states of all, since they may train other parts than before."""
+    states = snapshot.workers
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    reached = tuple(states[index].account.step for index in sorted(states))
+    held = Held(snapshot.parameters, reached, parts, snapshot.servers)
+    given = job.strategy.resharding(job.workers, job.workers).worker_states(held, snapshot.step)
+    workers = {
+        index: replace(state, part=given[index][0], part_facts=given[index][1])
+        for index, state in states.items()
+    }
+    return replace(snapshot, workers=workers)
 
 
 def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]:

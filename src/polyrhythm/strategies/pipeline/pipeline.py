@@ -222,6 +222,22 @@ class Pipeline(Strategy, HasStages):
                 "or one_forward_one_backward, or give replicas"
             )
 
+    @property
+    def cuts_anew(self) -> bool:
+        return self.balance == "auto" and not self.cut
+
+    @property
+    def chooses_copies(self) -> bool:
+        return self.replicas == "auto"
+
+    def has_become(self, other: Strategy) -> bool:
+        return (
+            isinstance(other, Pipeline)
+            and self.chooses_copies
+            and isinstance(other.replicas, tuple)
+            and other.model_copy(update={"replicas": "auto"}) == self
+        )
+
     def with_copies(
         self,
         make_model: Callable[[], nn.Module],
@@ -229,13 +245,16 @@ class Pipeline(Strategy, HasStages):
         workers: int,
         images: int,
         pace_of: Callable[[Sequence[range]], Pace] | None = None,
+        measured: Callable[[int], Sequence[float]] | None = None,
     ) -> Pipeline:
-        if self.replicas != "auto":
+        if not self.chooses_copies:
             return self
         with torch.random.fork_rng(devices=[]):
             model = make_model()
         chain = Chain(model, next(model.parameters()).new_zeros(1, *image_shape))
-        check_stages(chain.pieces, 2, str(self))
+        seconds = [] if measured is None else measured(max(1, images // self.microbatches))
+        pieces = _timed(chain.pieces, seconds)
+        check_stages(pieces, 2, str(self))
 
         def of(copies: tuple[int, ...]) -> Pipeline:
             return self.model_copy(update={"replicas": copies})
@@ -244,9 +263,7 @@ class Pipeline(Strategy, HasStages):
             ranks = of(copies).workers_of_ranks(workers)
             return Pace.even(len(copies)) if pace_of is None else pace_of(ranks)
 
-        return of(
-            best_copies(chain.pieces, workers, lambda copies: of(copies).work(images, chain.dtype), pace)
-        )
+        return of(best_copies(pieces, workers, lambda copies: of(copies).work(images, chain.dtype), pace))
 
     def _check_dealing(self, workers: int, needed: int) -> None:
         """Refuse different numbers of copies that cannot be.
@@ -421,7 +438,8 @@ class Pipeline(Strategy, HasStages):
         rank = _lacking(outlook, room)
         if rank is None:
             return
-        first, last = outlook.layers[rank][0], outlook.layers[rank - len(outlook.ranks)][1]
+        first = outlook.layers[rank][0].removesuffix("#1")
+        last = outlook.layers[rank - len(outlook.ranks)][1]
         needs = outlook.ranks[rank]
         mends = "more stages or microbatches"
         if not self.recompute:
@@ -451,6 +469,13 @@ class Pipeline(Strategy, HasStages):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         assert self.replicas != "auto", "copies are chosen before workers are made"
         return PipelineWorker(setting, self)
+
+
+def _timed(pieces: Sequence[PieceSize], seconds: Sequence[float]) -> Sequence[PieceSize]:
+    """Return pieces with measured times in place of their operations, if there are any."""
+    if not seconds:
+        return pieces
+    return [replace(piece, operations=time) for piece, time in zip(pieces, seconds, strict=True)]
 
 
 def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
@@ -571,9 +596,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if workers.size > 1:
             workers.broadcast(seconds)
         if float(seconds.sum()) > 0:
-            pieces = [
-                replace(piece, operations=time) for piece, time in zip(pieces, seconds.tolist(), strict=True)
-            ]
+            pieces = _timed(pieces, seconds.tolist())
         work = strategy.work(max(1, around.images), chain.dtype)
         pace = Pace.even(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._row.size)
         bounds = fastest(pieces, self._ranks * self._schedule.chunks, work, pace)
