@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from on_processes.commands import Started, finished, wait_for
+from on_processes.commands import Result, Started, finished, wait_for
 from on_processes.engines import missing, ranks_of, slurm_cluster, ssh_server
 from on_processes.runs import ending
 from polyrhythm.events import CheckpointSaved, Evaluated, RunEnded, RunStarted, WorkerJoined
@@ -160,15 +160,60 @@ def test_ray_makes_the_rank_of_a_lost_node_again_on_another(tmp_path: Path) -> N
         cluster.shutdown()
 
 
-def test_ray_train_starts_ranks_of_its_own(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "ray_train.py"
-    result = finished([sys.executable, str(example), "--out", str(tmp_path / "run")], tmp_path)
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def _example(name: str, address: str, folder: Path, *options: str) -> Result:
+    path = Path(__file__).parents[2] / "examples" / name
+    result = finished(["env", f"RAY_ADDRESS={address}", sys.executable, str(path), *options], folder)
     assert result.status == 0, result.err
+    return result
+
+
+def test_ray_train_starts_ranks_of_its_own(tmp_path: Path, ray_address: str) -> None:
+    _example("ray_train.py", ray_address, tmp_path, "--out", str(tmp_path / "run"))
     (begun,) = [
         event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, RunStarted)
     ]
     assert begun.workers == 2
     assert happened(tmp_path / "run", RunEnded)
+
+
+def test_ray_tune_ends_the_worse_trial_early(tmp_path: Path, ray_address: str) -> None:
+    out = tmp_path / "search"
+    one_by_one = ["--strategies", "synchronous", "--rates", "0.1,0.000001", "--at-once", "1"]
+    shown = _example(
+        "ray_tune.py",
+        ray_address,
+        tmp_path,
+        *one_by_one,
+        "--epochs",
+        "3",
+        "--workers",
+        "1",
+        "--out",
+        str(out),
+    ).out
+    lines = re.findall(r"^synchronous +lr (\S+) +epoch +(\d)  top-1 (\S+) %$", shown, re.MULTILINE)
+    assert [(rate, epoch) for rate, epoch, _ in lines] == [("0.1", "3"), ("1e-06", "1")]
+    assert "best: synchronous with a rate of 0.1\n" in shown
+    runs = sorted((out / "trials").iterdir())  # by Ray's names of the trials, which are numbered
+    tests = [
+        [event for event in read_events(run / "events.jsonl") if isinstance(event, Evaluated)] for run in runs
+    ]
+    assert [len(each) for each in tests] == [3, 1]
+    assert [f"{100 * each[-1].test_top1:.1f}" for each in tests] == [top1 for _, _, top1 in lines]
+    assert happened(runs[0], RunEnded)  # which Ray lets finish, though its last epoch is the scheduler's last
+    assert (runs[0] / "report.html").exists()
+    wait_for(lambda: not any(ranks_of(run) for run in runs), "the end of the trial that was ended")
 
 
 @pytest.fixture(scope="module")

@@ -470,17 +470,23 @@ def _work(study: _Study, jobs: int) -> bool:
             process.close()
 
 
-def _options(what: SearchPlan, space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a trial's run."""
+def trial_options(common: Mapping[str, Any], space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a trial's run.
+
+    Args:
+        common: options that all runs have.
+        space: what is searched.
+        parameters: drawn for this trial; `lr` becomes the rate of its optimizer.
+    """
     chosen = space.run_options(parameters)
-    options = {
-        **what.options,
-        **{key: value for key, value in chosen.items() if key != RATE},
-        "seed": what.seed,
-    }
+    options = {**common, **{key: value for key, value in chosen.items() if key != RATE}}
     options.setdefault("strategy", "synchronous")
     options.setdefault("workers", 2)
     return {**options, **with_rate(options, chosen[RATE])} if RATE in chosen else options
+
+
+def _options(what: SearchPlan, space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return trial_options({**what.options, "seed": what.seed}, space, parameters)
 
 
 @dataclass
