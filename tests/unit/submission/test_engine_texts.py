@@ -1,5 +1,6 @@
 """What engines are handed: Slurm's script, Kubernetes' manifests; and what is refused before anything is handed in."""
 
+import re
 import subprocess
 
 import pytest
@@ -177,3 +178,52 @@ def test_what_slurm_refuses_is_said_in_a_line(monkeypatch, tmp_path):
         RequestError, match="refuses the job: invalid partition specified: nowhere; Batch job"
     ):
         polyrhythm.submit("slurm(partition=nowhere)", **JOB)
+
+
+def _programs(folder, monkeypatch, **scripts):
+    """Writes programs of an engine that say what they are told to say."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "status", "remark"),
+    [
+        ("COMPLETED", "0:0", 0, "job 7 is done"),
+        ("OUT_OF_MEMORY", "0:125", 253, "job 7: Slurm has killed it for its memory: .* memory= \\(slurm-7.out\\)"),
+        ("FAILED", "137:0", 137, "job 7: a rank was killed, as for its memory: .* memory= \\(slurm-7.out\\)"),
+        ("TIMEOUT", "0:15", 143, "job 7: its time was up: ask for more with time= \\(slurm-7.out\\)"),
+        ("NODE_FAIL", "0:0", 1, "job 7: a node of it has failed \\(slurm-7.out\\)"),
+        ("FAILED", "1:0", 1, "job 7: it has failed \\(slurm-7.out\\)"),
+    ],
+)  # fmt: skip
+def test_why_slurm_has_ended_a_job_is_said_in_a_line(monkeypatch, tmp_path, state, code, status, remark):
+    shown = f"echo 'JobId=7 JobName=a JobState={state} Reason=None ExitCode={code} RunTime=1'"
+    _programs(tmp_path, monkeypatch, sbatch="cat > /dev/null; echo 7", scontrol=shown)
+    outcome = polyrhythm.submit("slurm", wait=True, tell=lambda text: None, **JOB)
+    assert outcome.status == status
+    assert re.fullmatch(remark, outcome.remark)
+
+
+@pytest.mark.parametrize(
+    ("pods", "job", "remark"),
+    [
+        ("Completed OOMKilled", "BackoffLimitExceeded", "Kubernetes has killed a pod for its memory: .* memory="),
+        ("Error", "DeadlineExceeded", "its time was up: the deadline is that of the job, or of its namespace"),
+        ("Error", "BackoffLimitExceeded", "kubectl describe --namespace lab job/a says why"),
+    ],
+)  # fmt: skip
+def test_why_kubernetes_has_ended_a_job_is_said_in_a_line(monkeypatch, tmp_path, pods, job, remark):
+    script = f"""case "$*" in
+apply*) cat > /dev/null; echo "job.batch/a created" ;;
+*condition=failed*) ;;
+*condition=complete*) exec sleep 100 ;;
+"get pods --selector=batch.kubernetes.io/job-name=a "*) echo {pods} ;;
+"get job/a "*) echo {job} ;;
+esac"""
+    _programs(tmp_path, monkeypatch, kubectl=script)
+    outcome = polyrhythm.submit("kubernetes(namespace=lab)", wait=True, tell=lambda text: None, **JOB)
+    assert outcome.status == 1
+    assert re.fullmatch(f"job a has failed: {remark}", outcome.remark)

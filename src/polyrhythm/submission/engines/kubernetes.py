@@ -242,11 +242,27 @@ class Kubernetes(Engine):
             each.kill()
             each.wait()
         remark = (
-            f"job {name} is done"
-            if done_well
-            else f"job {name} has failed: kubectl describe job/{name} says why"
+            f"job {name} is done" if done_well else f"job {name} has failed: {_why(kubectl, where, name)}"
         )
         return Outcome(name, 0 if done_well else 1, remark)
+
+
+def _why(kubectl: str, where: list[str], name: str) -> str:
+    """Return why a job has failed, as its pods and it know it, and what to do."""
+    pods = ["get", "pods", f"--selector=batch.kubernetes.io/job-name={name}"]
+    paths = {
+        "pods": [*pods, "--output=jsonpath={.items[*].status.containerStatuses[*].state.terminated.reason}"],
+        "job": ["get", f"job/{name}", "--output=jsonpath={.status.conditions[*].reason}"],
+    }
+    found = {}
+    for key, words in paths.items():
+        done = subprocess.run([kubectl, *words, *where], capture_output=True, text=True, check=False)
+        found[key] = done.stdout.split()
+    if "OOMKilled" in found["pods"]:
+        return "Kubernetes has killed a pod for its memory: ask for more with memory="
+    if "DeadlineExceeded" in found["job"]:
+        return "its time was up: the deadline is that of the job, or of its namespace"
+    return f"kubectl describe {' '.join([*where, f'job/{name}'])} says why"
 
 
 def dns_name(name: str) -> str:

@@ -37,6 +37,8 @@ _STATES = {
     "PREEMPTED": "it was preempted, and does not come back by itself",
     "FAILED": "it has failed",
 }
+_BY_KILL = 128 + 9
+_KILLED = "a rank was killed, as for its memory: ask for more with memory="  # srun alone knows; its line is in the log
 _OVER = {"COMPLETED", *_STATES, "BOOT_FAIL", "DEADLINE"}
 
 
@@ -54,7 +56,7 @@ class Slurm(Engine):
         partition: of the cluster; empty: the default one.
         account: to be charged.
         options: further options of sbatch, as one types them.
-        server_options: of a second component for the servers (a heterogeneous job), as `--partition=cpu`; empty:
+        server_options: of a second component for the servers (a heterogeneous job), as sbatch takes them; empty:
             servers are among the other ranks.
         array: how many jobs do the trials of one `tune` together; 0: no array.
         before: a line of the shell that every job begins with, such as `module load cuda`.
@@ -180,9 +182,14 @@ class Slurm(Engine):
         if not wait:
             return Outcome(job, None, f"squeue --job {job} shows it, scancel {job} ends it")
         state, status = _follow(job)
-        return Outcome(
-            job, status, f"job {job} is done" if status == 0 else _STATES.get(state, f"it ended as {state}")
+        if status == 0:
+            return Outcome(job, status, f"job {job} is done")
+        remark = (
+            _KILLED
+            if state == "FAILED" and status == _BY_KILL
+            else _STATES.get(state, f"it ended as {state}")
         )
+        return Outcome(job, status, f"job {job}: {remark} ({shown})")
 
 
 def _directives(options: Mapping[str, str]) -> list[str]:
