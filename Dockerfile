@@ -4,6 +4,8 @@ RUN useradd --create-home --uid 1000 worker
 WORKDIR /opt/polyrhythm
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
+COPY recipes recipes
+COPY examples examples
 RUN pip install --no-cache-dir --constraint constraints.txt .
 USER worker
 WORKDIR /work

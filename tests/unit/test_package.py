@@ -46,9 +46,10 @@ def test_a_wheel_holds_the_package_with_its_files(wheel: zipfile.ZipFile) -> Non
     }
     assert len(files) > 5
     assert modules | files <= held
-    for folder, kinds in (("recipes", "*.yaml"), ("examples", "*.py")):
-        for path in (ROOT / folder).glob(kinds):
-            assert any(name.endswith(f"data/share/polyrhythm/{folder}/{path.name}") for name in held), path
+    for folder, kinds in (("recipes", "*.yaml"), ("examples", "*.py"), ("examples", "*.sh")):
+        for path in (ROOT / folder).rglob(kinds):
+            shared = f"data/share/polyrhythm/{path.relative_to(ROOT)}"
+            assert any(name.endswith(shared) for name in held), path
 
 
 def test_a_wheel_needs_few_packages_and_names_its_extras(wheel: zipfile.ZipFile) -> None:
