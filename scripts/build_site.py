@@ -5,8 +5,9 @@
 
 The pages keep their places beside each other (`docs/`, `benchmarks/`, `examples/`), so that the links in them lead to
 the same places as in the repository. In a tutorial, the commands of a block that begins with "console run" are run, in
-one folder for the whole page, and what they print is set below them; a command that fails fails the build. Every
-tutorial is a notebook as well, beside its page.
+one folder for the whole page, and what they print, and how long they took, is set below them. A command that fails or
+does not end fails the build, and so does a tutorial whose reader waits too long for a first result. Every tutorial is a
+notebook as well, beside its page, with the same outputs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,15 @@ SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 TAKEN = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "Makefile")
 FOLDERS = ("docs", "recipes", "examples", "benchmarks", "scripts")
 BLOCK = re.compile(r"```console run\n(.*?)```", re.DOTALL)
-PATIENCE_S = 300
+PATIENCE_S = 300.0
+"""For one command of a tutorial."""
+FIRST_RESULT_S = 300.0
+"""From a reader's first word to what the first command has printed."""
+WORDS_A_SECOND = 200 / 60
+"""That people read."""
 LONGEST_LINES = 60
+WIDE = {"index.md": "navigation, toc", "docs/tutorials": "toc"}
+"""Pages without what stands beside others: they show terminals, which need the room."""
 PREPARED = """\
 # Once: %pip install polyrhythm
 import shutil, sys
@@ -59,76 +68,143 @@ def assemble() -> None:
         )
 
 
-def write_notebooks() -> None:
-    """Write every tutorial as a notebook too, without outputs, and link it from its page."""
+def widen() -> None:
+    """Take what stands beside some pages away."""
+    for place, hidden in WIDE.items():
+        for page in [SOURCE / place] if place.endswith(".md") else (SOURCE / place).glob("*.md"):
+            page.write_text(f"---\nhide: [{hidden}]\n---\n\n{page.read_text()}")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command of a tutorial.
+
+    Attributes:
+        line: as it stands in the page.
+        printed: what it printed; shortened in the middle.
+        seconds: that it took; None: it was not run.
+    """
+
+    line: str
+    printed: str = ""
+    seconds: float | None = None
+
+
+def write_tutorials(dry: bool) -> None:
+    """Run the commands of all tutorials, unless `dry`; set what they print below them, and write notebooks of them."""
     for page in sorted((SOURCE / "docs" / "tutorials").glob("*.md")):
-        parts = BLOCK.split(page.read_text())
-        cells = [nbformat.v4.new_code_cell(PREPARED)]
-        for number, part in enumerate(parts):
-            if number % 2:
-                code = "\n".join("!" + line.removeprefix("$ ") for line in part.strip().splitlines())
-                cells.append(nbformat.v4.new_code_cell(code))
-            elif part.strip():
-                cells.append(nbformat.v4.new_markdown_cell(part.strip()))
-        for number, cell in enumerate(cells):
-            cell["id"] = (
-                f"{page.stem}-{number}"  # drawn by chance otherwise: the same pages give the same files
-            )
-        notebook = nbformat.v4.new_notebook(cells=cells)
-        nbformat.validate(notebook)
-        nbformat.write(notebook, page.with_suffix(".ipynb"))
-        page.write_text(f"{''.join(_blocks(parts))}\nThis page [as a notebook]({page.stem}.ipynb).\n")
-
-
-def _blocks(parts: list[str]) -> list[str]:
-    return [f"```console run\n{part}```" if number % 2 else part for number, part in enumerate(parts)]
-
-
-def show_tutorials() -> None:
-    """Show the commands of all tutorials, without what they would print."""
-    for page in (SOURCE / "docs" / "tutorials").glob("*.md"):
-        page.write_text(page.read_text().replace("```console run\n", "```console\n"))
-
-
-def run_tutorials() -> None:
-    """Run the commands of all tutorials and set what they print below them."""
-    for page in sorted((SOURCE / "docs" / "tutorials").glob("*.md")):
+        texts, blocks = parted(page.read_text())
         with tempfile.TemporaryDirectory() as folder:
             shutil.copytree(ROOT / "examples", Path(folder) / "examples")
-            parts = BLOCK.split(page.read_text())  # text, commands, text, commands, text
-            began_s = time.monotonic()
-            parts[1::2] = [_run(commands, Path(folder), page.name) for commands in parts[1::2]]
-            print(f"{page.name}: its commands took {time.monotonic() - began_s:.0f} s", flush=True)
-            page.write_text("".join(parts))
+            done = [
+                [Ran(line) if dry else run(line, Path(folder), page.name) for line in block]
+                for block in blocks
+            ]
+        _write_notebook(texts, done, page.with_suffix(".ipynb"))
+        if not dry:
+            first_s, all_s = times(texts, done)
+            print(
+                f"{page.name}: a first result after {first_s:.0f} s, commands {all_s:.0f} s in all",
+                flush=True,
+            )
+            if first_s > FIRST_RESULT_S:
+                sys.exit(
+                    f"{page.name}: a first result after {first_s:.0f} s is too late: at most {FIRST_RESULT_S:.0f}"
+                )
+            texts[0] = _told(texts[0], first_s, all_s)
+        shown = [
+            text + (_shown(block) if block else "") for text, block in zip(texts, [*done, []], strict=True)
+        ]
+        page.write_text(f"{''.join(shown)}\nThis page [as a notebook]({page.stem}.ipynb).\n")
 
 
-def _run(commands: str, folder: Path, page: str) -> str:
-    shown = []
-    for line in commands.strip().splitlines():
-        command = line.removeprefix("$ ")
-        environment = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "COLUMNS": "110",
-        }
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
+def parted(page: str) -> tuple[list[str], list[list[str]]]:
+    """Return the texts of a tutorial, and the lines of commands between each two of them."""
+    parts = BLOCK.split(page)
+    return parts[::2], [block.strip().splitlines() for block in parts[1::2]]
+
+
+def run(line: str, folder: Path, page: str) -> Ran:
+    """Run a line of a tutorial in a folder, or exit with one line that says why it cannot be."""
+    command = line.removeprefix("$ ")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "110",
+    }
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that nothing of it is left behind
+    )
+    try:
+        printed, _ = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        sys.exit(
+            f"{page}: `{command}` took more than {PATIENCE_S:.0f} s: make it smaller, or the machine quieter"
         )
-        if done.returncode:
-            sys.exit(f"{page}: `{command}` ended with status {done.returncode}:\n{done.stdout}")
-        printed = done.stdout.rstrip().splitlines()
-        if len(printed) > LONGEST_LINES:
-            printed = [*printed[: LONGEST_LINES // 2], "…", *printed[-LONGEST_LINES // 2 :]]
-        shown += [line, *printed]
-    return "```console\n" + "\n".join(shown) + "\n```"
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode:
+        sys.exit(f"{page}: `{command}` ended with status {process.returncode}:\n{printed}")
+    lines = printed.rstrip().splitlines()
+    if len(lines) > LONGEST_LINES:
+        lines = [*lines[: LONGEST_LINES // 2], "…", *lines[-LONGEST_LINES // 2 :]]
+    return Ran(line, "\n".join(lines), time.monotonic() - began_s)
+
+
+def times(texts: list[str], done: list[list[Ran]]) -> tuple[float, float]:
+    """Return after how many seconds a reader has a first result, and what all commands of a tutorial take."""
+    seconds = [sum(each.seconds or 0.0 for each in block) for block in done]
+    return len(texts[0].split()) / WORDS_A_SECOND + seconds[0], sum(seconds)
+
+
+def _told(text: str, first_s: float, all_s: float) -> str:
+    title, _, rest = text.partition("\n")
+    cores = f"{os.cpu_count()} core{'s' if os.cpu_count() != 1 else ''}"
+    told = (
+        f"The commands took {_spoken(all_s)} when this page was built, on {cores} without a GPU; the first result is "
+        f"there {_spoken(first_s)} after the first word."
+    )
+    return f"{title}\n\n*{told}*\n{rest}"
+
+
+def _spoken(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
+
+
+def _shown(block: list[Ran]) -> str:
+    lines = [part for each in block for part in (each.line, each.printed) if part]
+    took_s = sum(each.seconds or 0.0 for each in block)
+    took = f"\n*{_spoken(took_s)}*\n" if took_s >= 1 else ""
+    return "```console\n" + "\n".join(lines) + f"\n```\n{took}"
+
+
+def _write_notebook(texts: list[str], done: list[list[Ran]], path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell(PREPARED)]
+    for text, block in zip(texts, [*done, []], strict=True):
+        if text.strip():
+            cells.append(nbformat.v4.new_markdown_cell(text.strip()))
+        if block:
+            cell = nbformat.v4.new_code_cell("\n".join("!" + each.line.removeprefix("$ ") for each in block))
+            printed = "".join(f"{each.printed}\n" for each in block if each.printed)
+            cell["outputs"] = (
+                [nbformat.v4.new_output("stream", name="stdout", text=printed)] if printed else []
+            )
+            cells.append(cell)
+    for number, cell in enumerate(cells):  # drawn by chance otherwise: the same pages give the same files
+        cell["id"] = f"{path.stem}-{number}"
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbformat.validate(notebook)
+    nbformat.write(notebook, path)
 
 
 def write_reference() -> None:
@@ -177,7 +253,7 @@ def verbs() -> str:
         lines += ["", f"## {panel}"]
         for name in names:
             verb = known.commands[name]
-            lines += ["", f"### {name}", "", _plain(verb.help or ""), "", "| | |", "|---|---|"]
+            lines += ["", f"### {name}", "", _plain(verb.help or ""), "", "| option | meaning |", "|---|---|"]
             for option in verb.params:
                 if getattr(option, "hidden", False) or option.name == "help":
                     continue
@@ -186,7 +262,9 @@ def verbs() -> str:
                     if option.param_type_name == "option"
                     else option.metavar or option.name
                 )
-                takes = option.metavar if option.param_type_name == "option" and option.metavar else ""
+                takes = ""
+                if option.param_type_name == "option":
+                    takes = option.metavar or ("" if option.is_flag else "TEXT")
                 lines.append(
                     f"| `{head}{' ' + takes if takes else ''}` | {_plain(getattr(option, 'help', '') or '')} |"
                 )
@@ -214,6 +292,14 @@ def all_events() -> str:
     return "\n".join(lines) + "\n"
 
 
+ADAPTERS = (
+    "lightning.PolyrhythmStrategy",
+    "accelerate.PolyrhythmAccelerator",
+    "transformers.PolyrhythmTrainer",
+    "ray_tune.trainable",
+)
+
+
 def api() -> str:
     """Return the page of the public names, whose docstrings mkdocstrings fills in."""
     lines = [
@@ -223,6 +309,9 @@ def api() -> str:
     ]
     for name in sorted(polyrhythm.__all__, key=str.lower):
         lines += ["", f"::: {polyrhythm.HOMES[name]}.{name}"]
+    lines += ["", "The adapters to other tools are imported from their modules."]
+    for name in ADAPTERS:
+        lines += ["", f"::: polyrhythm.adapters.{name}"]
     return "\n".join(lines) + "\n"
 
 
@@ -233,16 +322,14 @@ def main() -> None:
     chosen = options.parse_args()
     assemble()
     write_reference()
-    write_notebooks()
-    if chosen.dry:
-        show_tutorials()
-    else:
-        run_tutorials()
+    write_tutorials(chosen.dry)
+    widen()
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     done = subprocess.run(command, cwd=ROOT, env=quiet, check=False)
     if done.returncode == 0:
-        print(f"the site is in {SITE.relative_to(ROOT)}")
+        there = SITE.relative_to(ROOT)
+        print(f"the site is in {there}: python -m http.server --directory {there} shows it, with its search")
     sys.exit(done.returncode)
 
 

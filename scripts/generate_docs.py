@@ -63,8 +63,19 @@ CHOICES = (
     ("Statistics of batch normalisation", "--batch-norm", "polyrhythm.training.batch_norms"),
     ("Picture sizes over time", "--size-schedule", "polyrhythm.training.size_schedules"),
     ("Losses", "--loss", "polyrhythm.training.losses"),
+    ("Data", "--data", "polyrhythm.data.sources"),
+    ("Networks", "--model", "polyrhythm.models.architectures"),
+    ("Parts of a batch", "--balance", "polyrhythm.data.balances"),
+    ("Placements of servers", "placement=", "polyrhythm.strategies.placements"),
+    ("Graphs of gossip", "topology=", "polyrhythm.strategies.topologies"),
+    ("Schedules of pipelines", "schedule=", "polyrhythm.partition.schedules"),
+    ("Compressors", "--compress", "polyrhythm.compression.compressors"),
+    ("Times of a simulated step", "--step-time", "polyrhythm.simulation.step_times"),
+    ("Faults", "--faults", "polyrhythm.simulation.injection.faults"),
+    ("Adversaries", "byzantine(attack=…)", "polyrhythm.simulation.injection.adversaries"),
+    ("Engines", "--engine", "polyrhythm.submission.engines"),
 )
-CHOICES_OPENING = """# Augmentations, optimisers, schedules, losses
+CHOICES_OPENING = """# Augmentations, optimisers, schedules, losses, and every other choice
 
 Every choice of a run that is no strategy, with its rule, its paper, and what its keys mean. A choice is written as
 `name(key=value)`, as in `--optimizer "sgd(lr=0.1, nesterov=True)"`; a key that is left out has its default.
@@ -198,12 +209,14 @@ def pages() -> str:
     for family, entries in groupby(strategies(), key=lambda entry: entry["family"]):
         [package] = [name for name in FAMILIES if name.endswith(f".{family}")]
         sections.append(f"## {family.replace('_', ' ').capitalize()}\n\n{_text_of(package)}\n")
-        sections += [_strategy(entry) for entry in entries]
+        sections += [_strategy(entry, choices(package)[entry["name"]]) for entry in entries]
     sections.append(PARTS_OPENING)
     for title, key, package in PARTS:
         sections.append(f"### {title}\n")
         for name, kind in choices(package).items():
             sections.append(f"**`{key}={name}`**\n\n{_body(_text_of(kind.__module__))}")
+            if kind.model_fields:
+                sections.append(_keys(name, kind))
     return "\n".join(sections)
 
 
@@ -227,7 +240,9 @@ def _keys(name: str, kind: type[Config]) -> str:
     for key, info in kind.model_fields.items():
         if key not in meanings:
             sys.exit(f"{name}: the docstring of {kind.__qualname__} does not say what {key} means")
-        default = "required" if info.is_required() else f"`{_shown(info.default)}`"
+        default = (
+            "required" if info.is_required() else f"`{_shown(info.get_default(call_default_factory=True))}`"
+        )
         lines.append(f"| `{key}` | {default} | {_limits(info)} | {meanings[key]} |")
     return "\n".join(lines) + "\n"
 
@@ -263,21 +278,19 @@ def _limits(info: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value) or "''"
 
 
-def _strategy(entry: dict[str, Any]) -> str:
-    keys = ", ".join(f"`{key}={default}`" for key, default in entry["keys"].items())
+def _strategy(entry: dict[str, Any], kind: type[Config]) -> str:
     rows = (
         ("paper", entry["paper"]),
         ("bytes a step", entry["bytes_per_step"]),
         ("staleness", entry["staleness"]),
         ("use it for", entry["use_it"]),
         ("when a worker dies", entry["when_a_worker_dies"]),
-        ("keys", keys or "none"),
     )
     facts = "\n".join(f"| {label} | {value} |" for label, value in rows)
-    return f"### `{entry['name']}`\n\n{_body(entry['rule'])}\n| | |\n|---|---|\n{facts}\n"
+    return f"### `{entry['name']}`\n\n{_body(entry['rule'])}\n| | |\n|---|---|\n{facts}\n\n{_keys(entry['name'], kind)}"
 
 
 def _text_of(module: str) -> str:

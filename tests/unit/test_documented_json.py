@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import polyrhythm
+from polyrhythm.api.compare import compare_runs
+from polyrhythm.cli.main import app
+from polyrhythm.launch.doctor import examine
+from polyrhythm.reporting.search import Search, Tried
 
 PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
 
@@ -69,3 +75,37 @@ def test_of_what_is_known_without_a_run() -> None:
 def test_of_the_reason_why_a_run_took_so_long(run: Any) -> None:
     found = polyrhythm.why(run.folder).to_json()
     assert keys(found) | keys(found["changes"]) <= documented("why")
+
+
+def test_of_a_search() -> None:
+    trial = Tried(number=0, folder="trial-0000", parameters={}, options={}, value=0.9, state="done")
+    search = Search(
+        method="tpe", goal="top1", budget="1 trials", maximize=True, simulated=True, trials=[trial], importance={}
+    )  # fmt: skip
+    found = search.to_json()
+    assert keys(found) | keys(found["trials"]) <= documented("tune")
+
+
+def test_of_a_comparison(run: Any, tmp_path: Path) -> None:
+    found = compare_runs([run.folder] * 2, "top1=0.1", tmp_path / "compared").comparison.to_json()
+    assert keys(found) | keys(found["rows"]) <= documented("compare")
+
+
+def test_of_what_a_network_costs_by_layer() -> None:
+    found = polyrhythm.analyze(data="digits", model="mlp")
+    for part in ("layers", "strategies", "memory", "model_parallelism"):
+        assert keys(found[part]) <= documented("analyze"), part
+
+
+def test_of_what_a_machine_allows(tmp_path: Path) -> None:
+    (check, *_) = examine(tmp_path / "run", 2)
+    assert keys(asdict(check)) <= documented("doctor")
+
+
+def test_every_verb_that_prints_json_has_a_section() -> None:
+    told = {
+        name
+        for name, verb in get_command(app).commands.items()  # type: ignore[attr-defined]
+        if any("--json" in option.opts for option in verb.params)
+    }
+    assert {name for name in told if not documented(name)} == set()

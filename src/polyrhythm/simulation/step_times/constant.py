@@ -9,7 +9,11 @@ from polyrhythm.training.quantities import Positive
 
 
 class Constant(StepTime):
-    """Every step takes `seconds`."""
+    """Every step takes the same time.
+
+    Attributes:
+        seconds: of every step.
+    """
 
     seconds: Positive
 
