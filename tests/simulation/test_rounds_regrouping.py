@@ -31,6 +31,8 @@ AVERAGING = [
     "bmuf(steps=2, nesterov=True, optimizer_state=average)",
     "slowmo(steps=2, optimizer_state=reset)",
     f"diloco(steps={ROUND})",
+    f"diloco(steps={ROUND}, fragments=2, delay=1, mixing=0.5)",
+    f"diloco(steps={ROUND}, delay=3)",
 ]
 
 
@@ -206,3 +208,9 @@ def test_a_worker_that_missed_a_mean_of_its_group_leaves_it_out():
     assert told.count(("averaging group 0", [0, 1])) == 2
     assert [places.meets_group(step) for step in (3, 5, 6, 7)] == [False, False, False, True]
     assert [places.presents(done) for done in (5, 8, 9)] == [False, False, True]
+
+
+@pytest.mark.parametrize("options", ["steps=4, fragments=2, delay=1, mixing=0.5", "steps=4, delay=3"])
+def test_streaming_runs_end_under_many_seeds_of_faults(options):
+    """Workers, the leader among them, die and come back while means are on their way; nothing stands still."""
+    assert try_seeds(trial(f"diloco({options})", steps=8), range(12)).failures == ()

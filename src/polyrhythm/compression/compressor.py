@@ -160,6 +160,11 @@ class Compressor(Config):
         """Whether the bytes of an encoded vector depend on its values or on the batch, and not on its shape alone."""
         return self.nbytes(Place(64, 64)) is None
 
+    @property
+    def works_in_parts(self) -> bool:
+        """Whether parts of a vector, cut between layers, can be compressed one by one, with the same result."""
+        return self.per == "layer" and not self.from_passes
+
     def is_dense_at(self, step: int) -> bool:
         """Return whether everything travels as it is at a step."""
         return step < self.warm_up
@@ -271,7 +276,10 @@ def check_length(name: str, payload: Tensor, wanted: int | None) -> None:
 
 def bytes_of(values: Tensor) -> Tensor:
     """Return a tensor's memory as bytes, `(b,)` uint8."""
-    return values.contiguous().view(-1).view(torch.uint8)
+    flat = values.contiguous().view(-1)
+    if flat.numel() == 1:  # which is contiguous whatever its stride is
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8)
 
 
 def values_of(payload: Tensor, dtype: torch.dtype) -> Tensor:

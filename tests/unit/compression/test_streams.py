@@ -29,6 +29,7 @@ def stream(indices: list[int], seed: int = 0, size: int = NUMBERS) -> Stream:
 
 
 PATTERNS = {
+    "the same one": ([3], [3]),
     "nothing in common": ([0, 5, 9], [1, 6, 39]),
     "everything": ([3, 4, 20], [3, 4, 20]),
     "some": ([0, 4, 20, 39], [4, 5, 39]),

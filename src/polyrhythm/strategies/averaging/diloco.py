@@ -10,8 +10,7 @@ H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner o
 stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
 
 With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): one part of the
-model after the other is averaged while training goes on; see `rounds/streaming.py`. Such a run stops when a worker is
-lost (`--resume` goes on): a mean that is on its way cannot be taken again.
+model after the other is averaged while training goes on; see `rounds/streaming.py`.
 
 Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
 hundred steps.
@@ -30,7 +29,6 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.averaging.rounds.streaming import Streaming, StreamingWorker, fragments_of
-from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State, same_for_all
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
@@ -122,10 +120,6 @@ class DiLoCo(CompressedAveraging):
             return found
         every = self.steps // self.fragments
         return replace(found, local_models=workers > 1, exchange_every=every)
-
-    def faults(self, workers: int) -> FaultPolicy:
-        """Return stopping where it streams: a mean that is on its way cannot be taken again."""
-        return FaultPolicy() if self.streams else super().faults(workers)
 
     def resharding(self, before: int, after: int) -> Resharding:
         if not self.streams:

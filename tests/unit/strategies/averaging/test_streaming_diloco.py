@@ -7,15 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conformance.jobs import batch, cosine, make_job, simulated, uneven, vector_of
+from conformance.jobs import batch, cosine, make_job, result_of, simulated, uneven, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.streaming import fragments_of
+from polyrhythm.strategies.averaging.rounds.streaming import StreamingWorker, fragments_of
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
@@ -169,16 +169,72 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(compress, tmp_path):
     assert simulated(again, UNEVEN).sha256 == whole.sha256
 
 
-def test_a_lost_worker_ends_the_run_with_its_name_and_the_last_checkpoint_goes_on_to_the_same_bits(tmp_path):
-    spec = diloco(steps=4, fragments=2, delay=1, mixing=0.5)
-    job = make_job(spec, 3, optimizer="adam(lr=0.01)", folder=tmp_path)
-    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)), AROUND)
-    with pytest.raises(RunError, match="rank 1 is gone"):
-        events_of(job, [(0.75 * whole.result["seconds"], 1)])  # of two epochs, in the second
-    again = replace(job, checkpointing=replace(job.checkpointing, resume=True))
-    resumed = simulated(again, AROUND)
-    assert resumed.result["steps"] == whole.result["steps"]
-    assert resumed.sha256 == whole.sha256
+@pytest.mark.parametrize("compress", ["none", "top_k(density=0.3, dense_below=0)"])
+@pytest.mark.parametrize("back_after_s", [None, 0.0005, 0.02])
+def test_others_go_on_from_one_common_point_whenever_a_worker_is_lost(back_after_s, compress, monkeypatch):
+    """Means that are on their way are those of who is left; whoever missed one is given what came of it."""
+    points = {}
+    ready = StreamingWorker.gradients_ready
+
+    def noted(self, step, learning_rate):
+        stops = ready(self, step, learning_rate)
+        if self._terms.ends(step.number):
+            points.setdefault(step.number, set()).add(self._global.numpy().tobytes())
+        return stops
+
+    monkeypatch.setattr(StreamingWorker, "gradients_ready", noted)
+    spec = diloco(steps=4, fragments=2, delay=1, mixing=0.5, compress=compress)
+    job = make_job(spec, 3, optimizer="adam(lr=0.01)")
+    whole_s = simulated(job, AROUND).result["seconds"]
+    for moment in range(6):
+        points.clear()
+        models = []
+        at_s = whole_s * moment / 6
+        back = [] if back_after_s is None else [(at_s + back_after_s, 1)]
+        events = events_of(replace(job, make_model=kept_in(models, job.make_model)), [(at_s, 1)], back)
+        result = result_of(events)
+        assert (events[-1].outcome, result["steps"]) == ("done", STEPS_PER_EPOCH * EPOCHS)
+        assert sorted(points) == [1, 3, 5, 7, 9]
+        assert {len(found) for found in points.values()} == {1}
+        left = [vector_of(models[0]), vector_of(models[-1] if back_after_s is None else models[2])]
+        assert torch.equal(*left)
+        assert torch.isfinite(left[0]).all()
+
+
+def kept_in(models, make):
+    """Return what makes a model, and keeps it."""
+
+    def made():
+        models.append(make())
+        return models[-1]
+
+    return made
+
+
+def test_the_mean_of_a_lost_worker_is_of_those_who_are_left():
+    """Worker 1 is lost before it takes a step: two workers' rule, with what of three the other two are dealt."""
+    spec = diloco(steps=2, fragments=1, delay=1, mixing=0.25)
+    job = make_job(spec, 3, optimizer="sgd(lr=0.1)")
+    models, common, after = [], [], []
+    send, adopt = StreamingWorker._send, StreamingWorker._adopt
+    sent = []
+
+    def sending(self, number, step):
+        send(self, number, step)
+        sent.append((self._workers.size, self._sent.movement.clone()))
+
+    def adopting(self, number, mixing):
+        common.append(self._global.clone())
+        adopt(self, number, mixing)
+        after.append(self._global.clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamingWorker, "_send", sending)
+        patch.setattr(StreamingWorker, "_adopt", adopting)
+        events_of(replace(job, make_model=kept_in(models, job.make_model)), [(0.001, 1)])
+    mean = (sent[0][1] + sent[1][1]) / 2
+    step = 0.7 * (mean + 0.9 * mean)  # Nesterov's first
+    assert torch.allclose(after[0], common[0] - step, atol=1e-6)
 
 
 def test_quantised_means_are_near_the_exact_ones():

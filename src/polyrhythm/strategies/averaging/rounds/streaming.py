@@ -16,12 +16,18 @@ DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model of f
 A request to stop travels with a mean, so all hear of it after the same step. When a run ends, what is under way is
 taken, and all fragments that have moved since their last mean meet once more, so that one model is left.
 
+Each keeps the movement that it has sent until its mean is used. If a worker is lost, the others send theirs again, and
+the mean is theirs. If some have used a mean that broke for others, these are given what came of it, mix it with what
+they have, and go on behind it. A successor begins at g; until it has moved, it counts for nothing in a mean.
+
 Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without feedback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -31,15 +37,15 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.compression.compressor import Compressor
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.state import State, below
 from polyrhythm.strategies.worker_part import (
     Follows,
     HoldsModel,
     Presents,
+    Regroups,
     Step,
-    WorkerPart,
     WorkerSetting,
     Writes,
 )
@@ -152,6 +158,10 @@ class FragmentMean:
         self._add_up = add_up
         self._numbers = numbers
 
+    def over(self, workers: Communicator, add_up: AllReduce) -> FragmentMean:
+        """Return the mean over other workers."""
+        return FragmentMean(workers, add_up, self._numbers)
+
     def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
         """Start; return what waits for the mean."""
         if self._alone:
@@ -176,6 +186,9 @@ class FragmentMean:
     def load_state(self, state: State) -> None:
         """Restore what `state` returned."""
 
+    def commit(self) -> None:
+        """Take note that the last mean was whole, as others know."""
+
 
 class CompressedFragmentMean(FragmentMean):
     """As `FragmentMean`, with little of a movement on the way; see `strategies.compressed_mean`."""
@@ -197,6 +210,12 @@ class CompressedFragmentMean(FragmentMean):
         self._flat = FlatParameters(model, stands_for=stands_for)
         self._mean = CompressedMean(workers, self._flat, terms.compress, terms.collective)
 
+    def over(self, workers: Communicator, add_up: AllReduce) -> CompressedFragmentMean:
+        made = copy(self)
+        FragmentMean.__init__(made, workers, add_up, self._numbers)
+        made._workers, made._mean = workers, self._mean.over(workers)
+        return made
+
     def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
         if self._alone:
             return super().start(movement, step)
@@ -216,11 +235,32 @@ class CompressedFragmentMean(FragmentMean):
     def load_state(self, state: State) -> None:
         self._mean.load_state(state)
 
+    def commit(self) -> None:
+        self._mean.commit()
+
+
+@dataclass
+class Sent:
+    """What a worker has sent of a fragment, whose mean it has not used.
+
+    Attributes:
+        number: of the fragment.
+        movement: `(n,)`, of this worker.
+        step: of this worker.
+        before: what was kept back of the fragment before.
+    """
+
+    number: int
+    movement: Tensor
+    step: Step
+    before: State
+
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
+_KEPT, _NEVER = "kept.", -1
 
 
-class StreamingWorker(WorkerPart, Presents, HoldsModel):
+class StreamingWorker(Regroups, Presents, HoldsModel):
     """Trains on its own; one fragment after the other meets those of the others.
 
     Args:
@@ -248,9 +288,19 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         self._means = [self._mean_of(fragment) for fragment in self._fragments]
         self._under_way: Callable[[], Arrived] | None = None
         self._arrived: Arrived | None = None
+        self._sent: Sent | None = None
+        self._own = flat.vector
         self._moved = [False] * terms.fragments
         self._shares, self._counted = 0.0, 0
         self._stops = self._heard = False
+        self._updated = self._sent_at = _NEVER
+        self._presented = self._presented_to_all = _NEVER
+        self._met = 0
+        """Means that others had used before this worker came to it, and all before them."""
+        self._ended: int | None = None
+        """Means that were used since the last step; None: there are steps left."""
+        self._last: int | None = None
+        """The fragment whose last mean others had used before this worker came to its last step."""
         self._done = 0
         self._resumed: State | None = None
 
@@ -258,47 +308,139 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         self._done = step
         resumed, self._resumed = self._resumed, None
         if resumed is None:
+            self._begin()  # before anything can break
             self._workers.broadcast(self._flat.vector)
-            self._global = self._flat.vector.clone()
+            self._begin()
         else:
             self._flat.vector.copy_(resumed[0]["vector"])
-            self._global = resumed[0]["global"].clone()
-        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
-        if resumed is not None:
-            self._outer.load_pieces(below(_OUTER, resumed[0]), resumed[1]["outer"])
-        if self._workers.size > 1:
-            self._add_up.prepare()
-            self._whole.prepare()
+            self._take_common(resumed)
+        self._prepare()
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         terms, number = self._terms, step.number
         self._stops |= step.stop
-        self._shares, self._counted = self._shares + step.share, self._counted + 1
-        if step.weight > 0:
-            self._optimizer.step(learning_rate)
-            self._moved = [True] * terms.fragments
-            self.staleness[0] += 1
+        if self._updated != number:  # else only a mean broke
+            self._updated = number
+            self._shares, self._counted = self._shares + step.share, self._counted + 1
+            if step.weight > 0:
+                self._optimizer.step(learning_rate)
+                self._moved = [True] * terms.fragments
+                self.staleness[0] += 1
         turn = terms.turn(number)
-        if terms.starts(number):
+        if terms.starts(number) and self._sent_at != number:
+            self._sent_at = number
             self._send(turn, number)
-        if terms.ends(number):
+        if terms.ends(number) and self._met <= number // terms.every:
             self._adopt(turn, terms.mixing)
         self._done = number + 1
         return self._heard or (self._stops and self._workers.size == 1)
 
     def present(self) -> Tensor | None:
-        """Return the mean of all current models."""
+        """Return the mean of all current models; None where others have had it before they regrouped."""
+        self._presented = self._done
+        if self._done <= self._presented_to_all:
+            return None
+        if self._terms.compress is not None:
+            self._wait()  # what it adds up in the background must not meet this in another order elsewhere
         return self._whole.take(stop=False).vector
 
     def end(self) -> None:
         """Leave the run's model in the flat vector, on all workers."""
+        if self._ended is None:
+            self._ended = 0
+        if self._last is not None:
+            self._mix(self._last, 0.0)
         if self._under_way is not None or self._arrived is not None:
-            self._adopt(self._terms.turn(self._done), 0.0)
+            turn = self._terms.turn(self._done) if self._sent is None else self._sent.number
+            self._adopt(turn, 0.0)
+            self._ended += 1
         for number in range(self._terms.fragments):
             if self._moved[number]:
                 self._send(number, self._done)
                 self._adopt(number, 0.0)
+                self._ended += 1
+
+    def meetings(self, step: int) -> int:
+        return max(step // self._terms.every, self._met) + (self._ended or 0)
+
+    def break_off(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            with suppress(PeerLost):
+                under_way()
+        self._own = self._flat.vector.clone()  # it may be overwritten before `take_over`
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        sent = self._sent
+        if sent is not None:
+            self._means[sent.number].load_state(sent.before)
+        self._workers = workers
+        self._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
+        self._whole = self._whole.over(workers)
+        self._means = [mean.over(workers, self._add_up) for mean in self._means]
+        told = torch.zeros(workers.size + 1, dtype=torch.float64, device=self._flat.vector.device)
+        told[workers.rank], told[-1] = self._presented - _NEVER, float(self._heard)
+        workers.all_reduce(told)
+        self._presented_to_all = int(told[:-1].max()) + _NEVER
+        self._heard = bool(told[-1] > 0)
+        self._prepare()
+        if sent is not None:
+            self._arrived = None
+            sent.before = self._means[sent.number].state()
+            self._under_way = self._means[sent.number].start(sent.movement, sent.step)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begin where the newest worker has what is common, or use the mean that this one has missed."""
+        tensors, facts = newest
+        sent = self._sent
+        if done < 0:
+            kept = {name: value for name, value in tensors.items() if not name.startswith(_KEPT)}
+            self.load_state((kept, facts | {"kept": []}))
+            self._take_common(newest)
+            self._flat.vector.copy_(self._global)
+            self._resumed, self._presented = None, step  # at no presentation
+            self._shares, self._counted = 0.0, 0
+            if facts["sent"] is not None:
+                number, sent_at = facts["sent"]
+                nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))
+                before = self._means[number].state()
+                self._sent, self._sent_at = Sent(number, nothing, Step(sent_at, 0.0), before), sent_at
+            self._ended = facts["ended"] or None
+            self._done = step
+            return step
+        assert sent is not None, "others have used a mean that it is part of"
+        self._means[sent.number].commit()
+        self._flat.vector.copy_(self._own)
+        self._take_common(newest)
+        ended = facts["ended"] or 0
+        self._mix(sent.number, 0.0 if ended else self._terms.mixing)
+        if ended and self._ended is None:  # what it moves by in the steps that are left is not met any more
+            self._last = sent.number
+        self._ended = ended or self._ended
+        self._met = max(self._met, sent.step.number // self._terms.every + (ended == 0))
+        self._sent = self._arrived = None
+        return done
+
+    @property
+    def has_stopped(self) -> bool:
+        return self._heard
+
+    def _prepare(self) -> None:
+        if self._workers.size > 1:
+            self._add_up.prepare()
+            self._whole.prepare()
+
+    def _begin(self) -> None:
+        self._global = self._flat.vector.clone()
+        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
+
+    def _take_common(self, state: State) -> None:
+        """Take over the point from which all count movements, and the outer optimiser, which changes it in place."""
+        tensors, facts = state
+        self._global = tensors["global"].clone()
+        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
+        self._outer.load_pieces(below(_OUTER, tensors), facts["outer"])
 
     def state(self) -> State:
         tensors, facts = self._optimizer.state()
@@ -312,7 +454,7 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         kept = []
         for number, mean in enumerate(self._means):
             tensors, told = mean.state()
-            named |= {f"kept.{number}.{name}": value for name, value in tensors.items()}
+            named |= {f"{_KEPT}{number}.{name}": value for name, value in tensors.items()}
             kept.append(told)
         return named, {
             "optimizer": facts,
@@ -322,18 +464,20 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
             "shares": self._shares,
             "counted": self._counted,
             "kept": kept,
+            "sent": None if self._sent is None else [self._sent.number, self._sent_at],
+            "ended": self._ended,
         }
 
     def load_state(self, state: State) -> None:
         tensors, facts = self._resumed = state
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
         self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
-        self._under_way = self._arrived = None
+        self._under_way = self._arrived = self._sent = None
         if facts["arrived"] is not None:
             movement = tensors["movement"].clone() if "movement" in tensors else None
             self._arrived = Arrived(movement, stops=False)  # who goes on was not asked to stop
-        for number, mean in enumerate(self._means):
-            mean.load_state((below(f"kept.{number}.", tensors), facts["kept"][number]))
+        for number, (mean, told) in enumerate(zip(self._means, facts["kept"], strict=False)):
+            mean.load_state((below(f"{_KEPT}{number}.", tensors), told))
 
     def model_in(self, state: State) -> Tensor | None:
         return state[0]["vector"]
@@ -364,7 +508,10 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
         weight = self._shares / self._counted if self._counted else 1.0
         self._shares, self._counted = 0.0, 0
-        self._under_way = self._means[number].start(movement, Step(step, weight, self._stops))
+        mean, told = self._means[number], Step(step, weight, self._stops)
+        before: State = mean.state() if self._workers.size > 1 else ({}, {})
+        self._sent = Sent(number, movement, told, before)
+        self._under_way = mean.start(movement, told)
 
     def _wait(self) -> Arrived | None:
         """Return the mean that has set out last and is not used yet, once it is there."""
@@ -376,7 +523,7 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         """Take the outer step of a fragment with the mean that is on its way, and go on from there."""
         arrived = self._wait()
         assert arrived is not None, "it has set out"
-        self._arrived = None
+        self._arrived = self._sent = None
         self._heard |= arrived.stops
         if arrived.movement is None:
             return
@@ -384,6 +531,11 @@ class StreamingWorker(WorkerPart, Presents, HoldsModel):
         parts = arrived.movement.split([place.stop - place.start for place in fragment])
         for place, part in zip(fragment, parts, strict=True):
             self._outer.step(self._numbers[place.start, place.stop], part, self._outer_rate)
+        self._mix(number, mixing)
+
+    def _mix(self, number: int, mixing: float) -> None:
+        """Go on from where a fragment is now for all, mixed with this worker's own."""
+        for place in self._fragments[number]:
             own, common = self._flat.vector[place], self._global[place]
             if mixing:
                 own.mul_(mixing).add_(common, alpha=1 - mixing)
