@@ -20,6 +20,11 @@ CASES = [  # strategy, its options, workers, optimiser
     ("parameter_server", "consistency=synchronous, aggregator=krum(f=0), servers=2", 3, "sgd"),
     ("backup_workers", "spare=0, servers=2", 3, "sgd"),
     ("ssp", "s=0", 2, "adam(lr=0.01)"),
+    ("parameter_server", "consistency=synchronous, servers=2, replicas=2", 3, "adam(lr=0.01)"),
+    ("parameter_server", "consistency=synchronous, servers=3, replicas=2", 2, "sgd"),
+    ("hierarchical", "groups=2, servers=2", 4, "adam(lr=0.01)"),
+    ("hierarchical", "groups=2, servers=1", 3, "sgd"),
+    ("hierarchical", "groups=1, servers=3", 2, "sgd"),
 ]
 
 
@@ -108,6 +113,57 @@ def test_a_resumed_run_may_overlap_or_not(then, tmp_path):
     assert half.result["epochs"] < 2
     other = make_job(
         f"parameter_server({options.format(then)})", 2, optimizer="adam(lr=0.01)", folder=tmp_path
+    )
+    again = replace(other, checkpointing=replace(job.checkpointing, resume=True))
+    assert simulated(again, SLOW).sha256 == whole.sha256
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        "top_k(density=0.2",
+        "random_k(density=0.2, scaled=true, feedback=false",
+        "qsgd(levels=7",
+        "terngrad(feedback=false",
+        "one_bit(",
+        "power_sgd(rank=1",
+        "adacomp(",
+        "dgc(density=0.2",
+        "float16(",
+    ],
+)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_layers_that_are_compressed_one_by_one_have_the_bits_of_all_together(compressor, servers):
+    compress = f"{compressor}, dense_below=0)".replace("(,", "(")
+    whole, parts = (
+        simulated(
+            make_job(
+                f"parameter_server(consistency=synchronous, servers={servers}, compress={compress}, overlap={overlap})",
+                2,
+                model=wide,
+                optimizer="sgd(lr=0.05, momentum=0)",
+                batch_size=5,
+            ),
+            SLOW,
+        )
+        for overlap in ("false", "true")
+    )
+    assert parts.sha256 == whole.sha256
+    assert parts.result["seconds"] < 0.99 * whole.result["seconds"]
+
+
+@pytest.mark.parametrize("then", ["true", "false"])
+def test_a_compressed_run_goes_on_overlapped_or_not(then, tmp_path):
+    options = "consistency=synchronous, servers=2, compress=dgc(density=0.1), overlap={}"
+    sgd = "sgd(lr=0.05, momentum=0)"
+    job = make_job(
+        f"parameter_server({options.format('true')})", 2, model=wide, optimizer=sgd, folder=tmp_path
+    )
+    whole = simulated(replace(job, checkpointing=replace(job.checkpointing, folder=None)), SLOW)
+    half = simulated(job, replace(SLOW, stop_at_s=0.15))
+    assert half.result["epochs"] < 2
+    other = make_job(
+        f"parameter_server({options.format(then)})", 2, model=wide, optimizer=sgd, folder=tmp_path
     )
     again = replace(other, checkpointing=replace(job.checkpointing, resume=True))
     assert simulated(again, SLOW).sha256 == whole.sha256

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.parameter_server.serving.session import Readings
 from polyrhythm.strategies.role_assignment import roles_in_order
 from simulation.deaths import AROUND, BATCH_SIZE, IMAGES, STEPS, WHOLE_S, WORKERS, events_of
-from simulation.trying import trial
+from simulation.trying import layers, trial
 
 MOMENTS = [round(WHOLE_S * number / 20, 5) for number in range(20)]
 SPECS = [
@@ -38,9 +40,12 @@ def job_of(spec: str, **options: Any) -> Any:
     return make_job(spec, WORKERS, dataset=blobs(IMAGES), batch_size=BATCH_SIZE, **options)
 
 
-def deaths_of(spec: str, seed: int) -> int:
+eight_steps = partial(trial, steps=8)
+
+
+def deaths_of(spec: str, seed: int, made: Callable[..., Any] = eight_steps) -> int:
     """Gives how many servers die with a seed; with a second one, the first has had a successor for long."""
-    about = trial(spec, steps=8)
+    about = made(spec)
     servers = about.layout.roles.servers
     return sum(isinstance(fault, Kill) and fault.rank in servers for fault in faults_of(about, seed))
 
@@ -64,6 +69,14 @@ def test_a_server_that_is_started_again_has_all_that_the_other_had(spec: str) ->
     """Then the other may be lost, and be started again: the same invariants, and the successor lives on alone."""
     seeds = [seed for seed in range(40) if deaths_of(spec, seed) == 2][:4]
     assert [failure for seed in seeds for failure in tried(spec, seed).failures] == []
+
+
+@pytest.mark.parametrize("spec", [*SPECS[:3], "backup_workers(servers=2, replicas=2)"])
+def test_so_it_is_where_pushes_and_answers_travel_in_parts(spec: str) -> None:
+    """One or both servers of a shard are lost while parts are under way, and each has a successor."""
+    seeds = [seed for seed in range(40) if deaths_of(spec, seed, layers) == 1][:3]
+    seeds += [seed for seed in range(40) if deaths_of(spec, seed, layers) == 2][:4]
+    assert [failure for seed in seeds for failure in try_seeds(layers(spec), [seed]).failures] == []
 
 
 @pytest.mark.parametrize("victim", [WORKERS, WORKERS + 1])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from zlib import crc32
@@ -67,10 +67,12 @@ class Layout:
     Attributes:
         size: numbers of the vector.
         sections: every number is in one.
+        first: the number of its first section, where it is a stretch of a larger layout.
     """
 
     size: int
     sections: tuple[Section, ...]
+    first: int = field(default=0, kw_only=True)
 
     @classmethod
     def of(cls, shapes: Sequence[tuple[int, ...]], compressor: Compressor) -> Layout:
@@ -169,6 +171,15 @@ class Layout:
                 sections.append(Section(inside, rows, dense))
         return Layout(stop - start, tuple(sections))
 
+    def stretch(self, compressor: Compressor, start: int, stop: int) -> Layout:
+        """Return the layout of a slice that cuts no section but the dense one; sections keep their numbers.
+
+        So what they are encoded to is the same as in the whole, where each layer is compressed by itself.
+        """
+        before = [section.ranges[-1][1] <= start for section in self.sections]
+        number = before.index(False) if False in before else 0
+        return replace(self.part(compressor, start, stop), first=self.first + number)
+
     @property
     def compresses(self) -> bool:
         """Whether anything in it is compressed."""
@@ -218,7 +229,7 @@ class Layout:
         """Return the bytes of a payload, as the formulas have it; None where they depend on values."""
         total = _HEADER.size + _LENGTH_BYTES * len(self.sections)
         all_dense = compressor.is_dense_at(step)
-        for number, section in enumerate(self.sections):
+        for number, section in enumerate(self.sections, self.first):
             place = _place(section, number, dtype, step, 0)
             own = place.numbers * dtype.itemsize if section.dense or all_dense else compressor.nbytes(place)
             if own is None:
@@ -252,12 +263,12 @@ class Layout:
         """
         vector = vector.detach().cpu()
         all_dense, parts = compressor.is_dense_at(step), []
-        for number, section in enumerate(self.sections):
+        for number, section in enumerate(self.sections, self.first):
             own = _gathered(vector, section)
             if section.dense or all_dense:
                 parts.append(bytes_of(own))
                 continue
-            scaler = scalers[number] if scalers else None
+            scaler = scalers[number - self.first] if scalers else None
             factor = None if factors is None else factors.get(factor_name(number))
             place = _place(section, number, vector.dtype, step, rank, scaler, factor)
             if pairs is not None:
@@ -290,7 +301,7 @@ class Layout:
         """
         step, parts = self._taken_apart(compressor, payload, total.dtype)
         all_dense = compressor.is_dense_at(step)
-        for number, (section, part) in enumerate(zip(self.sections, parts, strict=True)):
+        for number, (section, part) in enumerate(zip(self.sections, parts, strict=True), self.first):
             place = _place(section, number, total.dtype, step, rank)
             dense = section.dense or all_dense
             if dense and part.numel() != place.numbers * total.element_size():
@@ -391,6 +402,20 @@ class CountedLayout(Layout):
         # As the whole vector would be cut: the stand-in divides evenly.
         first, last = (end * self.true.size // self.size for end in (start, stop))
         true = self.true.part(compressor, first, last)
+        return CountedLayout(stop - start, (Section(((0, stop - start),)),), true)
+
+    def stretch(self, compressor: Compressor, start: int, stop: int) -> CountedLayout:
+        ends = {
+            0,
+            self.true.size,
+            *(end for section in self.true.sections for span in section.ranges for end in span),
+        }
+        # The buckets of the stand-in end nearly where layers do.
+        first, last = (
+            min(ends, key=lambda end: abs(end - place))
+            for place in (end * self.true.size / self.size for end in (start, stop))
+        )
+        true = self.true.stretch(compressor, first, last)
         return CountedLayout(stop - start, (Section(((0, stop - start),)),), true)
 
     @property

@@ -168,7 +168,8 @@ def _(strategy: Served, conditions: Conditions) -> list[Invariant]:
     found += serving_invariants(conditions, pushers, consistency, handling, in_step=in_step)
     if in_step and strategy.overlaps and conditions.buckets > 1:
         known = conditions if adds_up(handling) else replace(conditions, gradient=None)
-        found.append(Undisturbed(LateReplicas(known)))
+        alike = strategy.replicas == 1
+        found.append(Undisturbed(LateReplicas(known, at_once=True, alike=alike)))
     elif in_step:
         replicas = Replicas(conditions, [conditions.roles.workers], alone=adds_up(handling))
         found.append(Undisturbed(replicas))
@@ -227,7 +228,9 @@ def _(strategy: Hierarchical, conditions: Conditions) -> list[Invariant]:
     groups = [members for members in levels.groups if members]
     found = general(strategy, conditions, [steps])
     found.append(Replicas(replace(conditions, gradient=None), groups, alone=False))
-    if traits.lockstep:
+    if traits.lockstep and strategy.overlap and conditions.buckets > 1:
+        found.append(Undisturbed(LateReplicas(conditions, at_once=True)))
+    elif traits.lockstep:
         found.append(Undisturbed(Replicas(conditions, [roles.workers], alone=True)))
     if conditions.gradient is not None:
         found.append(AtRoots(conditions, levels, drops=traits.skips_steps))

@@ -110,13 +110,17 @@ class LateReplicas(Invariant):
     """Replicas are equal, while updates come up to a step late: each number gets each step's update once.
 
         after step s      a number has the updates of all steps before s; of step s too, if its worker is alone
-                          or if the update had come before workers regrouped and repeated the step
+                          or if the update had come before workers regrouped and repeated the step,
+                          or where some numbers need not wait (`at_once`)
 
     Args:
         conditions: of the run; without known gradients, members are only compared with each other.
+        at_once: whether a server may give its numbers at once, whose shard is of one bucket only.
+        alike: whether all are given the same numbers at once; not where one who takes over from a lost server does.
     """
 
-    def __init__(self, conditions: Conditions) -> None:
+    def __init__(self, conditions: Conditions, *, at_once: bool = False, alike: bool = True) -> None:
+        self._at_once, self._alike = at_once, alike
         self._workers = conditions.roles.workers
         self._gradient = conditions.gradient
         nothing = torch.zeros(conditions.numbers if self._gradient else 0)
@@ -129,10 +133,10 @@ class LateReplicas(Invariant):
         taken = self._steps[-1]
         taken.finishers.add((event.rank, there.get(event.rank, 0)))
         known = taken.by_view.setdefault(view, event.vector.clone())
-        if wrong := differing(known, event.vector):
+        if self._alike and (wrong := differing(known, event.vector)):
             self._refuse(event, "the same bits as the others", wrong)
         if self._gradient is not None:
-            own = [self._update(event.step, view)] if len(view[1]) == 1 else []
+            own = [self._update(event.step, view)] if len(view[1]) == 1 or self._at_once else []
             self._compare(event, taken.before, [*self._updates(event.step, taken, view), *own])
 
     def _go_to(self, event: Stepped, there: set[tuple[int, int]], view: _View) -> None:
@@ -151,6 +155,8 @@ class LateReplicas(Invariant):
         if self._gradient is None:
             return self._steps[-1].before
         taken = self._steps[-1]
+        if self._at_once:  # nobody regroups
+            return taken.before - self._update(event.step - 1, view) if event.step else taken.before
         shown = event.vector.to(taken.before.dtype)
         if len(view[1]) == 1:
             shown = shown + self._update(event.step, view)

@@ -52,6 +52,10 @@ class DGC(TopK):
     masking: bool = True
     clip: NonNegative = 0.0
 
+    @property
+    def works_in_parts(self) -> bool:
+        return super().works_in_parts and not self.clip  # by the norm of all
+
     def before(self, gradient: Tensor, memory: Memory) -> Tensor:
         if self.clip:
             norm = float(gradient.norm())

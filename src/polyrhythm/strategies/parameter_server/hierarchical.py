@@ -15,9 +15,11 @@ Departure from the paper: there are two levels, however many workers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import torch
@@ -37,6 +39,7 @@ from polyrhythm.strategies.parameter_server.serving.admission import (
 )
 from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Consistency, Decision, Gate
 from polyrhythm.strategies.parameter_server.serving.membership import latest_entrance
+from polyrhythm.strategies.parameter_server.serving.parts import Coming
 from polyrhythm.strategies.parameter_server.serving.planned_push import (
     Planned,
     admit_planned_push,
@@ -44,7 +47,11 @@ from polyrhythm.strategies.parameter_server.serving.planned_push import (
     packed_push,
     unpacked_push,
 )
-from polyrhythm.strategies.parameter_server.serving.push_pull import ServedWorker
+from polyrhythm.strategies.parameter_server.serving.push_pull import (
+    OverlappedPushPull,
+    OverlappingWorker,
+    ServedWorker,
+)
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.rule import (
     Applied,
@@ -73,6 +80,8 @@ class Hierarchical(WithServers):
         groups: of workers, each with a leaf server; they differ by at most one worker.
         servers: root servers, each with an equal shard.
         consistency: who may proceed when, between groups; inside a group all go together.
+        overlap: whether gradients are pushed while the backward pass goes on, and parameters awaited just before
+            their layer's use, on both ways; the numbers are the same.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -93,6 +102,7 @@ class Hierarchical(WithServers):
     )
 
     groups: Count = 2
+    overlap: bool = True
     consistency: Annotated[Consistency, chosen("consistency", CONSISTENCIES)] = Synchronous()
 
     def traits(self, workers: int) -> Traits:
@@ -110,6 +120,7 @@ class Hierarchical(WithServers):
             leaves=self.groups,
             servers=self.groups + self.servers,
             slices=self.servers,
+            overlaps_passes=self.overlap,
         )
 
     def faults(self, workers: int) -> FaultPolicy:
@@ -145,7 +156,12 @@ class Hierarchical(WithServers):
         for shard in shards(setting.flat.size, self.servers):
             setting.plan.part(shard.start, shard.stop)
         leaf = Levels.of(setting.roles, self.groups).leaf_of(setting.network.rank)
-        return ServedWorker(replace(setting, roles=RoleAssignment(setting.roles.workers, (leaf,))))
+        own = replace(setting, roles=RoleAssignment(setting.roles.workers, (leaf,)))
+        if self.overlap and len(setting.flat.buckets) > 1 and setting.workers.size > 1:
+            return OverlappingWorker(
+                own, OverlappedPushPull(own), own_updates=False, dropped_late=False, scales_parts=False
+            )
+        return ServedWorker(own)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         levels = Levels.of(setting.roles, self.groups)
@@ -206,6 +222,12 @@ class LeafSession(ServerSession):
     Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had no
     step left; so its successor is given the newest parameters and then the final ones, without asking the roots.
 
+    With `overlap` a mean goes on bucket by bucket as the slowest of the group has pushed it, and so do the roots'
+    answers as they come:
+
+        workers ── PART ─▶ all have it ── PART(mean) ─▶ roots
+                ◀─ PART ── as cut by the worker ◀─ PART ─────
+
     Args:
         levels: which workers belong to which leaf, and the roots.
     """
@@ -213,9 +235,75 @@ class LeafSession(ServerSession):
     def __init__(self, levels: Levels, index: int) -> None:
         members = levels.groups[index]
         gate = LeafGate(len(members))
-        super().__init__(members, LeafRule(gate, levels, index))
+        rule = LeafRule(gate, levels, index)
+        super().__init__(members, rule)
         self._members = members
         self._absent = gate.absent
+        self._group, self._passing = gate, rule
+        self._owed: dict[int, deque[tuple[int, int]]] = {}
+        """Of each worker that has been answered, the stretches of the answer that are to come, in their order."""
+        self._kept_back: list[Reply] = []
+        """Answers in one piece, until all of it is there."""
+
+    def _go_on_without(self, rank: int) -> list[Reply]:
+        self._owed.pop(rank, None)
+        self._kept_back = [reply for reply in self._kept_back if reply[0] != rank]
+        self._passing.go_on_without()
+        return super()._go_on_without(rank)
+
+    def _completed(self, replies: list[Reply]) -> list[Reply]:
+        self._pass_on()
+        replies = self._with_peers(replies)
+        arriving = self._passing.arriving
+        if arriving is None or arriving.values is not self.values:
+            return replies if self._parts is None else self._parts.cut(replies)
+        found: list[Reply] = []
+        for to, reply in replies:
+            if reply.kind is not Kind.PARAMETERS or reply.tensor is not arriving.values:
+                found.append((to, reply))
+            elif self._parts is None or (cuts := self._parts.cuts_of(to)) is None:
+                self._kept_back.append((to, reply))
+            else:
+                found.append((to, reply._replace(tensor=arriving.values[:0])))
+                self._owed[to] = deque(pairwise([0, *cuts, len(arriving.values)]))
+                found += self._parts_there(to, arriving)
+        for to in list(self._owed):
+            found += self._parts_there(to, arriving)
+        if arriving.is_whole:
+            self._passing.arriving = None
+            kept, self._kept_back = self._kept_back, []
+            found += kept
+        return found
+
+    def _parts_there(self, to: int, arriving: Arriving) -> list[Reply]:
+        """Return what has come of what a worker is owed."""
+        found: list[Reply] = []
+        owed = self._owed[to]
+        while owed and arriving.has(*owed[0]):
+            start, stop = owed.popleft()
+            found.append((to, Message(Kind.PART, arriving.values[start:stop], version=start)))
+        if not owed:
+            del self._owed[to]
+        return found
+
+    def _pass_on(self) -> None:
+        """Push on what all of the group have pushed, if one of them has not pushed all."""
+        group = self._group
+        pushers = group.taking_part
+        if self._parts is None or group.question is not None or all(map(group.has_pushed, pushers)):
+            return
+        coming: list[Coming] = []
+        for pusher in pushers:
+            if group.has_pushed(pusher):
+                [entry] = self._held.of(pusher)
+                if len(entry.gradient) != len(self.values):  # it brings more than a gradient
+                    return
+                coming.append(Coming(entry.gradient, entry.step, 0, entry.weight))
+            elif (part := self._parts.coming(self._members[pusher])) is not None:
+                coming.append(part)
+            else:
+                return
+        self._passing.pass_on(pushers, coming)
 
     def stats(self) -> ServerStats:
         """Return what it has counted; the roots count the staleness, and the steps that they leave out."""
@@ -293,6 +381,15 @@ class LeafGate(Gate):
         self._waiting = [other for other in self._waiting if other != pusher]
         return Decision()
 
+    @property
+    def taking_part(self) -> list[int]:
+        """Those whose gradients the next mean is of, in order."""
+        return sorted(self.there | self._held)
+
+    def has_pushed(self, pusher: int) -> bool:
+        """Return whether a gradient of it is held."""
+        return pusher in self._held
+
     def stop(self) -> None:
         self.stopped = True
 
@@ -341,6 +438,66 @@ class LeafGate(Gate):
             self.absent.setdefault(pusher, []).append([step, self._step])
 
 
+@dataclass
+class PassedOn:
+    """A mean of which a part has been pushed to the roots.
+
+    Attributes:
+        step: of the push.
+        pushers: whose mean it is.
+        weights: of theirs.
+        start: of the first number that has been pushed; all behind it have.
+    """
+
+    step: int
+    pushers: list[int]
+    weights: list[float]
+    start: int
+
+    def left(self, step: int, pushers: list[int], weights: list[float], otherwise: int) -> int:
+        """Return how many numbers of a mean are still to be pushed, if it is this one."""
+        same = (step, pushers, weights) == (self.step, self.pushers, self.weights)
+        return self.start if same else otherwise
+
+
+class Arriving:
+    """Parameters that come from the roots in parts.
+
+    Args:
+        values: `(n,)`, to be filled.
+        shards: of the roots.
+    """
+
+    def __init__(self, values: Tensor, shards: dict[int, slice]) -> None:
+        self.values = values
+        self._shards = shards
+        self._next = {root: shard.start for root, shard in shards.items()}
+
+    def take(self, root: int, message: Message) -> None:
+        """Take a part; raise `RefusedMessage` if it is not the next one of its root."""
+        tensor, start = payload(message), self._shards[root].start + message.version
+        stop = start + len(tensor)
+        if start != self._next[root] or stop > self._shards[root].stop:
+            raise RefusedMessage(
+                Reason.ORDER, f"root {root} sent numbers {start:,} to {stop:,}, out of their turn"
+            )
+        self.values[start:stop] = tensor
+        self._next[root] = stop
+
+    def has(self, start: int, stop: int) -> bool:
+        """Return whether all numbers from `start` to `stop` are there."""
+        return all(
+            self._next[root] >= min(stop, shard.stop)
+            for root, shard in self._shards.items()
+            if shard.start < stop and start < shard.stop
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all numbers are there."""
+        return self.has(0, len(self.values))
+
+
 class LeafRule(Rule):
     """Pushes the mean of its workers' gradients to the roots, and puts the roots' answers together.
 
@@ -366,6 +523,10 @@ class LeafRule(Rule):
         """Whether this leaf is a pusher of the roots, which then wait for it."""
         self._answers: dict[int, Message] = {}
         self._versions = dict.fromkeys(self._roots, 0)
+        self._passed: PassedOn | None = None
+        self.arriving: Arriving | None = None
+        self._early: list[tuple[int, Message]] = []
+        """Parts of answers of roots, of which others have not answered."""
 
     def configure(self, message: Message) -> None:
         if self._plan is not None:
@@ -390,6 +551,10 @@ class LeafRule(Rule):
         whole = mean([push.gradient for push in pushes], weights) if weighs else pushes[0].gradient
         plan = common_plan(pushes, weights)
         written = next((push.written for push in pushes if push.written is not None), None)
+        passed, self._passed = self._passed, None
+        left = len(whole)
+        if passed is not None and plan is None and written is None:
+            left = passed.left(batch[0].step, [entry.pusher for entry in batch], weights, left)
         self.told += [
             (
                 root,
@@ -397,7 +562,7 @@ class LeafRule(Rule):
                     Kind.PUSH,
                     packed_push(
                         Planned(
-                            whole[shard],
+                            whole[shard][: max(0, left - shard.start)],
                             None if plan is None else plan.part(shard.start, shard.stop),
                             None if written is None else written[shard],
                         )
@@ -412,6 +577,25 @@ class LeafRule(Rule):
             for root, shard in zip(self._roots, shards(len(whole), len(self._roots)), strict=True)
         ]
         return Applied(batch, 0, {})
+
+    def pass_on(self, pushers: list[int], coming: Sequence[Coming]) -> None:
+        """Push the mean of what all have pushed so far, and was not passed on, while they go on.
+
+        Where somebody else takes part than when this push was begun, the whole mean follows in the end.
+        """
+        weights, start = [each.weight for each in coming], max(each.start for each in coming)
+        if self._passed is None:
+            self._passed = PassedOn(coming[0].step, pushers, weights, len(self.values))
+        step, stop = coming[0].step, self._passed.left(coming[0].step, pushers, weights, 0)
+        if start >= stop or sum(weights) <= 0:
+            return
+        part = mean([each.numbers[start:stop] for each in coming], weights)
+        for root, shard in zip(self._roots, shards(len(self.values), len(self._roots)), strict=True):
+            first, last = max(start, shard.start), min(stop, shard.stop)
+            if first < last:
+                numbers = part[first - start : last - start]
+                self.told.append((root, Message(Kind.PART, numbers, version=first - shard.start, step=step)))
+        self._passed.start = start
 
     def answer(self, pusher: int, version: int) -> Tensor:
         return self.values
@@ -448,10 +632,24 @@ class LeafRule(Rule):
     def admits(self, pusher: int) -> bool:
         return pusher == 0 or not self._group.ending
 
+    def go_on_without(self) -> None:
+        """Pass nothing more on of a mean that somebody may not take part in any more: all of it follows in the end."""
+        if self._passed is not None:
+            self._passed.pushers = []
+
     def _ask_roots(self, *, stop: bool) -> None:
+        self._passed = None  # a pull makes them forget what they have of a push
         self.told += [(root, Message(Kind.PULL, stop=stop)) for root in self._roots]
 
     def _hear_root(self, root: int, message: Message) -> News | None:
+        if message.kind is Kind.PART:
+            if root in self._answers:  # others have not answered
+                self._early.append((root, message))
+            elif self.arriving is None:
+                raise RefusedMessage(Reason.ORDER, f"root {root} sent a part of an answer that is whole")
+            else:
+                self.arriving.take(root, message)
+            return None
         self._answers[root] = message
         if len(self._answers) < len(self._roots):
             return None
@@ -465,11 +663,27 @@ class LeafRule(Rule):
             self.told += [(root, entrance) for root in self._roots]
             return None
         asked = self._group.question
-        self.values = torch.cat([payload(answer) for answer in answers])
+        self._take_values(answers)
         self._versions = {root: answer.version for root, answer in zip(self._roots, answers, strict=True)}
         self.final = asked is Question.FINAL
         self._group.answered(min(answer.step for answer in answers))
         return News(asked is Question.PUSH, any(answer.stop for answer in answers))
+
+    def _take_values(self, answers: list[Message]) -> None:
+        """Take the roots' values, or make room for what of them follows in parts."""
+        parts = [payload(answer) for answer in answers]
+        if all(len(part) for part in parts) or not len(self.values):
+            self.values, self.arriving = torch.cat(parts), None
+            return
+        cuts = shards(len(self.values), len(self._roots))
+        self.values = torch.empty_like(self.values)
+        self.arriving = Arriving(self.values, dict(zip(self._roots, cuts, strict=True)))
+        for root, part in zip(self._roots, parts, strict=True):
+            if len(part):
+                self.arriving.take(root, Message(Kind.PART, part))
+        early, self._early = self._early, []
+        for root, message in early:
+            self.arriving.take(root, message)
 
     def _end(self, answers: list[Message]) -> None:
         """Tell waiting successors, and the other roots, that the run is ending, as some roots have answered."""
@@ -492,4 +706,7 @@ class RootSession(ServerSession):
         replies = super().on_message(source, message)
         if message.kind is not Kind.PUSH:
             return replies
-        return [(to, reply._replace(kind=Kind.VECTOR)) for to, reply in replies]
+        return [
+            (to, reply if reply.kind is Kind.PART else reply._replace(kind=Kind.VECTOR))
+            for to, reply in replies
+        ]

@@ -22,6 +22,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.parameter_server.replication.replicated_server import (
+    OverlappedReplicatedPushPull,
     ReplicatedPushPull,
     ReplicatedServer,
 )
@@ -30,6 +31,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.push_pull import (
     OverlappedPushPull,
     OverlappingWorker,
+    PushPull,
     ServedWorker,
 )
 from polyrhythm.strategies.parameter_server.serving.resharding import of_servers, recut
@@ -93,7 +95,7 @@ class Served(WithServers, Compressible, RecutsServers):
     @property
     def overlaps(self) -> bool:
         """Whether pushes and pulls travel in parts, where there is more than one bucket."""
-        return self.overlap and self.replicas == 1 and self.compress is None
+        return self.overlap and (self.compress is None or self.compress.works_in_parts)
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
@@ -181,34 +183,29 @@ class Served(WithServers, Compressible, RecutsServers):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         consistency = self.rules()[0]
+        in_parts = self.overlaps and len(setting.flat.buckets) > 1 and setting.workers.size > 1
+        link = self._link(setting, in_parts=in_parts)
+        options = {
+            "own_updates": consistency.own_updates,
+            "dropped_late": consistency.drops,
+            "scales_parts": _scales_parts(consistency),
+        }
+        if isinstance(link, OverlappedPushPull):
+            return OverlappingWorker(setting, link, **options)
+        return ServedWorker(setting, link, **options)
+
+    def _link(self, setting: WorkerSetting, *, in_parts: bool) -> PushPull:
+        """Return a worker's way to the servers."""
         if self.compress is not None:
             from polyrhythm.strategies.parameter_server.serving.compressed import (  # no other run pays for it
                 CompressedPushPull,
-                CompressedServedWorker,
+                OverlappedCompressedPushPull,
             )
 
-            return CompressedServedWorker(
-                setting,
-                CompressedPushPull(setting, self.compress),
-                dropped_late=consistency.drops,
-                scales_parts=_scales_parts(consistency),
-            )
-        if self.overlaps and len(setting.flat.buckets) > 1 and setting.workers.size > 1:
-            return OverlappingWorker(
-                setting,
-                OverlappedPushPull(setting),
-                own_updates=consistency.own_updates,
-                dropped_late=consistency.drops,
-                scales_parts=_scales_parts(consistency),
-            )
-        link = None if self.replicas == 1 else ReplicatedPushPull(setting)
-        return ServedWorker(
-            setting,
-            link,
-            own_updates=consistency.own_updates,
-            dropped_late=consistency.drops,
-            scales_parts=_scales_parts(consistency),
-        )
+            return (OverlappedCompressedPushPull if in_parts else CompressedPushPull)(setting, self.compress)
+        if self.replicas > 1:
+            return (OverlappedReplicatedPushPull if in_parts else ReplicatedPushPull)(setting)
+        return (OverlappedPushPull if in_parts else PushPull)(setting)
 
     def server(self, setting: ServerSetting) -> ServerPart:
         roles = setting.roles

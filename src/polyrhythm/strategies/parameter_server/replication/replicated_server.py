@@ -52,7 +52,8 @@ from polyrhythm.communication.message import (
 )
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import admit_bare, payload
-from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
+from polyrhythm.strategies.parameter_server.serving.parts import PushParts
+from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Reply
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.server_part import ServerSetting, ServerStats
@@ -339,6 +340,11 @@ class ShardCopy:
         self._waiting: list[tuple[int, Message]] = []
         self._unacknowledged: deque[tuple[Entry | None, list[Reply]]] = deque()
         self._awaited = False
+        self._parts = PushParts()
+        self._relayed: set[int] = set()
+        """Pushers of whose push under way the other copy has all parts that this one has."""
+        self._missed: dict[int, int] = {}
+        """Steps of pushers, of whose pushes parts came before this copy led."""
         self._generation = self._succeeded = 0
         self._heard: Counter[int] = Counter()
         self._entered: Counter[int] = Counter()
@@ -355,10 +361,13 @@ class ShardCopy:
 
     def ask(self, pusher: int, message: Message) -> list[Reply]:
         """A pusher asks here, without having asked the other before; who should ask there is told so."""
-        if not self.leads:
-            return [(pusher, Message(Kind.RELAY, tag=self._tag))]
-        self._asking.add(pusher)
-        return self._enter(pusher, message)
+        if self.leads:
+            self._asking.add(pusher)
+            return self._enter(pusher, message)
+        if message.kind is Kind.PART:  # its push will be sent back
+            self._missed[pusher] = message.step
+            return []
+        return [(pusher, Message(Kind.RELAY, tag=self._tag))]
 
     def ask_after_loss(self, pusher: int, message: Message, losses: int) -> list[Reply]:
         """Answer a pusher, to which the other copy is lost; what it had asked there may come once more.
@@ -386,11 +395,17 @@ class ShardCopy:
         kind = message.kind
         if again:
             self.part.answer_again(pusher)
+        elif kind is Kind.PART:
+            self._parts.take(pusher, message, self.part.values)
+            return []
         elif (lost := PusherLost.of(message)) is not None:
             self._entered[pusher] = lost.losses
+            self._parts.forget(pusher)
             self._note(self._taken(pusher, None))
         else:
-            self._note(self._taken(pusher, message))
+            entry = self._taken(pusher, self._joined(pusher, message))
+            self._note(entry)
+            self._parts.cut(entry.replies)  # the copy that leads answers
         if kind is Kind.JOIN:  # of a pusher; one of a server asks for a shard
             kind = Kind.PULL
         return [(self.other, AboutShard(kind, self.log.shard).message())]
@@ -414,6 +429,7 @@ class ShardCopy:
     def lose_other(self) -> list[Reply]:
         """Lead from now on, since the other copy is lost; raise `PeerLost` if this one has nothing yet."""
         self.followed = self._awaited = False
+        self._relayed.clear()
         if not self.whole:
             raise PeerLost(self.other, f"taking over shard {self.log.shard}, which nobody has any more")
         replies: list[Reply] = []
@@ -422,6 +438,7 @@ class ShardCopy:
         if self.leads:
             return replies
         self.leads = True
+        self._parts.forget_unfinished()  # pushers begin anew
         for pusher in self._pushers:  # of these losses the other had not told
             replies += self._enter_loss(pusher)
         waiting, self._waiting = self._waiting, []
@@ -445,6 +462,7 @@ class ShardCopy:
         if self._awaited:
             return []
         self.followed = True
+        self._relayed.clear()
         state = packed(self.log, self._requests.facts(), self._entered)
         return [(self.other, Handover(self.log.shard, self._generation, state).message())]
 
@@ -477,17 +495,28 @@ class ShardCopy:
 
     def _enter(self, pusher: int, message: Message | None) -> list[Reply]:
         """Take an entry; its answers wait until the other copy has it as well."""
+        if message is not None and message.kind is Kind.PART:
+            return self._take_part(pusher, message)
         if message is not None and self.part.done:
             # The other may be through, and acknowledges nothing any more.
             return [(to, self._tagged(reply)) for to, reply in self.part.on_message(pusher, message)]
         relayed = message
         if message is None:
             relayed = PusherLost(self._entered[pusher]).message()
+            self._parts.forget(pusher)
+        elif message.kind is Kind.PUSH and self._lacks_parts(pusher, message):
+            return [(pusher, Message(Kind.RELAY, tag=self._tag))]
         elif message.kind is Kind.PARAMETERS:  # which this copy changes in place from now on
             relayed = message.received()
+        if message is not None:
+            message = self._joined(pusher, message)
+            if pusher not in self._relayed and message.kind is Kind.PUSH:
+                relayed = message
+        self._relayed.discard(pusher)
         entry = self.log.take(pusher, message)  # before it is noted: it may be refused
         self._note(entry)
-        owed = [(to, self._tagged(reply)) for to, reply in entry.replies if to in self._asking]
+        cut = self._parts.cut(entry.replies)
+        owed = [(to, self._tagged(reply)) for to, reply in cut if to in self._asking]
         if message is not None and message.kind is Kind.LEAVE:
             # Otherwise nobody knew that both have it.
             owed.append((pusher, Message(Kind.LEAVE, tag=self._tag)))
@@ -496,6 +525,33 @@ class ShardCopy:
             return self._release() + (self.hand_over() if self._awaited else [])
         assert relayed is not None, "every entry is a message to the other copy"
         return [self._announcement(pusher), (self.other, relayed)]
+
+    def _take_part(self, pusher: int, message: Message) -> list[Reply]:
+        """Keep a part of a push, and pass it on: nothing has happened until the whole is there, on either server."""
+        if self._missed.get(pusher) == message.step:
+            return []
+        values = self.part.values
+        if not len(values):
+            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+        self._parts.take(pusher, message, values)
+        if (
+            message.version + payload(message).numel() == len(values) and self.followed
+        ):  # the first of its push
+            self._relayed.add(pusher)
+        if pusher not in self._relayed:
+            return []
+        return [self._announcement(pusher), (self.other, message)]
+
+    def _lacks_parts(self, pusher: int, message: Message) -> bool:
+        """Return whether a push has parts that came before this copy led, so that it must come in one piece."""
+        missed = self._missed.pop(pusher, None) == message.step
+        return missed and payload(message).numel() < len(self.part.values)
+
+    def _joined(self, pusher: int, message: Message) -> Message:
+        if message.kind is Kind.PUSH:
+            return self._parts.join(pusher, message)
+        self._parts.forget(pusher)
+        return message
 
     def _announcement(self, pusher: int, *, again: bool = False) -> Reply:
         """Tell the other copy whose entry comes next, or whose question that has been answered again."""
@@ -857,3 +913,49 @@ class _Sent:
         while self._sending:
             with suppress(PeerLost):
                 self._sending.pop().wait()
+
+
+class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):
+    """Pushes and pulls in parts, of shards that are on two servers.
+
+    Where the server of a shard is lost while a push to it is under way, the whole push goes to the other one, in one
+    piece; where it is lost while its answer comes, the other one answers again.
+    """
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        kind, tensor = message.kind, message.tensor
+        if kind not in (Kind.PART, Kind.PUSH):
+            return super()._ask(position, message)
+        if kind is Kind.PUSH and tensor is not None and len(tensor) < self._sizes[position]:
+            gradients = self._flat.gradients[self._shards[position]]
+            self._open[position] = message._replace(tensor=gradients)
+        elif kind is Kind.PUSH:
+            self._open[position] = message
+        try:
+            self._send_there(position, message)
+        except PeerLost as loss:
+            self._move(position, loss)
+        return _Sent(self._sending.setdefault(position, []))
+
+    def _answer(self, position: int) -> Message:
+        asked = self._open[position]
+        answer = super()._answer(position)
+        self._ask_until_all_is_there(position, asked)
+        return answer
+
+    def _take_part(self, position: int) -> None:
+        asked = self._open[position]
+        super()._take_part(position)
+        self._ask_until_all_is_there(position, asked)
+
+    def _ask_until_all_is_there(self, position: int, asked: Message | None) -> None:
+        """Have a question asked again if its server is lost, while parts of the answer are to come."""
+        if asked is not None and self._awaited[position]:  # both servers have the gradient
+            self._open[position] = asked._replace(tensor=payload(asked)[:0])
+
+    def _turn(self, position: int) -> None:
+        super()._turn(position)
+        if 0 <= self._unpushed[position] < self._sizes[position]:
+            self._unpushed[position] = self._sizes[position]
+            self._cuts[position] = []
+            self._in_one_piece.add(position)

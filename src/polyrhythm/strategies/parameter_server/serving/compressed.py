@@ -15,7 +15,9 @@ was never interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,10 +26,11 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Handle
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage, pack_json, unpack_json
 from polyrhythm.compression.compressor import Compressor, Memory
-from polyrhythm.compression.layout import Layout
+from polyrhythm.compression.layout import Layout, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.strategies.parameter_server.serving.admission import payload
-from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull, ServedWorker
+from polyrhythm.strategies.parameter_server.serving.parts import reply_in_parts
+from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import Held, State, below
@@ -35,9 +38,28 @@ from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.linear_factors import Pair
 
-_LAYOUT, _KNOWN = "layout", "known."
+_LAYOUT, _KNOWN, _PUSHED, _FACTOR = "layout", "known.", "compression.", "factor."
 _EMPTY, _NOT_FINITE = 0, 1
 """Bytes of a push of an empty batch, and of one that is not finite: no payload is as short."""
+_MOST_STRETCHES = 4096
+"""Of which the layouts are kept."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbouring numbers of a shard that travel in one payload.
+
+    Attributes:
+        start: of its first number in the shard.
+        stop: one past its last.
+        layout: of its numbers.
+        memory: of what is kept back of them on the way up.
+    """
+
+    start: int
+    stop: int
+    layout: Layout
+    memory: ResidualMemory
 
 
 class CompressedPushPull(PushPull):
@@ -46,15 +68,26 @@ class CompressedPushPull(PushPull):
     Args:
         setting: the worker's.
         compressor: of both.
+        cuts: of the flat vector, at which shards are cut into stretches; between layers.
     """
 
-    def __init__(self, setting: WorkerSetting, compressor: Compressor) -> None:
+    def __init__(self, setting: WorkerSetting, compressor: Compressor, cuts: Sequence[int] = ()) -> None:
         super().__init__(setting)
         self._compressor = compressor
         layout = Layout.of_model(setting.flat, compressor)
         self._layouts = [layout.part(compressor, shard.start, shard.stop) for shard in self._shards]
-        self._memories = [ResidualMemory(compressor, part, setting.workers.rank) for part in self._layouts]
+        self._stretches: list[dict[int, Stretch]] = []
+        for shard, own in zip(self._shards, self._layouts, strict=True):
+            inside = [cut - shard.start for cut in cuts if shard.start < cut < shard.stop]
+            ends = sorted({0, *inside, shard.stop - shard.start})
+            self._stretches.append({})
+            for start, stop in pairwise(ends) if inside else [(0, own.size)]:
+                part = own.stretch(compressor, start, stop) if inside else own
+                memory = ResidualMemory(compressor, part, setting.workers.rank)
+                self._stretches[-1][start] = Stretch(start, stop, part, memory)
         self._pairs: dict[int, Pair] = {}
+        self._not_finite: set[int] = set()
+        """Shards of whose gradient a part was not finite in this step."""
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
         factors = self._flat.factors
@@ -63,27 +96,34 @@ class CompressedPushPull(PushPull):
 
     def take(self) -> bool:
         stops = super().take()
-        for memory in self._memories:  # an answer says that the server has the push
-            memory.commit()
+        for position, stretches in enumerate(self._stretches):  # an answer says that the server has the push
+            for stretch in stretches.values():
+                if position in self._not_finite:
+                    stretch.memory.forget()
+                stretch.memory.commit()
+        self._not_finite.clear()
         return stops
 
     def state(self) -> State:
         """Return what is kept back, by shard."""
         tensors = {
-            f"{number}.{name}": value
-            for number, memory in enumerate(self._memories)
-            for name, value in memory.state().items()
+            f"{_PUSHED}{number}.{name}": value
+            for number, stretches in enumerate(self._stretches)
+            for name, value in _joined([each.memory.state() for each in stretches.values()]).items()
         }
-        return tensors, {"shards": len(self._memories)}
+        return tensors, {"shards": len(self._stretches)}
 
     def load_state(self, state: State) -> None:
         """Restore what `state` returned, of any number of shards."""
         tensors, facts = state
-        found = [below(f"{number}.", tensors) for number in range(int(facts["shards"]))]
-        if len(found) != len(self._memories):
+        if "shards" not in facts:
+            return
+        found = [below(f"{_PUSHED}{number}.", tensors) for number in range(int(facts["shards"]))]
+        if len(found) != len(self._stretches):
             found = _recut(found, self._shards)
-        for memory, kept in zip(self._memories, found, strict=True):
-            memory.load_state(kept)
+        for stretches, kept in zip(self._stretches, found, strict=True):
+            for each in stretches.values():
+                each.memory.load_state(_within(kept, each))
 
     def _beginning(self, position: int) -> list[Message]:
         configure, values = super()._beginning(position)
@@ -92,27 +132,85 @@ class CompressedPushPull(PushPull):
 
     def _ask(self, position: int, message: Message) -> Handle:
         if message.kind is Kind.PUSH:
-            message = message._replace(tensor=self._pushed(position, message))
+            message = message._replace(tensor=self._pushed(position, message, message.learning_rate))
         return super()._ask(position, message)
 
-    def _pushed(self, position: int, message: Message) -> Tensor:
+    def _pushed(self, position: int, message: Message, rate: float, start: int = 0) -> Tensor:
+        """Return the payload of a push, or of a part of one, that begins at a place of the shard."""
         gradient = payload(message).detach().cpu()
-        if message.weight == 0:
+        if message.weight == 0 or not gradient.numel():
             return torch.zeros(_EMPTY, dtype=torch.uint8)
         if not is_finite(gradient):
+            self._not_finite.add(position)
             return torch.zeros(_NOT_FINITE, dtype=torch.uint8)
-        start = self._shards[position].start
-        pairs = {begin - start: pair for begin, pair in self._pairs.items()}
-        return self._memories[position].encode(gradient, message.step, message.learning_rate, pairs=pairs)
+        first = self._shards[position].start
+        pairs = {begin - first: pair for begin, pair in self._pairs.items()}
+        memory = self._stretches[position][start].memory
+        return memory.encode(gradient, message.step, rate, pairs=pairs)
 
     def _answer(self, position: int) -> Message:
         answer = super()._answer(position)
         tensor = answer.tensor
-        if tensor is None or tensor.dtype is not torch.uint8:
+        if tensor is None or tensor.dtype is not torch.uint8 or not tensor.numel():
             return answer
-        held = self._parameters[position].detach().cpu()
-        change = self._layouts[position].decode(self._compressor, tensor, held.dtype)
-        return answer._replace(tensor=(held + change).to(self._parameters[position].device))
+        held, layout = self._parameters[position], self._layouts[position]
+        if answer.kind is Kind.PART:
+            stretch = self._stretches[position][answer.version]
+            held, layout = held[stretch.start : stretch.stop], stretch.layout
+        change = layout.decode(self._compressor, tensor, held.dtype)
+        return answer._replace(tensor=(held.detach().cpu() + change).to(held.device))
+
+
+class OverlappedCompressedPushPull(OverlappedPushPull, CompressedPushPull):
+    """As `CompressedPushPull`, in parts: each bucket is compressed as soon as the backward pass has it."""
+
+    def __init__(self, setting: WorkerSetting, compressor: Compressor) -> None:
+        buckets = setting.flat.buckets
+        super().__init__(setting, compressor=compressor, cuts=[bucket.start for bucket in buckets])
+        self._places = [(bucket.start, min(bucket.stop, setting.flat.size)) for bucket in buckets]
+        self._rate = 0.0
+
+    def push_bucket(self, start: int, stop: int, step: Step) -> None:
+        if (
+            step.weight > 0 and step.learning_rate is not None
+        ):  # else what was kept back cannot be counted yet
+            self._rate = step.learning_rate
+            super().push_bucket(start, stop, step)
+
+    def push(self, step: Step, weight: float, learning_rate: float) -> None:
+        if not self._leaving and weight > 0:
+            told = replace(step, weight=weight, learning_rate=learning_rate)
+            for start, stop in self._places[:-1]:
+                self.push_bucket(start, stop, told)
+        super().push(step, weight, learning_rate)
+
+    def _ask(self, position: int, message: Message) -> Handle:
+        if message.kind is Kind.PART:
+            message = message._replace(tensor=self._pushed(position, message, self._rate, message.version))
+        return super()._ask(position, message)
+
+
+def _joined(kept: Sequence[Memory]) -> Memory:
+    """Return what is kept back of a shard, from that of its stretches."""
+    if len(kept) == 1:
+        return dict(kept[0])
+    found: Memory = {}
+    for name in dict.fromkeys(name for each in kept for name in each):
+        values = [each[name] for each in kept if name in each]
+        along = values[0].dim() > 0 and not name.startswith(_FACTOR)
+        found[name] = torch.cat(values) if along else values[0]
+    return found
+
+
+def _within(kept: Memory, stretch: Stretch) -> Memory:
+    """Return what is kept back of a stretch, from that of its shard."""
+    first, sections = stretch.layout.first, len(stretch.layout.sections)
+    own = {factor_name(number) for number in range(first, first + sections)}
+    return {
+        name: value[stretch.start : stretch.stop] if value.dim() and not name.startswith(_FACTOR) else value
+        for name, value in kept.items()
+        if not name.startswith(_FACTOR) or name in own
+    }
 
 
 def _recut(found: list[Memory], shards: list[slice]) -> list[Memory]:
@@ -121,32 +219,6 @@ def _recut(found: list[Memory], shards: list[slice]) -> list[Memory]:
     wholes = {name: torch.cat([kept[name] for kept in found]) for name in names}
     rate = {"rate": found[0]["rate"]} if "rate" in found[0] else {}
     return [{name: whole[shard] for name, whole in wholes.items()} | rate for shard in shards]
-
-
-_PUSHED = "compression."
-
-
-class CompressedServedWorker(ServedWorker):
-    """As `ServedWorker`, with what its compression keeps back in its state."""
-
-    def __init__(
-        self,
-        setting: WorkerSetting,
-        servers: CompressedPushPull,
-        *,
-        dropped_late: bool = False,
-        scales_parts: bool = False,
-    ) -> None:
-        super().__init__(setting, servers, dropped_late=dropped_late, scales_parts=scales_parts)
-        self._link = servers
-
-    def state(self) -> State:
-        tensors, facts = self._link.state()
-        return {_PUSHED + name: value for name, value in tensors.items()}, facts
-
-    def load_state(self, state: State) -> None:
-        if "shards" in state[1]:
-            self._link.load_state((below(_PUSHED, state[0]), state[1]))
 
 
 def shared_out(held: Held, workers: int, *, together: bool) -> dict[int, State]:
@@ -169,6 +241,27 @@ def shared_out(held: Held, workers: int, *, together: bool) -> dict[int, State]:
     return dict.fromkeys(range(workers), (tensors, states[0][1]))
 
 
+@dataclass(frozen=True)
+class _Change:
+    """What an answer says to all who hold the same parameters.
+
+    Attributes:
+        held: by them.
+        values: of the server.
+        cuts: of the answer.
+        payloads: of its stretches.
+        now: what they hold with it.
+        factors: what the next encoding starts from.
+    """
+
+    held: Tensor
+    values: Tensor
+    cuts: list[int] | None
+    payloads: list[Tensor]
+    now: Tensor
+    factors: Memory
+
+
 class CompressedSession(ServerSession):
     """As `ServerSession`, of compressed pushes and answers.
 
@@ -189,10 +282,11 @@ class CompressedSession(ServerSession):
         super().__init__(pushers, rule, spares, spared_by, eject_after)
         self._compressor = compressor
         self._layout: Layout | None = None
+        self._stretches: dict[tuple[int, int], Layout] = {}
         self._held_by: dict[int, Tensor] = {}
         self._factors: dict[int, Memory] = {}
         self._asking: set[int] = set()
-        self._latest: tuple[Tensor, Tensor, Tensor, Tensor, Memory] | None = None
+        self._latest: _Change | None = None
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         if message.kind is Kind.CONFIGURE and message.tensor is not None:
@@ -207,7 +301,7 @@ class CompressedSession(ServerSession):
             return self._answered(replies)
         if message.kind is Kind.PULL:
             self._asking.add(source)
-        elif message.kind is Kind.PUSH:
+        elif message.kind in (Kind.PUSH, Kind.PART):
             message = self._unpacked(source, message)
             self._asking.discard(source)
         return self._answered(super().on_message(source, message))
@@ -250,43 +344,81 @@ class CompressedSession(ServerSession):
         super().load_state((rest, {name: value for name, value in facts.items() if name != "compression"}))
 
     def _unpacked(self, source: int, message: Message) -> Message:
-        """Return a push with the gradient that its bytes stand for."""
+        """Return a push, or a part of one, with the numbers that its bytes stand for."""
         values, tensor = self.values, message.tensor
         if tensor is None or tensor.dtype is not torch.uint8:
             raise RefusedMessage(Reason.PAYLOAD, f"rank {source} pushed what is not compressed")
         if self._layout is None or not len(values):
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+        coming = None if self._parts is None else self._parts.coming(source)
+        before = None if coming is None or coming.step != message.step else coming.start
+        part = message.kind is Kind.PART
+        start, stop = message.version if part else 0, len(values) if before is None else before
+        if part and not 0 <= start < stop:
+            raise RefusedMessage(
+                Reason.ORDER,
+                f"a part came that begins at {start:,}, before {stop:,} of {len(values):,} numbers",
+            )
         if tensor.numel() == _EMPTY:
-            return message._replace(tensor=torch.zeros_like(values), weight=0.0)
+            if before is None:
+                return message._replace(tensor=torch.zeros_like(values), weight=0.0)
+            return message._replace(tensor=values[:0].clone())
         if tensor.numel() == _NOT_FINITE:
-            return message._replace(tensor=torch.full_like(values, float("nan")))
+            return message._replace(tensor=torch.full_like(values[start:stop], float("nan")))
         rank = self._registry.numbers.get(source, 0)
-        return message._replace(tensor=self._layout.decode(self._compressor, tensor, values.dtype, rank))
+        layout = self._stretch(start, stop)
+        return message._replace(tensor=layout.decode(self._compressor, tensor, values.dtype, rank))
+
+    def _stretch(self, start: int, stop: int) -> Layout:
+        assert self._layout is not None, "there are parameters"
+        if (start, stop) == (0, self._layout.size):
+            return self._layout
+        found = self._stretches.get((start, stop))
+        if found is None:
+            if len(self._stretches) >= _MOST_STRETCHES:
+                self._stretches.clear()
+            found = self._stretches[start, stop] = self._layout.stretch(self._compressor, start, stop)
+        return found
+
+    def _completed(self, replies: list[Reply]) -> list[Reply]:
+        return replies  # cut as they are packed
 
     def _answered(self, replies: list[Reply]) -> list[Reply]:
-        return [(to, self._packed(to, reply)) for to, reply in replies]
+        return [packed for to, reply in replies for packed in self._packed(to, reply)]
 
-    def _packed(self, to: int, reply: Message) -> Message:
+    def _packed(self, to: int, reply: Message) -> list[Reply]:
         """Return an answer as it travels: a difference to one that pushed, whole parameters to one that pulled."""
         values = reply.tensor
         if reply.kind is not Kind.PARAMETERS or values is None or to not in self._registry.numbers:
-            return reply
+            return [(to, reply)]
+        cuts = None if self._parts is None else self._parts.cuts_of(to)
         held = self._held_by.get(to)
         whole = self._compressor.loud or self._compressor.from_passes
         if to in self._asking or held is None or whole or self._layout is None:
             if self._rounds is not None and held is not None and to in self._asking and to != self.final:
-                return reply._replace(tensor=held)
+                return [(to, reply._replace(tensor=held))]
             self._held_by[to] = values
-            return reply
-        if self._latest is None or self._latest[0] is not held or self._latest[1] is not values:
-            factors = dict(self._factors.get(to, {}))
-            change = self._layout.encode(self._compressor, values - held, step=reply.version, factors=factors)
-            decoded = self._layout.decode(self._compressor, change, values.dtype)
-            self._latest = held, values, change, held + decoded, factors
-        _, _, change, self._held_by[to], factors = self._latest
-        if factors:
-            self._factors[to] = factors
-        return reply._replace(tensor=change)
+            return reply_in_parts(to, reply, cuts)
+        latest = self._latest
+        if latest is None or latest.held is not held or latest.values is not values or latest.cuts != cuts:
+            latest = self._latest = self._change(held, values, cuts, reply.version, self._factors.get(to, {}))
+        self._held_by[to] = latest.now
+        if latest.factors:
+            self._factors[to] = latest.factors
+        return reply_in_parts(to, reply, cuts, latest.payloads)
+
+    def _change(
+        self, held: Tensor, values: Tensor, cuts: list[int] | None, version: int, before: Memory
+    ) -> _Change:
+        """Return what turns the parameters that a worker holds into nearly the server's."""
+        factors, payloads, now = dict(before), [], torch.empty_like(held)
+        for start, stop in pairwise([0, *(cuts or ()), len(values)]):
+            layout = self._stretch(start, stop)
+            gap = values[start:stop] - held[start:stop]
+            payloads.append(layout.encode(self._compressor, gap, step=version, factors=factors))
+            decoded = layout.decode(self._compressor, payloads[-1], values.dtype)
+            torch.add(held[start:stop], decoded, out=now[start:stop])
+        return _Change(held, values, cuts, payloads, now, factors)
 
 
 def compressed_session(compressor: Compressor) -> Callable[..., ServerSession]:

@@ -27,19 +27,21 @@ from polyrhythm.strategies.parameter_server.serving.rule import Reply
 
 
 @dataclass
-class _Gradient:
+class Coming:
     """A gradient of which a part has come.
 
     Attributes:
         numbers: `(n,)`, of the whole shard; those from `start` on are there.
         step: of its pusher.
         start: of the first number that is there.
+        weight: of its pusher, in full batches.
         cuts: where its parts begin.
     """
 
     numbers: Tensor
     step: int
     start: int
+    weight: float = 1.0
     cuts: list[int] = field(default_factory=list)
 
 
@@ -47,7 +49,7 @@ class PushParts:
     """The parts of pushes that one server has of its pushers, which are told apart by their ranks."""
 
     def __init__(self) -> None:
-        self._coming: dict[int, _Gradient] = {}
+        self._coming: dict[int, Coming] = {}
         self._cuts: dict[int, list[int]] = {}
         """Where to cut the answer to a push that is whole."""
 
@@ -68,7 +70,7 @@ class PushParts:
                     Reason.ORDER,
                     f"the first part of a gradient ends at {stop:,}, where {len(values):,} parameters are",
                 )
-            coming = self._coming[source] = _Gradient(torch.empty_like(values), step, stop)
+            coming = self._coming[source] = Coming(torch.empty_like(values), step, stop, message.weight)
         if not (size > 0 and start >= 0 and stop == coming.start):
             raise RefusedMessage(
                 Reason.ORDER,
@@ -89,6 +91,8 @@ class PushParts:
         if coming is None or coming.step != message.step:
             return message
         rest = payload(message)
+        if len(rest) == len(coming.numbers) > coming.start:  # its pusher has begun anew
+            return message
         if len(rest) != coming.start or rest.dtype is not coming.numbers.dtype:
             raise RefusedMessage(
                 Reason.PAYLOAD,
@@ -98,31 +102,60 @@ class PushParts:
         self._cuts[source] = sorted(cut for cut in coming.cuts if cut > 0)
         return message._replace(tensor=coming.numbers)
 
+    def coming(self, source: int) -> Coming | None:
+        """Return what has come of a push that is not whole."""
+        return self._coming.get(source)
+
     def forget(self, source: int) -> None:
         """Forget what has come of a pusher, which begins anew or is gone."""
         self._coming.pop(source, None)
         self._cuts.pop(source, None)
 
+    def forget_unfinished(self) -> None:
+        """Forget what has come of pushes that are not whole: all who are pushing begin anew."""
+        self._coming.clear()
+
+    def cuts_of(self, to: int) -> list[int] | None:
+        """Return where to cut the answer to a pusher, which is answered now; None: nowhere."""
+        return self._cuts.pop(to, None)
+
     def cut(self, replies: Sequence[Reply]) -> list[Reply]:
         """Return replies, of which those to pushes in parts are cut as these were."""
         found: list[Reply] = []
         for to, reply in replies:
-            cuts = self._cuts.pop(to, None) if reply.kind is Kind.PARAMETERS else None
-            tensor = reply.tensor
-            if cuts is None or tensor is None:
-                found.append((to, reply))
-                continue
-            found.append((to, reply._replace(tensor=tensor[:0])))
-            for start, stop in pairwise([0, *cuts, len(tensor)]):
-                found.append((to, Message(Kind.PART, tensor[start:stop], version=start, step=reply.step)))
+            is_answer = reply.kind is Kind.PARAMETERS and reply.tensor is not None
+            found += reply_in_parts(to, reply, self.cuts_of(to)) if is_answer else [(to, reply)]
         return found
 
 
+def reply_in_parts(
+    to: int, reply: Message, cuts: Sequence[int] | None, pieces: Sequence[Tensor] = ()
+) -> list[Reply]:
+    """Return an answer cut at some places of its shard.
+
+    Args:
+        to: the pusher.
+        reply: with all numbers.
+        cuts: in ascending order; None: in one piece.
+        pieces: what travels in their place of those before, between and behind the cuts; default: themselves.
+    """
+    whole = payload(reply)
+    places = [0, *(cuts or ()), len(whole)]
+    pieces = pieces or [whole[start:stop] for start, stop in pairwise(places)]
+    if cuts is None:
+        return [(to, reply._replace(tensor=pieces[0]))]
+    parts = [
+        (to, Message(Kind.PART, piece, version=start, step=reply.step))
+        for start, piece in zip(places, pieces, strict=False)
+    ]
+    return [(to, reply._replace(tensor=pieces[0][:0])), *parts]
+
+
 def whole_replies(replies: Sequence[Reply]) -> list[Reply]:
-    """Return replies with the parts of each joined; what `PushParts.cut` was given."""
+    """Return replies with the parts of each joined, as `PushParts.cut` was given; other parts as they are."""
     found: list[Reply] = []
     for to, reply in replies:
-        if reply.kind is not Kind.PART:
+        if reply.kind is not Kind.PART or not found or found[-1][0] != to or found[-1][1].kind is Kind.PART:
             found.append((to, reply))
             continue
         _, before = found[-1]

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -215,6 +216,13 @@ class PushPull(ServerLink):
             push.wait()
         return stop
 
+    def state(self) -> State:
+        """Return what a resumed worker needs of it."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+
     def check_losses(self) -> None:
         """Take note of servers that were lost while nothing was asked of them, where others have their shards."""
 
@@ -247,13 +255,15 @@ class OverlappedPushPull(PushPull):
     What was pushed in one piece is answered in one piece, as are pulls.
     """
 
-    def __init__(self, setting: WorkerSetting) -> None:
-        super().__init__(setting)
+    def __init__(self, setting: WorkerSetting, **more: Any) -> None:
+        super().__init__(setting, **more)
         self._sizes = [len(gradients) for gradients in self._gradients]
         self._unpushed = list(self._sizes)
         """Numbers of each shard that are still to be pushed in this step."""
         self._cuts: list[list[int]] = [[] for _ in self._shards]
         self._leaving: list[Handle] = []
+        self._in_one_piece: set[int] = set()
+        """Shards of which no part is pushed in this step."""
         self._awaited: list[deque[tuple[int, int]]] = [deque() for _ in self._shards]
         """Of each shard, the stretches of an answer that are to come, in their order."""
 
@@ -265,15 +275,16 @@ class OverlappedPushPull(PushPull):
         """
         for position, shard in enumerate(self._shards):
             first, last = max(start, shard.start) - shard.start, min(stop, shard.stop) - shard.start
-            if first < last:
-                part = Message(
-                    _PART, self._flat.gradients[shard][first:last], version=first, step=step.number
-                )
-                self._leaving.append(self._ask(position, part))
+            if first >= last:
+                continue
+            if position not in self._in_one_piece:
+                gradients = self._flat.gradients[shard][first:last]
+                part = Message(_PART, gradients, version=first, step=step.number, weight=step.weight)
                 self._unpushed[position] = first
                 self._cuts[position].append(first)
-                if first == 0 and step.learning_rate is not None:
-                    self._push_rest(position, step, step.weight, step.learning_rate)
+                self._leaving.append(self._ask(position, part))
+            if first == 0 and step.learning_rate is not None:
+                self._push_rest(position, step, step.weight, step.learning_rate)
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
         if not self._leaving:
@@ -283,6 +294,7 @@ class OverlappedPushPull(PushPull):
             if unpushed >= 0:
                 self._push_rest(position, step, weight, learning_rate)
         self._under_way, self._leaving, self._unpushed = self._leaving, [], list(self._sizes)
+        self._in_one_piece.clear()
 
     def _push_rest(self, position: int, step: Step, weight: float, learning_rate: float) -> None:
         rest = self._flat.gradients[self._shards[position]][: self._unpushed[position]]
@@ -321,7 +333,7 @@ class OverlappedPushPull(PushPull):
         while answer.kind is _PART:  # a copy of one that was taken
             answer = super()._answer(position)
         cuts, self._cuts[position] = self._cuts[position], []
-        if cuts and answer.tensor is not None:
+        if cuts and answer.tensor is not None and not answer.tensor.numel():
             places = sorted({0, *cuts, self._sizes[position]})
             self._awaited[position].extend(pairwise(places))
             return answer._replace(tensor=None)
@@ -332,11 +344,26 @@ class OverlappedPushPull(PushPull):
         part = super()._answer(position)
         if part.kind is _LEAVE:
             raise PeerLost(self._servers[position], "joining a run that is ending")
+        if part.kind is Kind.PARAMETERS:
+            self._take_all_parts(position, part)
+            return
         if part.kind is not _PART or part.version != start:
             return
         if self._overwrite is not None:
             self._overwrite(self._parameters[position][start:stop], payload(part))
         self._awaited[position].popleft()
+
+    def _take_all_parts(self, position: int, answer: Message) -> None:
+        """Take what is still to come out of an answer in one piece, by who has taken over from a lost server.
+
+        The parameters that the forward pass has used stay: its backward pass needs them as they were.
+        """
+        values, awaited, overwrite = payload(answer), self._awaited[position], self._overwrite
+        if overwrite is not None:
+            for start, stop in awaited:
+                overwrite(self._parameters[position][start:stop], values[start:stop])
+        awaited.clear()
+        self._versions[position] = answer.version
 
 
 class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
@@ -448,10 +475,12 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         self._servers.leave()
 
     def state(self) -> State:
-        return self._optimizer.state() if self._optimizer is not None else ({}, {})
+        return self._servers.state() if self._optimizer is None else self._optimizer.state()
 
     def load_state(self, state: State) -> None:
-        if self._optimizer is not None:
+        if self._optimizer is None:
+            self._servers.load_state(state)
+        else:
             self._optimizer.load_state(*state)
 
 
