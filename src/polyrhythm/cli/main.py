@@ -147,6 +147,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 _OF_SEVERAL_RANKS = ("train", "profile")
 """Verbs that ranks do together which something else has started."""
+_OF_OTHERS = ("submit",)
+"""Verbs that read the options of others."""
 
 _LEAVE_FILES = ("train", "simulate", "run", "join")
 """Verbs whose work is done once their files are written, whatever became of what they printed."""
@@ -179,9 +181,9 @@ def _let_all_be_printed() -> None:
 
 def _status(arguments: list[str]) -> int:
     first = arguments[0] if arguments else ""
-    known = any(first in verbs for verbs in VERBS.values())
+    alone = first not in _OF_OTHERS and any(first in verbs for verbs in VERBS.values())
     try:
-        verb = command_line(first if known else None)
+        verb = command_line(first if alone else None)
         status = verb(arguments, standalone_mode=False)  # what typer.Exit was raised with, if it was
     except (Interrupted, KeyboardInterrupt, typer.Abort):
         word, status = interruption(arguments)
