@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Compiled files are kept, for tests start hundreds of processes, and each would compile the package anew. A file of tests is
+# run by one process, so that what its tests share is made once.
 # Tests of real processes wait more than they compute, so two files at a time share the cores. A stall of the machine can fail
 # one, and a compiled library can end a test process: what failed is run once more, alone. Both outcomes are shown.
 AGAIN := --last-failed --last-failed-no-failures none
@@ -16,8 +18,9 @@ demo: $(VENV)/.runtime
 compare: $(VENV)/.runtime
 	$(BIN)/polyrhythm compare --cluster office --data digits --model mlp --workers 4 --seeds 3
 
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.development
-	$(COMPUTING) --numprocesses auto || $(COMPUTING) $(AGAIN)
+	$(COMPUTING) --numprocesses auto --dist loadfile || $(COMPUTING) $(AGAIN)
 	$(WAITING) --numprocesses 2 --dist loadfile || $(WAITING) $(AGAIN)
 
 check: $(VENV)/.development

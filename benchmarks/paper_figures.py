@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.reporting.pages.plot_files import write_plots
-from polyrhythm.reporting.pages.plots import Plot, color
+from polyrhythm.reporting.pages.plots import Plot, color, write_plots
 
 
 def curve(

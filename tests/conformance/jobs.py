@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import cos, pi
 from pathlib import Path
@@ -221,6 +222,21 @@ def uneven(worker: int) -> float:
     return 0.01 * (1 + 0.37 * worker)
 
 
+UNEVEN = ConstantCluster(step_s=uneven)
+
+
+@lru_cache(maxsize=1000)
+def played(
+    spec: str, workers: int = 1, around: ConstantCluster = UNEVEN, *, train: int = 53, **options: Any
+) -> Trained:
+    """Gives what a job without a folder left, which is played once for all tests that look at it.
+
+    Another run of the same job has the same events and bits (`test_same_seed_same_trace`). Nothing of what is given
+    may be changed, and nothing of ours may be replaced meanwhile: such tests play their own.
+    """
+    return simulated(make_job(spec, workers, dataset=blobs(train), **options), around)
+
+
 def vector_of(model: nn.Module) -> Tensor:
     """Gives a model's parameters as one vector, in their order."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
@@ -286,6 +302,12 @@ def plain_loop(
             each(model)
             step += 1
     return model
+
+
+@lru_cache(maxsize=500)
+def plainly(together: int = 1, *, train: int = 53, **options: Any) -> Tensor:
+    """Gives the parameters of the plain loop, which is run once for all strategies that are measured against it."""
+    return vector_of(plain_loop(make_job("synchronous", dataset=blobs(train), **options), together))
 
 
 def stop_at(seconds: float, step_s: Callable[[int], float] = uneven) -> ConstantCluster:

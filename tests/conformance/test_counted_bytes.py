@@ -9,7 +9,7 @@ from itertools import permutations
 import pytest
 import torch
 
-from conformance.jobs import CLASSES, PARAMETERS, blobs, make_job, simulated, strategies, strategy, uneven
+from conformance.jobs import CLASSES, PARAMETERS, make_job, played, simulated, strategies, strategy
 from polyrhythm.compression.layout import Layout
 from polyrhythm.data.dealing import batch_images
 from polyrhythm.simulation.run import ConstantCluster
@@ -258,18 +258,24 @@ def test_every_strategy_declares_its_bytes():
 
 
 POSSIBLE = [
-    (spec, workers)
+    (spec, workers, dtype)
     for spec in strategies()
-    for workers in (1, 2, 3, 5)
+    for workers, dtype in (
+        (1, torch.float32),
+        (2, torch.float32),
+        (3, torch.float32),
+        (3, torch.float64),
+        (5, torch.float32),
+    )
     if workers < 5 or not strategy(spec).traits(workers).pipelines
 ]
-"""The network has four layers, and so no more stages."""
+"""The network has four layers, and so no more stages. The size of a number is a factor, for any number of workers."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("spec", "workers"), POSSIBLE)
+@pytest.mark.parametrize(("spec", "workers", "dtype"), POSSIBLE, ids=str)
 def test_counted_bytes_are_the_declared_ones(spec, workers, dtype):
-    result = simulated(make_job(spec, workers, dtype=dtype), ConstantCluster(step_s=uneven)).result
+    same = {} if dtype is torch.float32 else {"dtype": dtype}
+    result = played(spec, workers, **same).result
     declared = declared_per_step(spec, workers, dtype.itemsize, 1, result["steps"])
     assert_bytes(spec, workers, result["bytes_sent_per_step"], declared)
 
@@ -286,7 +292,7 @@ def test_bytes_sent_in_the_background_of_the_backward_pass_count(spec, monkeypat
 def test_the_length_of_the_run_does_not_change_the_bytes_of_a_step(spec):
     rounds = max(1, strategy(spec).traits(3).exchange_every)
     short, long = (
-        simulated(make_job(spec, 3, epochs=epochs, dataset=blobs(train=24))).result["bytes_sent_per_step"]
+        played(spec, 3, ConstantCluster(), epochs=epochs, train=24).result["bytes_sent_per_step"]
         for epochs in (rounds, 4 * rounds)
     )
     assert short == long

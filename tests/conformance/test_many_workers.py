@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from conformance.jobs import (
+    UNEVEN,
     agreeing,
     in_step,
     make_job,
     out_of_step,
+    played,
     sha256_of,
     simulated,
     strategies,
@@ -22,8 +24,6 @@ from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.simulation.run import ConstantCluster
-
-UNEVEN = ConstantCluster(step_s=uneven)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_in_step_and_out_of_step_are_told_apart():
     ("spec", "workers"), [(spec, count) for count in (2, 3, 5) for spec in agreeing(count)]
 )
 def test_replicas_agree_where_they_must(spec, workers):
-    trained = simulated(make_job(spec, workers), UNEVEN)
+    trained = played(spec, workers)
     vectors = [vector_of(model) for model in trained.models]
     assert len(vectors) == workers
     same = vectors
@@ -63,7 +63,7 @@ SERVED = [
 
 @pytest.mark.parametrize("spec", SERVED)
 def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
-    trained = simulated(make_job(spec, 3), UNEVEN)
+    trained = played(spec, 3)
     quickest, middle, slowest = (vector_of(model) for model in trained.models)
     assert trained.sha256 == sha256_of(quickest)
     built = strategy(spec)
@@ -74,8 +74,8 @@ def test_out_of_step_worker_0_ends_with_what_the_servers_hold(spec):
 
 @pytest.mark.parametrize("spec", strategies())
 def test_same_seed_same_trace(spec):
-    job = make_job(spec, 3, model=with_dropout)
-    first, second = (simulated(job, UNEVEN) for _ in range(2))
+    first = played(spec, 3, model=with_dropout)
+    second = simulated(make_job(spec, 3, model=with_dropout), UNEVEN)
     assert first.events == second.events
     other = simulated(make_job(spec, 3, model=with_dropout, seed=4), UNEVEN)
     assert other.sha256 != first.sha256
@@ -86,23 +86,23 @@ def test_in_step_the_result_does_not_depend_on_timing(spec):
     # Of a pipeline the first stage takes longest here, and hides how slow the others are.
     first = strategy(spec).traits(3).pipelines
     slower = ConstantCluster(step_s=lambda worker: uneven(2 - worker)) if first else UNEVEN
-    even, other = (simulated(make_job(spec, 3), around) for around in (ConstantCluster(), slower))
+    even, other = (played(spec, 3, around) for around in (ConstantCluster(), slower))
     assert even.sha256 == other.sha256
     assert even.result["seconds"] < other.result["seconds"]
 
 
 @pytest.mark.parametrize("spec", strategies())
 def test_dtype_is_kept(spec):
-    trained = simulated(make_job(spec, 3, dtype=torch.float64), UNEVEN)
+    trained = played(spec, 3, dtype=torch.float64)
     assert {value.dtype for model in trained.models for value in model.parameters()} == {torch.float64}
     assert trained.sha256 == sha256_of(vector_of(trained.models[0]))
 
 
 @pytest.mark.parametrize("spec", strategies())
 def test_every_gradient_is_counted_once(spec):
-    workers, job = 3, make_job(spec, 3)
+    workers = 3
     built = strategy(spec)
-    histogram = simulated(job, UNEVEN).result["staleness"]["histogram"]
+    histogram = played(spec, workers).result["staleness"]["histogram"]
     steps = 2 * 5  # 53 images, 12 a step
     applied = built.traits(workers).gradients
     traits = built.traits(workers)

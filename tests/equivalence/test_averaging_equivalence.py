@@ -3,16 +3,14 @@
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
-from polyrhythm.simulation.run import ConstantCluster
+from conformance.jobs import make_job, plain_loop, played, simulated, vector_of
 
-UNEVEN = ConstantCluster(step_s=uneven)
-EVEN_BATCHES = blobs(train=48)
+EVEN = 48  # images: all batches are full
 STEPS = 8  # of 3 workers: 4 an epoch
 
 
 def trained(spec, workers=3, **options):
-    return vector_of(simulated(make_job(spec, workers, **options), UNEVEN).models[0])
+    return vector_of(played(spec, workers, **options).models[0])
 
 
 def far_apart(one, other):
@@ -22,19 +20,19 @@ def far_apart(one, other):
 @pytest.mark.parametrize("at_average", ["keep", "average"])
 @pytest.mark.parametrize("momentum", [0, 0.9])
 def test_a_mean_at_every_step_is_synchronous(momentum, at_average):
-    options = {"dtype": torch.float64, "dataset": EVEN_BATCHES, "optimizer": f"sgd(momentum={momentum})"}
+    options = {"dtype": torch.float64, "train": EVEN, "optimizer": f"sgd(momentum={momentum})"}
     local = trained(f"local_sgd(steps=1, optimizer_state={at_average})", **options)
     torch.testing.assert_close(local, trained("synchronous", **options), rtol=1e-10, atol=1e-12)
 
 
 def test_a_mean_at_every_step_is_not_synchronous_with_adam():
-    options = {"dtype": torch.float64, "dataset": EVEN_BATCHES, "optimizer": "adam(lr=0.01)"}
+    options = {"dtype": torch.float64, "train": EVEN, "optimizer": "adam(lr=0.01)"}
     assert far_apart(trained("local_sgd(steps=1)", **options), trained("synchronous", **options))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam(lr=0.01)"])
 def test_local_sgd_of_one_round_is_parallel_sgd(optimizer):
-    options = {"optimizer": optimizer, "dataset": EVEN_BATCHES}
+    options = {"optimizer": optimizer, "train": EVEN}
     once = trained("parallel_sgd", **options)
     assert torch.equal(trained(f"local_sgd(steps={STEPS})", **options), once)
     assert torch.equal(trained(f"local_sgd(steps={STEPS + 5})", **options), once)  # the last round is shorter
@@ -50,7 +48,7 @@ def test_post_local_sgd_is_local_from_the_start_or_synchronous_to_the_end():
 
 
 def test_groups_of_one_size_that_meet_whenever_all_do_are_local_sgd():
-    options = {"dtype": torch.float64, "dataset": EVEN_BATCHES}
+    options = {"dtype": torch.float64, "train": EVEN}
     inside = trained("hierarchical_averaging(group=2, steps=2, steps_between=100)", 4, **options)
     pairs = [trained("local_sgd(steps=100)", 4, **options), inside]
     assert far_apart(*pairs)

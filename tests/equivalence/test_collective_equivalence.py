@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from conformance.jobs import make_job, plain_loop, simulated, uneven, vector_of
-from polyrhythm.simulation.run import ConstantCluster
+from conformance.jobs import UNEVEN, make_job, plainly, played, simulated, vector_of
 from unit.communication.collectives.groups import SPECS, collective, fractions, reduced, uncontended
 
-UNEVEN = ConstantCluster(step_s=uneven)
 KINDS = [*SPECS, "library", "auto"]
 
 
@@ -15,7 +13,7 @@ KINDS = [*SPECS, "library", "auto"]
 @pytest.mark.parametrize("spec", KINDS)
 def test_every_collective_makes_n_workers_one(spec, workers):
     job = make_job(f"synchronous(collective={spec})", workers, dtype=torch.float64)
-    expected = vector_of(plain_loop(job, together=workers))
+    expected = plainly(workers, dtype=torch.float64)
     for model in simulated(job, UNEVEN).models:
         torch.testing.assert_close(vector_of(model), expected, rtol=1e-9, atol=1e-11)
 
@@ -29,7 +27,7 @@ def test_mixed_averages_inside_its_groups_by_any_collective(spec):
         ),
         UNEVEN,
     )
-    other = simulated(make_job("mixed(replicas=3, consistency=synchronous)", 6, **shared), UNEVEN)
+    other = played("mixed(replicas=3, consistency=synchronous)", 6, **shared)
     torch.testing.assert_close(vector_of(one.models[0]), vector_of(other.models[0]), rtol=1e-9, atol=1e-11)
 
 
@@ -44,7 +42,7 @@ def test_direct_has_the_bits_of_the_simulated_library():
 def test_one_worker_and_two_have_the_bits_of_any_other_collective(spec):
     for workers in (1, 2):  # two summands commute
         one = simulated(make_job(f"synchronous(collective={spec})", workers), UNEVEN)
-        assert one.sha256 == simulated(make_job("synchronous", workers), UNEVEN).sha256
+        assert one.sha256 == played("synchronous", workers).sha256
 
 
 def test_another_order_would_be_seen():

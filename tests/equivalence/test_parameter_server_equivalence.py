@@ -9,18 +9,17 @@ from unittest import mock
 import pytest
 import torch
 
-from conformance.jobs import blobs, make_job, plain_loop, simulated, uneven, vector_of
+from conformance.jobs import UNEVEN, blobs, make_job, plain_loop, played, simulated, vector_of
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCommunicator
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = ConstantCluster(step_s=uneven)
 FIGURES = ("parameters_sha256", "staleness", "test_loss", "bytes_sent_per_step", "seconds")
 Trace = list[tuple[float, str, int, int, int, int]]
 
 
 def figures(spec: str, workers: int = 3, **options: Any) -> dict[str, Any]:
-    result = simulated(make_job(spec, workers, **options), UNEVEN).result
+    result = played(spec, workers, **options).result
     return {figure: result[figure] for figure in FIGURES}
 
 
@@ -154,11 +153,10 @@ def test_a_gradient_of_an_own_copy_cannot_be_compensated_by_what_was_answered() 
 
 
 def test_a_trimmed_mean_that_trims_nothing_is_the_mean() -> None:
-    shared: dict[str, Any] = {"dataset": blobs(train=48)}
     assert_same(
         served(consistency="synchronous", aggregator="trimmed_mean(k=0)"),
         served(consistency="synchronous"),
-        **shared,
+        train=48,
     )
 
 

@@ -5,10 +5,21 @@ from math import inf
 import pytest
 import torch
 
-from conformance.jobs import agreeing, blobs, make_job, plain_alone, plain_loop, simulated, uneven, vector_of
+from conformance.jobs import (
+    UNEVEN,
+    agreeing,
+    blobs,
+    make_job,
+    plain_alone,
+    plain_loop,
+    plainly,
+    played,
+    simulated,
+    uneven,
+    vector_of,
+)
 from polyrhythm.simulation.run import ConstantCluster
 
-UNEVEN = ConstantCluster(step_s=uneven)
 UNBOUNDED = ConstantCluster(step_s=uneven, bandwidth_bytes_per_s=inf)
 RAGGED = {  # workers: images of which the last step of an epoch takes less than it could
     2: 53,  # 5 in the last step of 8: 3 and 2
@@ -30,7 +41,7 @@ CASES = [
 def test_n_workers_are_one_worker_with_a_batch_n_times_as_large(spec, workers, optimizer):
     data = blobs(train=RAGGED[workers])
     job = make_job(spec, workers, dataset=data, dtype=torch.float64, optimizer=optimizer)
-    expected = vector_of(plain_loop(job, together=workers))
+    expected = plainly(workers, train=RAGGED[workers], dtype=torch.float64, optimizer=optimizer)
     for model in simulated(job, UNEVEN).models:
         torch.testing.assert_close(vector_of(model), expected, rtol=1e-9, atol=1e-11)
 
@@ -40,9 +51,8 @@ def test_n_workers_are_one_worker_with_a_batch_n_times_as_large(spec, workers, o
 )
 @pytest.mark.parametrize("workers", RAGGED)
 def test_a_compressor_that_leaves_nothing_out_changes_nothing(workers, compressor):
-    data = blobs(train=RAGGED[workers])
-    plain = simulated(make_job("synchronous(collective=direct)", workers, dataset=data), UNEVEN)
-    whole = simulated(make_job(f"synchronous(compress={compressor})", workers, dataset=data), UNEVEN)
+    plain = played("synchronous(collective=direct)", workers, train=RAGGED[workers])
+    whole = played(f"synchronous(compress={compressor})", workers, train=RAGGED[workers])
     if "top_k" in compressor or workers == 2:
         assert whole.sha256 == plain.sha256
     else:  # added up by another collective's order
@@ -65,9 +75,9 @@ def test_an_unweighted_mean_would_be_seen():
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_the_synchronous_server_has_the_bits_of_all_reduce(servers, workers, dtype, batch_size):
     shared = {"dtype": dtype, "batch_size": batch_size, "optimizer": "sgd(weight_decay=0.001)"}
-    reduced = simulated(make_job("synchronous", workers, **shared), UNEVEN)
+    reduced = played("synchronous", workers, **shared)
     spec = f"parameter_server(servers={servers}, consistency=synchronous)"
-    served = simulated(make_job(spec, workers, **shared), UNEVEN)
+    served = played(spec, workers, **shared)
     assert served.sha256 == reduced.sha256
 
 
@@ -75,7 +85,7 @@ def test_the_synchronous_server_has_the_bits_of_all_reduce(servers, workers, dty
 @pytest.mark.parametrize("consistency", ["asynchronous", "synchronous"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_mixed_with_one_group_has_the_bits_of_all_reduce(workers, consistency, batch_size):
-    reduced = simulated(make_job("synchronous", workers, batch_size=batch_size), UNEVEN)
+    reduced = played("synchronous", workers, batch_size=batch_size)
     spec = f"mixed(replicas={workers}, servers=2, consistency={consistency})"
     grouped = simulated(make_job(spec, workers, batch_size=batch_size), UNEVEN)
     assert grouped.sha256 == reduced.sha256

@@ -63,13 +63,13 @@ def _saves(folder: Path, moment: str, ready: multiprocessing.connection.Connecti
         file.flush()  # type: ignore[attr-defined]
         stay()
 
-    flush = checkpoint._flush
+    flush = checkpoint.flush
     if moment == "written":
         checkpoint.write_safetensors = half
     elif moment == "file flushed":
-        checkpoint._flush = lambda path: (flush(path), stay())  # type: ignore[assignment,return-value]
+        checkpoint.flush = lambda path: (flush(path), stay())  # type: ignore[assignment,return-value]
     elif moment == "renamed":
-        checkpoint._flush = lambda path: stay() if path.is_dir() else flush(path)
+        checkpoint.flush = lambda path: stay() if path.is_dir() else flush(path)
     else:
         checkpoint.os.replace = stay  # type: ignore[assignment]
     save_checkpoint(checkpoint_path(folder, 2), {"w": torch.full((1000,), 2.0)}, {"step": 2})

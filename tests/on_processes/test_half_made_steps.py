@@ -45,7 +45,8 @@ def train(seat: Seat) -> None:
     torch.set_num_threads(1)
     make_optimizers_quickly()
     home, network = seat.connect()
-    flat, part = make(network.subgroup("workers", range(RANKS)))
+    workers = network.subgroup("workers", range(RANKS))
+    flat, part = make(workers)
     assert isinstance(part._optimizer, BucketwiseUpdate)
     taken_back = []
     take_back = UndoLog.take_back
@@ -81,7 +82,7 @@ def train(seat: Seat) -> None:
     try:
         part.gradients_ready(Step(WHOLE_STEPS), 0.01)
     except PeerLost:
-        part._workers.revoke()
+        workers.revoke()
         part.break_off()
         seat.tell((before, digest(flat, part), len(taken_back)))
     home.close()

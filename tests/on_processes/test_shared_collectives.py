@@ -35,7 +35,7 @@ def _floats(rank: int, size: int) -> Tensor:
 
 def _shared(network: TorchDistributedCommunicator) -> SharedMemoryCollectives:
     network.barrier()
-    collectives = network._on_cpu
+    collectives = network.collectives()
     assert isinstance(collectives, SharedMemoryCollectives)
     return collectives
 
@@ -217,7 +217,7 @@ def _have_too_little(seat: Seat, needy: int) -> None:
     total = torch.ones(300_000)
     network.all_reduce(total)
     assert torch.equal(total, torch.full((300_000,), 3.0))
-    seat.tell((isinstance(network._on_cpu, HostCollectives), warnings))
+    seat.tell((isinstance(network.collectives(), HostCollectives), warnings))
     home.close()
 
 
@@ -240,7 +240,7 @@ def _do_without(seat: Seat) -> None:
     network.broadcast(total, 2)
     network.barrier()
     assert total.tolist() == [3.0] * 3
-    seat.tell(type(network._on_cpu).__name__)
+    seat.tell(type(network.collectives()).__name__)
     home.close()
 
 
@@ -257,7 +257,7 @@ def _have_too_many_hosts(seat: Seat) -> None:
     network.all_reduce(total)
     network.broadcast(total, 2)
     assert torch.equal(total, torch.full((100_000,), 3.0))
-    seat.tell(type(network._on_cpu).__name__)
+    seat.tell(type(network.collectives()).__name__)
     if seat.rank == 2:
         seat.wait_for_word()  # and dies
     with pytest.raises(PeerLost):

@@ -167,22 +167,22 @@ class Drawn:
             self.strategy.traits(self.workers).placement,
         )
 
-    def _wishing(self, stop: StopRequest) -> tuple[Fault, ...]:
+    def faults_and_wish(self, stop: StopRequest) -> tuple[Fault, ...]:
         return self.faults if self.stop_s is None else (*self.faults, wish(self.stop_s, stop))
 
     def work_dry(self, emit: Callable[[Event], None]) -> None:
         """Plays it with exact gradients, watched by what its strategy declares to hold."""
         stop = StopRequest()
         dry_run = DryRun(
-            strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=_sizes(self.strategy)
+            strategy=self.strategy, workers=self.workers, steps=self.steps, sizes=sizes_of(self.strategy)
         )
-        trial = Trial(layout=self.layout, dry_run=dry_run, faults=self._wishing(stop))
+        trial = Trial(layout=self.layout, dry_run=dry_run, faults=self.faults_and_wish(stop))
         play(trial, self.seed, emit, stop=stop)
 
     def train(self, emit: Callable[[Event], None], folder: Path | None = None, **keeping: Any) -> None:
         """Plays it with real gradients."""
         stop = StopRequest()
-        where = self.cluster.model_copy(update={"faults": self._wishing(stop)})
+        where = self.cluster.model_copy(update={"faults": self.faults_and_wish(stop)})
         simulate_on(replace(self.layout, cluster=where), self.job(folder, **keeping), emit, stop=stop)
 
     def job(self, folder: Path | None = None, **keeping: Any) -> Job:
@@ -194,7 +194,7 @@ class Drawn:
         return replace(job, fault_tolerance=losses, checkpointing=replace(job.checkpointing, **keeping))
 
 
-def _sizes(chosen: Strategy) -> ModelSizes:
+def sizes_of(chosen: Strategy) -> ModelSizes:
     """Gives those of the model that is run dry: a small one where pieces are small, of which it had 1,600 else."""
     scale = 1 if getattr(chosen, "piece_bytes", 0) else 100
     return ModelSizes((300 * scale, 300 * scale, 400 * scale), (0.3, 0.3, 0.4))
@@ -232,7 +232,7 @@ def _run(seed: int, spec: str, workers: int, random: Random) -> Drawn:
     chosen, steps = strategy(spec), random.randint(4, 9)
     where = _cluster(chosen, workers, random)
     layout = lay_out(where, workers, chosen.traits(workers).servers, chosen.traits(workers).placement)
-    dry_run = DryRun(strategy=chosen, workers=workers, steps=steps, sizes=_sizes(chosen))
+    dry_run = DryRun(strategy=chosen, workers=workers, steps=steps, sizes=sizes_of(chosen))
     faults = faults_of(Trial(layout=layout, dry_run=dry_run), seed) if random.random() < 0.8 else ()
     policy = chosen.faults(workers)
     needed = [rank for rank in range(layout.roles.size) if not policy.survives(rank, layout.roles)]

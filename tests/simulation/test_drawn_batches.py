@@ -25,7 +25,7 @@ from polyrhythm.simulation.run import simulate, simulate_dry_on, simulate_on
 from polyrhythm.simulation.simulated_run import ConstantCluster
 from polyrhythm.simulation.trials import Trial, play
 from polyrhythm.training.model_sizes import ModelSizes
-from simulation.drawing import Drawn, _sizes, drawn
+from simulation.drawing import Drawn, drawn, sizes_of
 from simulation.test_drawn_runs import check_end, told
 
 FREE = ["parameter_server", "softsync", "staleness_aware", "dc_asgd", "downpour", "easgd", "eamsgd"]
@@ -157,14 +157,16 @@ def test_each_image_is_dealt_once_an_epoch(spec: str) -> None:
 
 
 def work_dry(run: Drawn, emit: Callable[[Event], None]) -> None:
-    stop, sizes = StopRequest(), _sizes(run.strategy)
+    stop, sizes = StopRequest(), sizes_of(run.strategy)
     dry_run = DryRun(strategy=run.strategy, workers=run.workers, steps=run.steps, sizes=sizes, draws=True)
-    play(Trial(layout=run.layout, dry_run=dry_run, faults=run._wishing(stop)), run.seed, emit, stop=stop)
+    play(
+        Trial(layout=run.layout, dry_run=dry_run, faults=run.faults_and_wish(stop)), run.seed, emit, stop=stop
+    )
 
 
 def train(run: Drawn, emit: Callable[[Event], None]) -> None:
     stop = StopRequest()
-    where = run.cluster.model_copy(update={"faults": run._wishing(stop)})
+    where = run.cluster.model_copy(update={"faults": run.faults_and_wish(stop)})
     job = dataclasses.replace(run.job(), draws=True)
     simulate_on(dataclasses.replace(run.layout, cluster=where), job, emit, stop=stop)
 

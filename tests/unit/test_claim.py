@@ -73,7 +73,7 @@ def test_a_checkpoint_of_a_former_start_does_not_come_in(
     if moment == "before":
         take_over()
     else:
-        name = "write_safetensors" if moment == "written" else "_flush"
+        name = "write_safetensors" if moment == "written" else "flush"
         act = getattr(checkpoint, name)
         monkeypatch.setattr(checkpoint, name, lambda *given: (act(*given), take_over()))
     with pytest.raises(Superseded, match=r"belongs to a later start of this run by now, so this one ends$"):

@@ -148,7 +148,7 @@ class ObservedRun:
         self._log = EventLog(folder / LOG_FILE, claim)
         self._observers: list[Observer] = [self._log, *observers]
         if tensorboard:
-            from polyrhythm.reporting.tensorboard import TensorBoardWriter
+            from polyrhythm.reporting.loggers import TensorBoardWriter
 
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
 

@@ -229,9 +229,9 @@ def plan(
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     refused: dict[str, str] = {}
     candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
-    if _uneven(where) and "balance" not in options:
-        candidates = [*candidates, *_balanced(candidates, options)]
-    found = _without_slow_pipelines(rehearse(where, candidates, options, refused), refused)
+    if is_uneven(where) and "balance" not in options:
+        candidates = [*candidates, *balanced(candidates, options)]
+    found = without_slow_pipelines(rehearse(where, candidates, options, refused), refused)
     if not found:
         raise RequestError(next(iter(refused.values()), "name at least one strategy"))
     rentable: list[Candidate] = []
@@ -241,12 +241,12 @@ def plan(
     tell(f"rehearsed {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
     if shrunk == [AUTO]:
-        smaller = _worth_compressing(where, found, options)
+        smaller = worth_compressing(where, found, options)
         found = sorted([*found, *smaller], key=lambda each: -each.images_per_s)
     else:
-        smaller = _compressed(found, [each for each in shrunk if each != "none"], refused)
+        smaller = compressed_candidates(found, [each for each in shrunk if each != "none"], refused)
         smaller = [_with_its_cost(where, each, options) for each in smaller]
-    tried = [*_most_promising([each for each in found if each not in smaller], trials), *smaller]
+    tried = [*most_promising([each for each in found if each not in smaller], trials), *smaller]
     common = dict(options)
     if trial_epochs is not None:
         # A schedule that ends with the trial would have its tests flatten before their time.
@@ -325,7 +325,7 @@ def _candidates(
             yield Candidate(strategy=spec, family=str(parse(name)), workers=count, options=options)
 
 
-def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
+def most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return the candidates to try: of those that learn alike the fastest; every strategy's fastest come first."""
     fastest: dict[tuple[Any, ...], Candidate] = {}
     for each in found:  # the highest throughput first
@@ -338,12 +338,12 @@ def _most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
     return [*firsts, *rest][: max(count, len(firsts))]
 
 
-def _uneven(where: Cluster) -> bool:
+def is_uneven(where: Cluster) -> bool:
     """Whether some hosts or ranks are slower than others."""
     return len({machine.speed for machine in where.machines}) > 1 or bool(where.slow)
 
 
-def _balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Iterator[Candidate]:
+def balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> Iterator[Candidate]:
     """Return the candidates again whose workers may have parts of the batch by speed, with such parts."""
     for each in candidates:
         batch = configure({}, {**options, **each.options}).worker_batch
@@ -355,7 +355,7 @@ def _balanced(candidates: Sequence[Candidate], options: Mapping[str, Any]) -> It
             yield replace(each, options={**each.options, "balance": "measured"})
 
 
-def _without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) -> list[Candidate]:
+def without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str]) -> list[Candidate]:
     """Leave out who computes one large batch together, and slower than as many workers each on its own part of it.
 
     Args:
@@ -376,7 +376,7 @@ def _without_slow_pipelines(found: Sequence[Candidate], refused: dict[str, str])
     return kept
 
 
-def _worth_compressing(
+def worth_compressing(
     where: Cluster, found: Sequence[Candidate], options: Mapping[str, Any]
 ) -> list[Candidate]:
     """Return, of every strategy whose fastest candidate gains by one of the usual compressors, that one.
@@ -391,7 +391,7 @@ def _worth_compressing(
         fastest.setdefault(each.family, each)
     gained = []
     for each in fastest.values():
-        compressed = _compressed([each], _COMPRESSORS, {}, strict=False)
+        compressed = compressed_candidates([each], _COMPRESSORS, {}, strict=False)
         costed = [_with_its_cost(where, other, options) for other in rehearse(where, compressed, options, {})]
         rates = [(other.with_compressing(other.images_per_s), other) for other in costed]
         rate, best = max(rates, key=lambda entry: entry[0], default=(0.0, each))
@@ -413,7 +413,7 @@ def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, A
     return replace(candidate, compress_s=pays.compress_s / images)
 
 
-def _compressed(
+def compressed_candidates(
     found: Sequence[Candidate], compressors: Sequence[str], refused: dict[str, str], *, strict: bool = True
 ) -> list[Candidate]:
     """Return the fastest candidate of every strategy with each compressor; trials say how fast they are.
@@ -491,7 +491,7 @@ def _ranked(
     limits = [f"{budget:g} {where.currency}".strip()] if budget is not None else []
     limits += [duration(deadline_s)] if deadline_s is not None else []
     if not choices:
-        raise RequestError(_too_little(goal, " and ".join(limits), reaching, where.currency))
+        raise RequestError(too_little(goal, " and ".join(limits), reaching, where.currency))
     made = Plan(
         folder=done.folder,
         cluster=where.name,
@@ -500,7 +500,7 @@ def _ranked(
         choices=choices,
         others=[each for each in every if each not in choices],
         rehearsed=found,
-        pareto=_pareto(choices),
+        pareto=pareto_choices(choices),
         refused=refused,
         for_money=for_money,
         allowed=" and ".join(limits),
@@ -582,7 +582,7 @@ def _images(run: ComparedRun, goal: Target) -> tuple[float, float, float]:
     return images_to(at, [max(1 - top, 1e-6) for top in tops], 1 - goal.value)
 
 
-def _pareto(choices: Sequence[Choice]) -> list[Choice]:
+def pareto_choices(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices than which none is both faster and cheaper; none where prices are not known."""
     priced = sorted(
         ((each.seconds[0], each.price, each) for each in choices if each.price is not None),
@@ -603,7 +603,8 @@ def _nothing(goal: Target, done: Compared) -> str:
     return f"nothing reaches {goal}{top}; ask for less, or for more --epochs ({done.folder}/report.html)"
 
 
-def _too_little(goal: Target, limit: str, reaching: Sequence[Choice], currency: str) -> str:
+def too_little(goal: Target, limit: str, reaching: Sequence[Choice], currency: str) -> str:
+    """Return the sentence for limits that no choice keeps to: what the fastest and the cheapest would take."""
     quickest = min(reaching, key=lambda each: each.seconds[0])
     text = f"nothing reaches {goal} within {limit}: the fastest, {quickest.candidate.name}, takes "
     text += duration(quickest.seconds[0])

@@ -593,7 +593,7 @@ class _Study:
             parameters = self.space.draw(partial(_suggested, trial))
             line = trial.user_attrs.get("line", {})
             name = line.get("folder") or f"trial-{trial.number:04d}"
-            begun = {"folder": name, "owner": _owner(), "beat": time.time(), "parameters": parameters}
+            begun = {"folder": name, "owner": this_process(), "beat": time.time(), "parameters": parameters}
             trial.set_user_attr("begun", begun)
             self._mine[trial.number] = trial, begun
             return _Assigned(trial, parameters, name, line.get("begin_from", ""), line.get("epochs", 0))
@@ -830,7 +830,7 @@ class _Study:
             if trial.state.name != "RUNNING" or trial.number in self._mine:
                 continue
             begun, line = trial.user_attrs.get("begun"), trial.user_attrs.get("line", {})
-            if begun is not None and _is_there(begun["owner"], begun["beat"]):
+            if begun is not None and owner_lives(begun["owner"], begun["beat"]):
                 continue
             self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
             parameters = begun["parameters"] if begun is not None else dict(trial.params)
@@ -910,7 +910,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _owner() -> list[Any]:
+def this_process() -> list[Any]:
     """Return what tells this process from all others: host, number, start."""
     return [platform.node(), os.getpid(), _started_at(os.getpid())]
 
@@ -923,7 +923,7 @@ def _started_at(pid: int) -> int:
         return 0
 
 
-def _is_there(owner: Sequence[Any], beat: float) -> bool:
+def owner_lives(owner: Sequence[Any], beat: float) -> bool:
     """Whether the process that has a trial under way still lives, as far as one can know from here."""
     host, pid, started = owner
     if host == platform.node() and started:

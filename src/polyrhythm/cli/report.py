@@ -30,7 +30,7 @@ def report(
     """Write the report of each run from its events, as far as it came; of comparisons, the plots."""
     from polyrhythm.api.compare import PLAN_FILE, plots_of_comparison
     from polyrhythm.api.why import predict_run
-    from polyrhythm.reporting.pages.plot_files import FOLDER, write_plots
+    from polyrhythm.reporting.pages.plots import FOLDER, write_plots
     from polyrhythm.reporting.pages.report import plots_of, read_figures, write_report
 
     formats = [name.strip() for name in plots.split(",") if name.strip()]

@@ -243,6 +243,8 @@ def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[
     core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)
     if ranks.rank >= core:
         assert partner is not None
+        # Its vector counts as a part of its partner's, and the sum comes back as the answer: it takes part in no
+        # round.
         vector.copy_(exchange(ranks, partner, vector, tag, vector))
         return
     if partner is not None:

@@ -136,9 +136,9 @@ FLOOR_S = 3.0
 LOST_AFTER = 4
 """Number of limits after which a silent rank is declared lost."""
 
-_BEATS_A_FLOOR, _FASTEST_BEAT_S, _SLOWEST_BEAT_S = 6, 0.05, 0.5
+_BEATS_A_FLOOR, _FASTEST_BEAT_S, SLOWEST_BEAT_S = 6, 0.05, 0.5
 _WATCHED = 4
-_MARGIN_BEATS = 3
+MARGIN_BEATS = 3
 """Beyond the last limit: after a cut that was shorter, pulses need some time to be set and read again."""
 _UNANSWERED_BEATS, _TRIES_A_BEAT = 3, 10
 _GAPS_KEPT = 32
@@ -205,7 +205,7 @@ class Watchdog:
         self._own = setting.rendezvous.own
         size = setting.rendezvous.size
         self._watched = [(self._own.rank + ahead) % size for ahead in range(1, min(size - 1, _WATCHED) + 1)]
-        self._beat_s = min(_SLOWEST_BEAT_S, max(_FASTEST_BEAT_S, setting.floor_s / _BEATS_A_FLOOR))
+        self._beat_s = min(SLOWEST_BEAT_S, max(_FASTEST_BEAT_S, setting.floor_s / _BEATS_A_FLOOR))
         self._peers: dict[int, _PeerStatus] = {}
         self._complained_of: float | None = None
         self._alarms = 0
@@ -312,7 +312,7 @@ class Watchdog:
             if self._is_first("diagnosis", pulse):
                 self._diagnose(pulse, silent_s, limit_s)
             peer.diagnosed = True
-        if silent_s > LOST_AFTER * limit_s + _MARGIN_BEATS * self._beat_s:
+        if silent_s > LOST_AFTER * limit_s + MARGIN_BEATS * self._beat_s:
             if self._is_first("end", pulse):
                 self._give_up(peer, silent_s)
             peer.given_up = True
@@ -400,7 +400,7 @@ class Watchdog:
         """End this process when it has not reached the store for so long that others have given it up."""
         preparing = threading.Thread()
         clock, reached_s, connected_s = LivedClock(self._beat_s), 0.0, 0.0
-        unanswered_s, margin_s = _UNANSWERED_BEATS * self._beat_s, _MARGIN_BEATS * self._beat_s
+        unanswered_s, margin_s = _UNANSWERED_BEATS * self._beat_s, MARGIN_BEATS * self._beat_s
         waits = False
         while not self._over.wait(self._beat_s / _TRIES_A_BEAT if waits else self._beat_s):
             clock.tick()

@@ -173,6 +173,8 @@ class PipelinePass:
         values = []
         for position in range(stage.inputs):
             message = self._receive(self._member(place - 1, number), 2 * (place - 1), (known_as, position))
+            # A wish to stop goes to the last stage with the values, and from there to all with the gradients: no
+            # message more.
             batch.stop = batch.stop or message.stop
             values.append(stage.take(number, message, position))
         batch.lap("other", WAIT)
@@ -205,6 +207,7 @@ class PipelinePass:
             return [(number, compute([number], [values])[0])]
         held = self._held.setdefault((unit.kind, unit.chunk), {})
         held[number] = values
+        # Those without pictures are the last of a batch, and never come here.
         if number % self.microbatches + 1 < sum(map(bool, batch.rows)):
             return []
         numbers = list(held)
@@ -274,6 +277,7 @@ class PipelinePass:
         return first + number % (stop - first)
 
     def _send(self, to: int, message: Message) -> None:
+        # What has left is let go of in passing, so that its tensors do not stay until the step ends.
         while self._sent and self._sent[0].done():
             self._sent.popleft().wait()
         self._sent.append(self.group.start_send(to, message))

@@ -128,6 +128,7 @@ def timetable(
     left_at = [0.0] * len(orders)
     found: list[list[Span]] = [[] for _ in orders]
     left = sum(map(len, orders))
+    # Each row goes as far as it can, again and again: what a unit waits for may stand in a later row.
     while left:
         before = left
         for row, order in enumerate(orders):
@@ -144,6 +145,7 @@ def timetable(
                 between = stage if unit.kind == "F" else stage - 1  # number of the cut that it sends over
                 if unit.kind != "W" and 0 <= between < stages - 1:
                     over = of_stage(between)
+                    # What is sent waits for what left before it, not the rank for what it sends.
                     left_at[row] = max(end, left_at[row]) + over.send
                     arrived[unit.kind, stage, unit.microbatch] = left_at[row] + over.latency
                 spans.append(Span(unit, start, end))

@@ -82,9 +82,9 @@ def save_checkpoint(
         _check_room(path.parent, sum(tensor.nbytes for tensor in stored.values()))
         with partial.open("wb") as file:
             write_safetensors(file, stored, {"facts": text, "sha256": digest})
-        _flush(partial)
+        flush(partial)
         claim.publish(path)
-        _flush(path.parent)
+        flush(path.parent)
     except OSError as error:
         claim.check()
         reason = error.strerror or error
@@ -206,7 +206,7 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Wait until a file or a folder is on the disk and not just in the system's memory."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -68,6 +68,15 @@ class Classifier(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)]
 
 
+class TwoOptimizers(Classifier):
+    """Would step them by hand."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
 def fitted(folder: Path, size: int, *, module: Classifier, resumes: str = "", **options: Any) -> Classifier:
     """Fit a module on shuffled batches of a size, the last one ragged, and validate it after each epoch.
 

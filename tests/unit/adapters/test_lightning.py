@@ -1,21 +1,25 @@
-"""Lightning's own trainer with strategies of Polyrhythm, on workers that are threads."""
+"""Lightning's own trainer with strategies of Polyrhythm, on workers that are threads.
+
+Lightning is imported where it is used, not where tests are collected: it takes seconds, in each process of pytest.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.adapters import lightning as adapter
 from polyrhythm.api.join import Group
 from polyrhythm.errors import RequestError
-from unit.adapters.lightning_task import BATCH_SIZE, Classifier, fitted
 from unit.api.loop.threads import run_in_threads
+
+if TYPE_CHECKING:
+    from unit.adapters.lightning_task import Classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, about loaders, its own future and torch's
 
@@ -27,6 +31,9 @@ def vector(module: nn.Module) -> Tensor:
 @pytest.fixture
 def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Classifier]]:
     """Fits on workers that are threads: each joins as the group of its own thread."""
+    from polyrhythm.adapters import lightning as adapter
+    from unit.adapters.lightning_task import BATCH_SIZE, Classifier, fitted
+
     groups: dict[int, Group] = {}
     monkeypatch.setattr(adapter, "join", lambda *_, **__: groups[threading.get_ident()])
 
@@ -44,6 +51,8 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Classifier]]:
 
 
 def plain(folder: Path, workers: int = 2, **options: Any) -> Classifier:
+    from unit.adapters.lightning_task import BATCH_SIZE, Classifier, fitted
+
     return fitted(folder, BATCH_SIZE * workers, module=Classifier(), **options)
 
 
@@ -78,14 +87,10 @@ def test_a_checkpoint_of_lightnings_holds_the_whole_run(spec: str, tmp_path: Pat
         assert after.accuracy == before.accuracy[1:]
 
 
-class TwoOptimizers(Classifier):
-    automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
-
-
 def test_several_optimizers_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyrhythm.adapters import lightning as adapter
+    from unit.adapters.lightning_task import TwoOptimizers, fitted
+
     def loop(group: Group) -> str:
         monkeypatch.setattr(adapter, "join", lambda *_, **__: group)
         with pytest.raises(RequestError) as error:

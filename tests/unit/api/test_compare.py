@@ -18,6 +18,8 @@ from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import split_outside
 
+pytestmark = pytest.mark.usefixtures("lent_processes")
+
 JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "epochs": 2}
 OFFICE = {"cluster": "office"}
 

@@ -17,6 +17,8 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.simulation.cluster import Cluster, cluster_text
 from polyrhythm.specs import parse
 
+pytestmark = pytest.mark.usefixtures("lent_processes")
+
 JOB: dict[str, Any] = {"cluster": "ut_austin", "data": "digits", "model": "mlp"}
 
 
@@ -61,14 +63,14 @@ def test_every_strategy_is_tried_and_of_its_servers_only_the_fastest() -> None:
         candidate("b", speed=6),
         candidate("c", speed=5),
     ]
-    assert [each.images_per_s for each in planning._most_promising(found, 1)] == [9, 6, 5]
-    assert [each.images_per_s for each in planning._most_promising(found, 4)] == [9, 6, 5, 7]
+    assert [each.images_per_s for each in planning.most_promising(found, 1)] == [9, 6, 5]
+    assert [each.images_per_s for each in planning.most_promising(found, 4)] == [9, 6, 5, 7]
 
 
 def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
     choices = [choice("a", 1, 9), choice("b", 2, 5), choice("c", 3, 6), choice("d", 4, 5), choice("e", 5, 1)]
-    assert [each.candidate.family for each in planning._pareto(choices)] == ["a", "b", "e"]
-    assert planning._pareto([choice("a", 1, None)]) == []
+    assert [each.candidate.family for each in planning.pareto_choices(choices)] == ["a", "b", "e"]
+    assert planning.pareto_choices([choice("a", 1, None)]) == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ def test_machines_that_are_not_known_are_refused(machines: str, message: str, tm
 
 
 def test_too_small_a_budget_says_what_the_cheapest_takes() -> None:
-    text = planning._too_little(
+    text = planning.too_little(
         Target("top1", 0.5), "1 USD", [choice("a", 90, 5.0), choice("b", 100, 2.0)], "USD"
     )
     assert text == (
@@ -198,7 +200,7 @@ def test_of_every_strategy_that_can_be_compressed_the_fastest_is_tried_so() -> N
         candidate("easgd", 4, 6.0),
     ]
     refused: dict[str, str] = {}
-    made = planning._compressed(found, ["int8", "sign_sgd"], refused)
+    made = planning.compressed_candidates(found, ["int8", "sign_sgd"], refused)
     assert [(each.strategy, each.workers) for each in made] == [
         ("parameter_server(servers=2, compress=int8)", 2),
         ("synchronous(compress=int8)", 4),
@@ -207,7 +209,7 @@ def test_of_every_strategy_that_can_be_compressed_the_fastest_is_tried_so() -> N
     assert made[0].hosts == 2
     assert list(refused) == ["parameter_server(servers=2, compress=sign_sgd), 2 workers"]
     with pytest.raises(RequestError, match="can be compressed"):
-        planning._compressed(found[3:], ["int8"], {})
+        planning.compressed_candidates(found[3:], ["int8"], {})
 
 
 def test_a_compressed_candidate_has_the_rate_of_its_trial(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_compression_is_tried_where_less_to_send_is_sooner_there() -> None:
     for bits_per_s, expected in ((1e6, True), (1e10, False)):
         where = linked(bits_per_s, 1.0, 1.0)
         plain = rehearse(where, [candidate("synchronous"), candidate("easgd(servers=1)")], SMALL, {})
-        made = planning._worth_compressing(where, plain, SMALL)
+        made = planning.worth_compressing(where, plain, SMALL)
         assert [parse(each.strategy).name for each in made] == ["synchronous"] * expected
         for each in made:
             alone = next(other for other in plain if other.family == "synchronous")
@@ -261,14 +263,14 @@ def test_what_compressing_takes_comes_off_what_a_simulation_says() -> None:
 
 def test_on_uneven_hosts_parts_by_speed_are_a_choice_of_those_who_wait_for_each_other() -> None:
     uneven, even = linked(1e9, 1.0, 0.25), linked(1e9, 1.0, 1.0)
-    assert planning._uneven(uneven)
-    assert not planning._uneven(even)
+    assert planning.is_uneven(uneven)
+    assert not planning.is_uneven(even)
     asked = [
         candidate("synchronous"),
         candidate("parameter_server(servers=1)"),
         candidate("synchronous", workers=1),
     ]
-    made = list(planning._balanced(asked, SMALL))
+    made = list(planning.balanced(asked, SMALL))
     assert [(each.strategy, each.options) for each in made] == [("synchronous", {"balance": "measured"})]
     found = {
         str(each.options): each.images_per_s for each in rehearse(uneven, [*asked[:1], *made], SMALL, {})
@@ -281,9 +283,9 @@ def test_a_pipeline_stays_where_it_is_faster_than_copies_of_the_network() -> Non
     pipeline = candidate("pipeline", speed=5, cuts_network=True)
     refused: dict[str, str] = {}
     slower = candidate("synchronous", speed=4)
-    assert planning._without_slow_pipelines([pipeline, slower], refused) == [pipeline, slower]
+    assert planning.without_slow_pipelines([pipeline, slower], refused) == [pipeline, slower]
     faster = candidate("synchronous", speed=6)
-    assert planning._without_slow_pipelines([faster, pipeline], refused) == [faster]
+    assert planning.without_slow_pipelines([faster, pipeline], refused) == [faster]
     assert refused == {"pipeline, 2 workers": "it learns as synchronous, 2 workers, which is faster"}
 
 

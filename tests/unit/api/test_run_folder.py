@@ -17,7 +17,7 @@ from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Event, RunEnded
 from polyrhythm.reporting.event_log import read_events
-from polyrhythm.reporting.tensorboard import TensorBoardWriter
+from polyrhythm.reporting.loggers import TensorBoardWriter
 from polyrhythm.roles.job import CheckpointConfig
 
 

@@ -23,6 +23,8 @@ from polyrhythm.api.tune import Budget, carry_out, plan, read_plan
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 
+pytestmark = pytest.mark.usefixtures("lent_processes")
+
 RATES: dict[str, Any] = {"lr": {"from": 0.001, "to": 1.0, "log": True}}
 JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "epochs": 9}
 OFFICE = {"cluster": "office"}
@@ -155,9 +157,9 @@ def test_what_was_interrupted_goes_on_and_nothing_is_made_twice(
     left = first.search.trials[3]
     pretended.interrupt_at = None
     monkeypatch.setattr(
-        tuning, "_owner", lambda: ["elsewhere", 1, 1]
+        tuning, "this_process", lambda: ["elsewhere", 1, 1]
     )  # another process, while this one lives
-    monkeypatch.setattr(tuning, "_is_there", lambda owner, beat: owner[0] == "elsewhere")
+    monkeypatch.setattr(tuning, "owner_lives", lambda owner, beat: owner[0] == "elsewhere")
     again = carry_out(read_plan(folder), resume=folder, jobs=2)
     assert not again.interrupted
     assert sorted(pretended.made) == [f"trial-{number:04d}" for number in (0, 1, 2, 3, 5, 6)]
@@ -170,12 +172,12 @@ def test_what_was_interrupted_goes_on_and_nothing_is_made_twice(
 
 
 def test_an_owner_is_there_as_long_as_its_process() -> None:
-    host, pid, started = tuning._owner()
-    assert tuning._is_there([host, pid, started], beat=0.0)
-    assert not tuning._is_there([host, pid, started + 1], beat=1e12)  # another process has its number now
-    assert not tuning._is_there([host, 2**22 + 1, started], beat=1e12)
-    assert not tuning._is_there(["elsewhere", pid, started], beat=0.0)
-    assert tuning._is_there(["elsewhere", pid, started], beat=1e12)
+    host, pid, started = tuning.this_process()
+    assert tuning.owner_lives([host, pid, started], beat=0.0)
+    assert not tuning.owner_lives([host, pid, started + 1], beat=1e12)  # another process has its number now
+    assert not tuning.owner_lives([host, 2**22 + 1, started], beat=1e12)
+    assert not tuning.owner_lives(["elsewhere", pid, started], beat=0.0)
+    assert tuning.owner_lives(["elsewhere", pid, started], beat=1e12)
 
 
 @pytest.mark.parametrize(("budget", "trials"), [("5m", 5), ("250s", 5), ("1.6USD", 4), ("3 trials", 3)])

@@ -13,6 +13,7 @@ from polyrhythm.augmentation.mixing import Mixer, Mixing
 from polyrhythm.augmentation.transforms.cutmix import CutMix
 from polyrhythm.augmentation.transforms.mixup import MixUp
 from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.dealing import epoch_order
 from polyrhythm.data.loader import Batch, Loader, Share
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.models.create import define_missing_operators
@@ -123,7 +124,7 @@ def _epoch(worker: int, workers: int, batch_size: int, specs: str) -> dict[float
     loader = Loader(split, Share(worker, workers, batch_size, 3), chain, mixer=Mixer(chain.mixings, CLASSES))
     found = {}
     for batch in loader.epoch(2):
-        order = loader._order(2)
+        order = epoch_order(len(split), 2, loader.share.seed)
         for row, number in enumerate(loader.share.dealt(order, batch.step).tolist()):
             found[number] = Batch(2, 0, batch.images[row], batch.labels[row])
     return found

@@ -106,9 +106,10 @@ class Members:
             )
             for _ in range(count)
         ]
+        self.groups = [self.cluster.communicator(rank) for rank in range(count)]
         self.means = [
-            CompressedMean(self.cluster.communicator(rank), flat, made)  # type: ignore[arg-type]
-            for rank, flat in enumerate(self.flats)
+            CompressedMean(group, flat, made)  # type: ignore[arg-type]
+            for group, flat in zip(self.groups, self.flats, strict=True)
         ]
         self.sent = [0] * count
 
@@ -119,9 +120,9 @@ class Members:
             mean, flat = self.means[rank], self.flats[rank]
             mean.prepare()
             flat.gradients.copy_(gradients[rank])
-            before = mean._group.traffic.bytes_sent
+            before = self.groups[rank].traffic.bytes_sent
             mean.finish(Step(number, 1.0 if weights is None else weights[rank]))
-            self.sent[rank] = mean._group.traffic.bytes_sent - before
+            self.sent[rank] = self.groups[rank].traffic.bytes_sent - before
 
         for rank in range(len(self.flats)):
             self.time.spawn(f"member {rank}", lambda rank=rank: play(rank))  # type: ignore[misc]
@@ -157,19 +158,19 @@ def test_every_route_finds_what_gathering_finds(route: str, count: int, per: str
             assert torch.equal(one[: ROWS * COLUMNS], other[: ROWS * COLUMNS])
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     for rank in range(count):
-        kept = [members.means[rank]._own[0].residual for members in (gathered, routed)]
-        assert torch.equal(*kept)  # type: ignore[arg-type]
+        kept = [members.means[rank].state()[0]["own.residual"] for members in (gathered, routed)]
+        assert torch.equal(*kept)
 
 
 @pytest.mark.parametrize("route", ["doubling", "split"])
 def test_a_gradient_that_is_not_finite_leaves_the_step_out(route: str) -> None:
     members = Members(4, f"top_k(density=0.1, dense_below=0, route={route})")
     members.step([random(rank) for rank in range(4)])
-    before = members.means[2]._own[0].residual
+    before = members.means[2].state()[0]["own.residual"].clone()
     bad = [random(rank) for rank in range(4)]
     bad[1][3] = float("nan")
     assert not bool(members.step(bad, 1).any())
-    assert members.means[2]._own[0].residual is before
+    assert torch.equal(members.means[2].state()[0]["own.residual"], before)
 
 
 def test_streams_that_overlap_move_less_and_none_more_than_the_formula() -> None:

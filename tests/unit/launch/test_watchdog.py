@@ -65,7 +65,7 @@ def test_limits_are_a_multiple_of_what_is_measured_and_never_below_the_floor() -
 
 def test_who_leaves_waits_for_longer_than_a_cut_that_nobody_is_lost_by() -> None:
     """Else a worker that is through while its host is cut off is lost, though all that it did has been done."""
-    cut_s = watchdog.LOST_AFTER * watchdog.FLOOR_S + watchdog._MARGIN_BEATS * watchdog._SLOWEST_BEAT_S
+    cut_s = watchdog.LOST_AFTER * watchdog.FLOOR_S + watchdog.MARGIN_BEATS * watchdog.SLOWEST_BEAT_S
     sent_again_s = 0.2 * 2**6  # by TCP, at the most, after a cut of that length
     assert cut_s + sent_again_s < CLOSING_PATIENCE_S
 
@@ -97,7 +97,7 @@ def test_who_is_cut_off_before_its_first_beat_is_missed_too(monkeypatch: pytest.
 
 
 def test_who_beats_or_has_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "_SLOWEST_BEAT_S", 0.02)
+    monkeypatch.setattr(watchdog, "SLOWEST_BEAT_S", 0.02)
     store, said = host_store(), []  # type: dist.TCPStore, list[str]
     with Watchdog(setting(store, 1, said, floor_s=20.0)), Watchdog(setting(store, 0, said, floor_s=20.0)):
         begun = {rank: pulse.beat for rank, pulse in read(store, [0, 1]).items()}

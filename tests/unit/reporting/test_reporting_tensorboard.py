@@ -2,7 +2,7 @@ import struct
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from polyrhythm.reporting.tensorboard import TensorBoardWriter
+from polyrhythm.reporting.loggers import TensorBoardWriter
 
 
 def scalars(folder):

@@ -1,4 +1,7 @@
-"""Manifests of JobSet and PyTorchJob against the models that their own projects publish."""
+"""Manifests of JobSet and PyTorchJob against the models that their own projects publish.
+
+These are imported where they are used, not where tests are collected, which each of pytest's processes does.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubeflow.training import ApiClient
-from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 import polyrhythm
 
@@ -17,10 +18,14 @@ JOB = {"data": "digits", "model": "mlp", "strategy": "parameter_server(servers=2
 
 
 def jobset(manifest: dict[str, Any]) -> Any:
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
     return JobsetV1alpha2JobSet.from_dict(manifest).to_dict()
 
 
 def pytorchjob(manifest: dict[str, Any]) -> Any:
+    from kubeflow.training import ApiClient
+
     client = ApiClient()
     response = SimpleNamespace(data=json.dumps(manifest))
     return client.sanitize_for_serialization(client.deserialize(response, "KubeflowOrgV1PyTorchJob"))

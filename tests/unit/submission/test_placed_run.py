@@ -13,7 +13,7 @@ class Scripted:
 
     def __init__(self, index, said, endings):
         self.name = f"host{index}"
-        self._index, self._said, self._endings = index, said, endings
+        self._index, self.said, self._endings = index, said, endings
         self.started, self.signals = [], []
 
     def start(self, rank, environment, words):
@@ -22,15 +22,15 @@ class Scripted:
         if isinstance(ending, OSError):
             raise ending
         if ending == "gone":
-            self._said.put((self._index, {"gone": "no route"}))
+            self.said.put((self._index, {"gone": "no route"}))
         elif ending is not None:
-            self._said.put((self._index, {"rank": rank, "stream": 1, "line": f"I am {rank}"}))
-            self._said.put((self._index, {"rank": rank, "status": ending}))
+            self.said.put((self._index, {"rank": rank, "stream": 1, "line": f"I am {rank}"}))
+            self.said.put((self._index, {"rank": rank, "status": ending}))
 
     def signal(self, number):
         self.signals.append(number)
         for rank in set(self.started):
-            self._said.put((self._index, {"rank": rank, "status": 130}))
+            self.said.put((self._index, {"rank": rank, "status": 130}))
 
     def close(self):
         pass
@@ -74,7 +74,7 @@ def test_a_killed_rank_is_started_again_and_no_other():
     def then_the_leader_ends(rank, environment, words):
         places[1].start_(rank, environment, words)
         if len(places[1].started) == 2:
-            places[0]._said.put((0, {"rank": 0, "status": 0}))
+            places[0].said.put((0, {"rank": 0, "status": 0}))
 
     places[1].start = then_the_leader_ends
     assert run.carry_out() == 0
@@ -109,7 +109,7 @@ def test_the_ranks_of_a_lost_host_are_started_again_there():
 
     def then_the_leader_ends(rank, environment, words):
         again(rank, environment, words)
-        places[1]._said.put((0, {"rank": 0, "status": 0}))
+        places[1].said.put((0, {"rank": 0, "status": 0}))
 
     def third(rank, environment, words):
         (then_the_leader_ends if len(places[1].started) == 2 else again)(rank, environment, words)

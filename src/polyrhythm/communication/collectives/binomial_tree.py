@@ -36,6 +36,7 @@ class BinomialTree(MessageCollective):
             tag: of the messages.
         """
         for child in children(ranks.size, ranks.rank):
+            # In this order whoever comes first, so that the bits do not depend on timing.
             vector.add_(receive(ranks, child, tag, vector))
         if ranks.rank:
             start_send(ranks, _parent(ranks.rank), vector, tag).wait()
@@ -45,6 +46,8 @@ class BinomialTree(MessageCollective):
         if ranks.rank:
             vector.copy_(receive(ranks, _parent(ranks.rank), tag, vector))
         for child in reversed(children(ranks.size, ranks.rank)):
+            # One after the other: a port carries one message at a time, and the largest subtree has most rounds to
+            # go.
             start_send(ranks, child, vector, tag).wait()
 
     def seconds(self, machine: Machine, ranks: int, payload: Payload) -> float:

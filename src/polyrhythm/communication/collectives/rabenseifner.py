@@ -29,6 +29,8 @@ class Rabenseifner(MessageCollective):
             halvings = _halvings(vector, ranks.rank, core)
             for distance, kept, given in halvings:
                 kept.add_(exchange(ranks, ranks.rank ^ distance, given, tag, kept))
+            # The same way back: at each distance a rank has the sums of what it kept, and its partner those of what
+            # it gave.
             for distance, kept, given in reversed(halvings):
                 given.copy_(exchange(ranks, ranks.rank ^ distance, kept, tag, given))
 
@@ -44,6 +46,7 @@ class Rabenseifner(MessageCollective):
 def _halvings(vector: Tensor, rank: int, core: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return, for each distance from the largest on, the half that a rank keeps and the half that it gives away."""
     ends = [0]
+    # Halves are whole slices, not halves of the length: both of a pair must cut alike where N does not divide it.
     for piece in torch.tensor_split(vector, core):
         ends.append(ends[-1] + piece.numel())
     found = []

@@ -26,6 +26,7 @@ class RecursiveDoubling(MessageCollective):
         def reduce_core(core: int) -> None:
             distance = 1
             while distance < core:
+                # a + b here is b + a there, which are the same bits; a sum of three in another order would not be.
                 vector.add_(exchange(ranks, ranks.rank ^ distance, vector, tag, vector))
                 distance *= 2
 

@@ -46,5 +46,6 @@ def _shift(ranks: PointToPoint, vector: Tensor, tag: int, like: Tensor) -> Tenso
     """Send to the successor and return what the predecessor sends."""
     handle = start_send(ranks, (ranks.rank + 1) % ranks.size, vector, tag)
     found = receive(ranks, (ranks.rank - 1) % ranks.size, tag, like)
+    # Last: all ranks send at once, and who waited for its own send first might wait for one that waits as well.
     handle.wait()
     return found

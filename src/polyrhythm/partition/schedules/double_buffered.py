@@ -34,4 +34,5 @@ class DoubleBuffered(Schedule):
         yield from alternating(warm_up(rank, ranks), microbatches)
 
     def version(self, microbatch: int, rank: int, ranks: int, microbatches: int) -> int:
+        # The newest version is made while the first microbatches of this batch are computed, so it is not for them.
         return max(0, microbatch // microbatches - 1)

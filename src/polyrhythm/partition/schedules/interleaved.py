@@ -47,11 +47,14 @@ class Interleaved(Schedule):
         done: Counter[tuple[str, int]] = Counter()
 
         def forward(number: int) -> Unit:
+            # A whole round goes through a chunk before the next chunk: by then its first microbatch is back from
+            # the last rank.
             chunk = number // in_round % self.v
             done["F", chunk] += 1
             return Unit("F", done["F", chunk] - 1, chunk)
 
         def backward(number: int) -> Unit:
+            # Gradients come from the network's end, which is every rank's last chunk.
             chunk = self.v - 1 - number // in_round % self.v
             done["B", chunk] += 1
             return Unit("B", done["B", chunk] - 1, chunk)

@@ -40,4 +40,5 @@ class WeightStashing(Schedule):
         return 1
 
     def version(self, microbatch: int, rank: int, ranks: int, microbatches: int) -> int:
+        # What a rank has under way between its forward and backward pass has not been updated with yet.
         return max(0, microbatch - warm_up(0 if self.vertical else rank, ranks))

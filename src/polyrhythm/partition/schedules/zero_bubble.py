@@ -32,6 +32,8 @@ class ZeroBubble(Schedule):
         for number in range(microbatches - first):
             yield Unit("F", first + number)
             yield Unit("B", number)
+            # The first k of rank k wait for the end, where it would be idle: k ranks before it need its next B
+            # sooner.
             if number >= rank:
                 yield Unit("W", weights)
                 weights += 1

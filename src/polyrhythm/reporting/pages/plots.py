@@ -1,18 +1,26 @@
-"""The plots of a report, as descriptions that plotly draws in the browser.
+"""The plots of a report, as descriptions that plotly draws in the browser, or into picture files.
 
 Colours of text and grid come from the page, which may be light or dark.
+
+    report.html ─ plot 0, plot 1, … ─▶ plots/training-loss.png, plots/test-accuracy-over-epochs.png, …
+
+For files Kaleido opens the plots in a Chrome or Chromium of this machine; both packages are the extra `plots`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from polyrhythm.errors import RequestError, unknown
 from polyrhythm.reporting.figures import grouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from pathlib import Path
 
     from polyrhythm.reporting.figures import RunFigures, Series, Stretch
 
@@ -261,3 +269,161 @@ def _learning_rate(figures: RunFigures) -> Plot | None:
         y="learning rate",
         axes={"yaxis": {"rangemode": "tozero", "exponentformat": "power"}},
     )
+
+
+_MOST_BYTES, _MOST_RANKS = 50_000_000, 32
+_WAITING, _WAIT_COLOR, _COMMUNICATION = "wait", "#b9bec8", "communication"
+_ORDER = {"forward": 1, "backward": 2, "weights": 3}
+"""Units of a pipeline, as its timeline names them."""
+_MARGIN = 0.1
+"""Of the step, what is shown before and after it."""
+
+
+def _microbatch(what: str) -> str:
+    """Return the number of the microbatch that `forward 3` is of; empty of other spans."""
+    first, _, rest = what.partition(" ")
+    number = rest.partition(" ")[0]
+    return number if first in _ORDER and number.isdigit() else ""
+
+
+def _numbered(numbers: list[str]) -> dict[str, Any]:
+    return {"text": numbers, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+
+
+def _worked(spans: list[tuple[int, str, float, float]], begin: float, end: float) -> dict[int, float]:
+    """Return which share of a time each rank worked."""
+    found: dict[int, float] = {}
+    for rank, what, start, stop in spans:
+        if _microbatch(what):
+            inside = max(0.0, min(stop, end) - max(start, begin))
+            found[rank] = found.get(rank, 0.0) + inside / (end - begin)
+    return found
+
+
+def timeline(path: Path) -> Plot | None:
+    """Return the plot of a step in the middle of the trace; None without a trace that has one.
+
+    A step lasts from where the first rank begins to do something until it does the same again.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        records = json.loads(path.read_bytes())["traceEvents"]
+        names = {each["tid"]: each["args"]["name"] for each in records if each.get("name") == "thread_name"}
+        spans = [
+            (each["tid"], each["name"], each["ts"] / 1e6, (each["ts"] + each["dur"]) / 1e6)
+            for each in records
+            if each.get("ph") == "X"
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    ranks = sorted(names)[:_MOST_RANKS]
+    first = sorted((start, what) for rank, what, start, _ in spans if ranks and rank == ranks[0])
+    kinds = [what for _, what in first if what != _WAITING]
+    starts = [start for start, what in first if kinds and what == kinds[0]]
+    if len(starts) < 2:
+        return None
+    middle = (len(starts) - 1) // 2
+    begin, end = starts[middle], starts[middle + 1]
+    margin = _MARGIN * (end - begin)
+    low, high = begin - margin, end + margin
+    shown: dict[str, list[tuple[int, float, float]]] = {}
+    for rank, what, start, stop in spans:
+        if rank in ranks and start < high and stop > low:
+            shown.setdefault(what, []).append((rank, max(start, low), min(stop, high)))
+    pipeline = any(_microbatch(what) for what in shown)
+    if pipeline:  # what a stage waits for is its own kind of span there
+        shown = {what: found for what, found in shown.items() if not what.startswith(_COMMUNICATION)}
+    of_kind: dict[str, list[tuple[int, float, float, str]]] = {}
+    for what, found in shown.items():
+        kind, number = (what.partition(" ")[0], _microbatch(what)) if _microbatch(what) else (what, "")
+        of_kind.setdefault(kind, []).extend((*span, number) for span in found)
+    ordered = sorted(of_kind, key=lambda what: (what == _WAITING, _ORDER.get(what, 0), what))
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": what,
+            "base": [round(1000 * (start - begin), 4) for _, start, _, _ in of_kind[what]],
+            "x": [round(1000 * (stop - start), 4) for _, start, stop, _ in of_kind[what]],
+            "y": [names[rank] for rank, _, _, _ in of_kind[what]],
+            "marker": {"color": _WAIT_COLOR if what == _WAITING else color(index, len(ordered))},
+            **(_numbered([number for _, _, _, number in of_kind[what]]) if pipeline else {}),
+        }
+        for index, what in enumerate(ordered)
+    ]
+    left_out = f"; the first {_MOST_RANKS} of {len(names)} ranks" if len(names) > _MOST_RANKS else ""
+    worked = ""
+    if pipeline:
+        busy = _worked([(rank, *span) for rank, *span in spans if rank in ranks], begin, end)
+        told = ", ".join(f"{names[rank]} {busy.get(rank, 0.0):.0%}" for rank in ranks)
+        worked = f" Bars bear the numbers of microbatches; of the step's time, {told} is work, and the rest waiting."
+    return Plot(
+        title="A step of the pipeline: who worked, and who waited" if pipeline else "A step of all ranks",
+        caption=f"From the middle of the trace, at {begin:.3f} s; {path.name} has the others, for Perfetto{left_out}."
+        + worked,
+        traces=traces,
+        x="ms since the step began",
+        y="",
+        axes={
+            "barmode": "overlay",
+            "bargap": 0.35,
+            "showlegend": True,
+            **({"uniformtext": {"mode": "hide", "minsize": 8}} if pipeline else {}),
+            "yaxis": {"type": "category", "categoryarray": [names[rank] for rank in reversed(ranks)]},
+        },
+    )
+
+
+FORMATS = ("png", "svg", "pdf")
+FOLDER = "plots"
+_WIDTH, _HEIGHT, _SCALE = 900, 540, 2
+"""In CSS pixels, of which a PNG has `_SCALE` squared each."""
+
+
+def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -> list[Path]:
+    """Write every plot into a folder, and return the files.
+
+    Args:
+        drawn: the plots of a page.
+        folder: is made if it is not there.
+        formats: of `FORMATS`.
+
+    Raises:
+        RequestError: a format is none of these, the extra `plots` or a browser is missing, or the folder cannot be
+            written.
+    """
+    for name in formats:
+        if name not in FORMATS:
+            raise unknown("format of plots", name, FORMATS)
+    try:
+        import plotly.io
+        from kaleido.errors import KaleidoError
+        from plotly.graph_objects import Figure
+    except ImportError:
+        raise RequestError(
+            "pictures of plots need plotly and kaleido: pip install 'polyrhythm[plots]'"
+        ) from None
+    figures, files = [], []
+    for plot in drawn:
+        figure = Figure(plot.to_json())
+        figure.update_layout(title={"text": plot.title}, template="plotly_white", colorway=None)
+        for name in formats:
+            figures.append(figure)
+            files.append(folder / f"{_slug(plot.title)}.{name}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if figures:
+            plotly.io.write_images(fig=figures, file=files, width=_WIDTH, height=_HEIGHT, scale=_SCALE)
+    except (KaleidoError, RuntimeError) as error:  # plotly tells of a missing browser by a RuntimeError
+        raise RequestError(
+            "pictures of plots are drawn by Chrome or Chromium, which is missing or does not start "
+            f"({type(error).__name__}): install one, or save single plots as SVG from the report itself"
+        ) from None
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror or error}") from None
+    return files
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")

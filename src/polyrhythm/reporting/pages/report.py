@@ -15,9 +15,8 @@ from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import cache_line, noise_scale
 from polyrhythm.reporting.held_back import held_back
-from polyrhythm.reporting.pages.plots import Plot, plots
+from polyrhythm.reporting.pages.plots import Plot, plots, timeline
 from polyrhythm.reporting.pages.report_page import page
-from polyrhythm.reporting.pages.timeline import timeline
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text

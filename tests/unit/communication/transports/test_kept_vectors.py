@@ -41,12 +41,14 @@ class Room:
         self.gone: set[int] = set()
         self.losses: set[int] = set()
         self.members: list[KeptVectors] = []
+        self.by_rank: dict[int, KeptVectors] = {}
         self.made: Tensor | Exception | None = None
 
     def member(self, rank: int, *, shares: bool = True) -> KeptVectors:
         rendezvous = Rendezvous(self.store, rank, len(MEMBERS), LOOPBACK)
         made = KeptVectors(rendezvous, shares, self.gone.__contains__, lambda rank: int(rank in self.losses))
         self.members.append(made)
+        self.by_rank[rank] = made
         return made
 
     def first(self) -> Thread:
@@ -93,7 +95,7 @@ def test_who_comes_later_finds_it_through_whoever_is_left(room: Room) -> None:
     one, _ = get(room.member(1)), get(room.member(2))
     making.join()
     one[0] = 9
-    first, second, third = sorted(room.members, key=lambda member: member._rendezvous.rank)
+    first, second, third = (room.by_rank[rank] for rank in MEMBERS)
     first.close()
     third.close()
     heir = get(room.member(0), later=True)

@@ -22,10 +22,10 @@ class Ranks:
     """Two ranks that share a store."""
 
     def __init__(self, notice_s: float | None) -> None:
-        store: Any = dist.HashStore()
+        self.store: Any = dist.HashStore()
         self.heard: list[Event] = []
         self.leader, self.other = (
-            SharedNotice(Preemption(notice_s), Rendezvous(store, rank, 2, ""), self.heard.append)
+            SharedNotice(Preemption(notice_s), Rendezvous(self.store, rank, 2, ""), self.heard.append)
             for rank in range(2)
         )
 
@@ -38,7 +38,7 @@ def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shared_notice, "_PATIENCE", timedelta(seconds=60))
     ranks = Ranks(60.0)
     ranks.other.come()
-    ranks.other._store.wait(["preemption/come"], timedelta(seconds=60))
+    ranks.store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("interrupted") == [True, True]
     assert [event.outcome for event in ranks.heard if isinstance(event, RunEnded)] == ["interrupted"]
 
@@ -46,7 +46,7 @@ def test_all_ranks_leave_alike_when_one_was_told(monkeypatch: pytest.MonkeyPatch
 def test_a_run_that_was_done_all_the_same_is_done() -> None:
     ranks = Ranks(60.0)
     ranks.other.come()
-    ranks.other._store.wait(["preemption/come"], timedelta(seconds=60))
+    ranks.store.wait(["preemption/come"], timedelta(seconds=60))
     assert ranks.end("done") == [False, False]
 
 

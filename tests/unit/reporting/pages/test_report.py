@@ -214,7 +214,7 @@ def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
     code = (
         "import sys, polyrhythm; before = set(sys.modules)\n"
         "import polyrhythm.reporting.pages.report, polyrhythm.reporting.progress\n"
-        "import polyrhythm.reporting.tensorboard\n"
+        "import polyrhythm.reporting.loggers\n"
         "heavy = {'torch', 'tensorboard', 'tensorflow', 'pandas', 'plotly.graph_objects'}\n"
         "print(sorted(heavy & (set(sys.modules) - before)))"
     )

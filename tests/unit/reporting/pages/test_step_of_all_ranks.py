@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from polyrhythm.chrome_trace import TraceRank, write_trace
-from polyrhythm.reporting.pages.timeline import timeline
+from polyrhythm.reporting.pages.plots import timeline
 
 
 def trace(path: Path, ranks: int = 2) -> Path:

@@ -15,14 +15,14 @@ class Reports:
 
     def __init__(self) -> None:
         self.stragglers = Stragglers()
-        self._time_s: dict[int, float] = {}
+        self.told_s: dict[int, float] = {}
         self.paused_s = 0.0
 
     def say(self, worker: int, own_s: float, steps: int = 100, wait_s: float = 0.0) -> Straggler | None:
         """Reports steps of which each took a worker so long, and in all of which it waited."""
-        self._time_s[worker] = self._time_s.get(worker, 0.0) + steps * own_s + wait_s
+        self.told_s[worker] = self.told_s.get(worker, 0.0) + steps * own_s + wait_s
         event = WorkerProgress(
-            time_s=self._time_s[worker], worker=worker, epoch=0, step=0, steps=steps, images=0, loss=0.0,
+            time_s=self.told_s[worker], worker=worker, epoch=0, step=0, steps=steps, images=0, loss=0.0,
             learning_rate=0.0, wait_s=wait_s,
         )  # fmt: skip
         return self.stragglers.on_progress(event, self.paused_s if worker == 0 else 0.0)
@@ -81,7 +81,7 @@ def test_a_leader_that_tests_is_not_slow() -> None:
     reports = Reports()
     for _ in range(6):
         reports.paused_s += 50.0
-        reports._time_s[0] = reports._time_s.get(0, 0.0) + 50.0
+        reports.told_s[0] = reports.told_s.get(0, 0.0) + 50.0
         assert reports.round(0.1, 0.1, 0.1) == []
 
 

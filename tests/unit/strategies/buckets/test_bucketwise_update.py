@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.communication.collectives.ring import Ring
+from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
@@ -46,6 +47,7 @@ class Scene:
         self.make, self.spec = make, Synchronous(**options)
         self.flats: dict[int, FlatParameters] = {}
         self.parts: dict[int, SynchronousWorker] = {}
+        self.networks: dict[int, Communicator] = {}
 
     def enter(
         self, rank: int, resumed: tuple[Tensor, State] | None = None
@@ -63,7 +65,7 @@ class Scene:
             flat.vector.copy_(resumed[0])
             part.load_state(resumed[1])
         part.start(0)
-        self.flats[rank], self.parts[rank] = flat, part
+        self.flats[rank], self.parts[rank], self.networks[rank] = flat, part, network
         return flat, part
 
     def play(self, body: Callable[[int], None]) -> None:
@@ -178,7 +180,7 @@ def _broken(make: Make, done: int, after_s: float) -> int:
             step(part, flat, rank, done)
         except PeerLost:
             broken.append(rank)
-            part._workers.revoke()
+            scene.networks[rank].revoke()
             part.break_off()
             now, now_facts = part.state()
             assert torch.equal(flat.vector, before)

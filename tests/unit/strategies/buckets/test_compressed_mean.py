@@ -12,11 +12,12 @@ from polyrhythm.communication.transports.simulated.network import ConstantNetwor
 from polyrhythm.communication.transports.simulated.virtual_time import VirtualTime
 from polyrhythm.compression.compressor import COMPRESSORS
 from polyrhythm.compression.compressors.power_sgd import orthonormal
+from polyrhythm.compression.layout import Layout
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies.compressed_mean import CompressedMean, merged_over
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.worker_part import Step
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import FlatParameters, shards
 
 ROWS, COLUMNS, BIAS = 12, 10, 5
 NUMBERS = ROWS * COLUMNS + BIAS
@@ -47,11 +48,12 @@ class Members:
         self.flats = [
             FlatParameters(nn.ParameterList(torch.zeros(shape) for shape in shapes)) for _ in range(count)
         ]
+        self.groups = [self.cluster.communicator(rank) for rank in range(count)]
         self.means = [self.mean(rank) for rank in range(count)]
         self.sent = [0] * count
 
     def mean(self, rank):
-        communicator, flat = self.cluster.communicator(rank), self.flats[rank]
+        communicator, flat = self.groups[rank], self.flats[rank]
         if self.spec is None:
             return GradientMean(communicator, flat)
         return CompressedMean(communicator, flat, compressor(self.spec))
@@ -68,9 +70,9 @@ class Members:
             step = Step(number, weights[rank], rank in wishing)
             mean.begin(step)
             mean.learning_rate = rate
-            before = mean._group.traffic.bytes_sent
+            before = self.groups[rank].traffic.bytes_sent
             told = mean.finish(step)
-            self.sent[rank] = mean._group.traffic.bytes_sent - before
+            self.sent[rank] = self.groups[rank].traffic.bytes_sent - before
             found[rank] = (flat.gradients.clone(), *told)
 
         for rank in range(self.count):
@@ -202,8 +204,8 @@ def test_factors_are_those_of_the_paper_and_left_is_what_the_mean_lacks():
     """Two steps of PowerSGD in plain torch: one matrix, error feedback with the common product."""
     count = 3
     members = Members(count, "power_sgd(rank=2)")
-    mean = members.means[0]
-    start = mean._compressor.start(mean._own[0].layout.place(0, torch.float32, {}))
+    made = compressor(members.spec)
+    start = made.start(Layout.of_model(members.flats[0], made).place(0, torch.float32, {}))
     errors = [torch.zeros(ROWS, COLUMNS)] * count
     for step in range(3):
         gradients = [random(10 * step + rank) for rank in range(count)]
@@ -226,15 +228,14 @@ def test_factors_are_those_of_the_paper_and_left_is_what_the_mean_lacks():
 def test_bytes_sent_are_those_of_the_formulas(spec, count):
     members = Members(count, spec)
     members.step([random(rank) for rank in range(count)])
-    mean = members.means[-1]
-    layouts = [memory.layout for memory in mean._own]
     made = compressor(members.spec)
-    if len(layouts) == 1:  # to each other member the same
-        expected = (count - 1) * (layouts[0].nbytes(made, torch.float32) + HEADER_BYTES)
-    else:
-        others = sum(layout.nbytes(made, torch.float32) for layout in layouts[:-1])
-        own = layouts[-1].nbytes(made, torch.float32)
-        expected = others + (count - 1) * own + 2 * (count - 1) * HEADER_BYTES
+    layout = Layout.of_model(members.flats[-1], made)
+    if made.sparse or count == 2:  # to each other member the same
+        expected = (count - 1) * (layout.nbytes(made, torch.float32) + HEADER_BYTES)
+    else:  # to each its slice, and to all the sum of the own slice
+        parts = [layout.part(made, part.start, part.stop) for part in shards(NUMBERS, count)]
+        *others, own = (part.nbytes(made, torch.float32) for part in parts)
+        expected = sum(others) + (count - 1) * own + 2 * (count - 1) * HEADER_BYTES
     assert members.sent[-1] == expected
 
 

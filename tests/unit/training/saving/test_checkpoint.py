@@ -255,8 +255,8 @@ def test_a_folder_that_is_none_is_one_line(tmp_path):
 
 def test_flushes_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path, monkeypatch):
     order = []
-    flush, replace = checkpoint._flush, os.replace
-    monkeypatch.setattr(checkpoint, "_flush", lambda path: (order.append(path.name), flush(path)))
+    flush, replace = checkpoint.flush, os.replace
+    monkeypatch.setattr(checkpoint, "flush", lambda path: (order.append(path.name), flush(path)))
     monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (order.append("rename"), replace(a, b)))
     save_checkpoint(checkpoint_path(tmp_path, 5), {}, {})
     assert order == [".step-00000005.safetensors.partial", "rename", tmp_path.name]

@@ -153,6 +153,7 @@ class Traffic:
 
     def begin(self, order: Order) -> None:
         """Begin a collective, which ends at once where everything is broken off by it."""
+        # All members start the same collectives in the same order: the number is all that frames need to name one.
         self._started += 1
         self._begun[self._started] = order
         self._guarded(partial(self._take_part, order))
@@ -217,6 +218,8 @@ class Traffic:
         if number not in self._additions:
             if number <= self._started and number not in self._begun:
                 raise RunError("a member of a collective sent more than its part of one that is over")
+            # Another member's first frame may be what makes it, before this member has begun: its bytes have a
+            # place then.
             self._additions[number] = Addition(self._member, len(self._ranks), number, shape)
         return self._additions[number]
 
@@ -343,6 +346,7 @@ class HostCollectives(MemberCollectives):
             raise _again(self._traffic.broken)
         order = Order(vector, contributors, bring_back, self)
         self._orders.append(order)
+        # A large one moves while this thread computes; a small one is sent sooner than another thread wakes up.
         if not is_small(vector.nbytes, len(self._all)):
             self._call_helper()
         elif self._driving.acquire(blocking=False):

@@ -253,6 +253,8 @@ class Barrier:
         longest_s = _SHORTEST_SLEEP_S
         try:
             while True:
+                # Before the numbers: if the last member comes after this look the word has changed, and the kernel
+                # does not put to sleep.
                 last = self._last.read()
                 if min(self._numbers) >= number:
                     return

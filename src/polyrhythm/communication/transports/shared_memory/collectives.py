@@ -43,6 +43,7 @@ class OrderedWork(Handle):
 
     def wait(self) -> None:
         while self._run is not None:
+            # It may be another's: works that were started before this one come first, whoever waits for them.
             self._order.do_next()
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -121,6 +122,7 @@ class InOrder:
             if not self._works and time.monotonic() - self._last_start > _AWAKE_S:
                 self._sleep()
                 continue
+            # It looks by itself: to wake it at every start would cost the thread that computes.
             time.sleep(_HELP_AFTER_S)
             while self._is_late():
                 self._help_out()

@@ -394,6 +394,7 @@ class Exchange:
         """Overwrite a vector of shape `(n,)` with the one of member `root`."""
         description = describe(Operation.BROADCAST, vector, root)
         raw = vector.view(torch.uint8)
+        # Only the root writes, so it has the slots of all.
         room = self._arena.layout.slot_bytes * self._arena.layout.members
         for turn, part in enumerate(raw.split(room)):
             if self._member == root:
@@ -420,6 +421,8 @@ class Exchange:
         chunks = [self._chunk(part) for part in vector.split(self._room(vector.dtype))]
         self._hand_in(chunks[0])
         self._begin(describe(Operation.ALL_REDUCE, vector))
+        # One barrier a chunk: it publishes this chunk's sums in the one half and the next chunk's parts beside
+        # them.
         for chunk, following in zip_longest(chunks, chunks[1:]):
             self._add_up_own(chunk)
             if following is not None:
@@ -433,6 +436,8 @@ class Exchange:
         step = _PIECE_BYTES // parts[0].element_size()
         pieces = (part[start : start + length].split(step) for part in parts)
         for first, *others in zip(*pieces, strict=True):
+            # A piece is read and written back while the caches hold it; the whole slice would go through memory
+            # twice.
             _add_up([first, *others], first)
             for part in others:
                 part.copy_(first)
@@ -449,6 +454,7 @@ class Exchange:
 
     def _add_up_own(self, chunk: _Chunk) -> None:
         parts = chunk.halves[self._last].mine.copy()
+        # From where it lies: nobody else reads this member's part of its own slice, so it has not been handed in.
         parts[self._member] = chunk.own
         total = chunk.halves[self._next].total
         _add_up(parts, total)

@@ -452,6 +452,7 @@ class OutgoingMemoryLink:
     def _send_waiting(self) -> None:
         """Send until nothing waits: one thread at a time, and nobody else sends meanwhile."""
         while True:
+            # It stays in line while it leaves, so that whoever sends meanwhile sees that it must not overtake.
             pending = self._waiting[0]
             try:
                 self._send(pending.parcel)
@@ -490,6 +491,7 @@ class OutgoingMemoryLink:
         if slot is not None and slot.descriptor >= 0:
             files.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor])))
         self._socket.sendmsg(packet, files, flags)
+        # Only now: a send that would have had to wait has told nobody.
         self._slots.told(forgotten)
         if slot is not None:
             slot.close_descriptor()

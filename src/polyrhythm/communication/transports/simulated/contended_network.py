@@ -225,6 +225,7 @@ class Bundle:
             rate would rise.
         """
         loose = flow.way.loose
+        # A loose link that another flow crosses may turn out to be full with this one.
         for link in loose:
             if len(link.flows) > 1 or link.coupling:
                 return False
@@ -236,6 +237,7 @@ class Bundle:
             share = link.bandwidth / size
             rate = share if share < rate else rate
         before = self.rate
+        # One more on a full link makes rates fall, which no loose link minds; rates that rise have to be looked at.
         if rate > before:
             return False
         self._count = count = self._count + before * (now_s - self._counted_at)
@@ -266,6 +268,8 @@ class Bundle:
             bundle shares a coupling link, too few would be left to fill one, or a loose link might carry too much.
         """
         size, ends = self.size - 1, self._ends
+        # Rates rise here: a loose link may have allowed no more, and with few flows left a link may have become
+        # loose.
         if size < _FEWEST_LEFT or self._strangers or self.allowed:
             return None
         count, _, flow = ends[0]
@@ -450,6 +454,7 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
                 continue
             stopping = across[link]
         for key in stopping:
+            # It crosses another link that was full before this one.
             if key in rates:
                 continue
             rates[key] = level
@@ -458,6 +463,7 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
                 if other is not link:  # which is full, and not asked again
                     rising[other] -= flows
                     rest = left[other] - level * flows
+                    # Below 0 by rounding only.
                     left[other] = rest if rest > 0 else 0.0
     return rates
 
@@ -564,6 +570,8 @@ class Coupling:
             if room < 1 - ROUNDING:
                 overloaded.append(link)
             else:
+                # All may rise by the same factor until it is full; each knows its bound, and the link is not asked
+                # before one passes it.
                 for bundle in link.bundles:
                     bundle.allow(link, bundle.rate * max(1.0, room))
         for link in overloaded:  # only now, since what moves has no rate yet
@@ -574,6 +582,7 @@ class Coupling:
         roomy = []
         for link in links:
             link.roomy = link.roomy + 1 if link.load() <= ROOMY * link.bandwidth else 0
+            # To loosen it moves all its flows: not before as many changes have paid for that.
             if link.roomy >= len(link.flows):
                 roomy.append(link)
         for link in roomy:
@@ -597,6 +606,8 @@ class Coupling:
                 tightest, least = link, share
         if tightest.coupling or len(tightest.flows) == 1:
             return
+        # Two that share it already have had it looked at, and it was not full: only what has just come to be shared
+        # is foreseen.
         older = 0
         for other in tightest.flows:  # in the order of arrival: the new ones come last
             if other.bundle is not None:
@@ -777,6 +788,7 @@ class Sharing:
             met = [self.bundle_lone(link.lone) for flow in starting for link in flow.way.links if link.lone]
             coupling.take_in(starting, now_s)
             starting.clear()
+        # First as if no bundle shared a coupling link, which is so nearly always: the `else` is reached if it was.
         for bundle in changed:
             if not bundle.size:
                 if not self._let_go(bundle):
@@ -835,6 +847,8 @@ class Sharing:
         coupling, now_s = self._coupling, self._now_s
         touched: dict[Bundle, None] = {}
         loosened = False
+        # A link that turns out to be full is coupled, which moves flows to other bundles, which need rates: until
+        # nothing changes.
         while coupling.changed:
             changed, coupling.changed = coupling.changed, {}
             touched.update(changed)
@@ -1000,6 +1014,7 @@ class ContendedNetwork(Network):
             now, ends_at_s = time.now_s, bundle.ends_at_s
             if bundle.alarm_at_s <= now:
                 bundle.alarm_at_s = inf
+            # Rates have fallen since the alarm was set.
             if ends_at_s > now:
                 if ends_at_s >= bundle.alarm_at_s:
                     return
@@ -1008,6 +1023,7 @@ class ContendedNetwork(Network):
                     time.at(ends_at_s, look)
                     return
                 now, bundle.alarm_at_s = ends_at_s, inf
+            # What begins or ends at one instant gets rates once, together.
             flow = None if self._settling else bundle.end_one(now)
             if flow is None:
                 self._end_next(bundle, now)

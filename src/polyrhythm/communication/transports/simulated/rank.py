@@ -276,6 +276,7 @@ class FollowingParcel(Parcel):
         if before is None:
             start(self)
         else:
+            # It starts when that one has left, be that one still waiting itself.
             before._next = self
 
     def sent(self) -> None:

@@ -109,6 +109,7 @@ class VirtualTime:
         task.waiting_for = "time to pass"
         now_s, queued = self.now_s, self._queued
         wakes_at_s = now_s + seconds
+        # Not `seconds > 0`: a time may be too short to move the clock at all.
         if wakes_at_s > now_s:  # as `at` does
             heappush(self._later, (wakes_at_s, queued, task.switch))
             self._queued = queued + 1
@@ -252,6 +253,7 @@ class VirtualTime:
             now, _, action = heappop(later)
             self.now_s = now
             action()
+            # Before anything that these put into `present`: what the heap has for this time was queued earlier.
             while later and later[0][0] == now:
                 heappop(later)[2]()
         stuck = list(self._tasks)

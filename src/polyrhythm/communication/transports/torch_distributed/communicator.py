@@ -195,7 +195,7 @@ class TorchDistributedCommunicator(Communicator):
             self.start_all_reduce(tensor).wait()
         else:
             self._home.bytes_sent += self._share_of(tensor)
-            collectives = self._on_cpu or self._collectives()
+            collectives = self._on_cpu or self.collectives()
             with self._home.activity.doing(self._adding_up):
                 collectives.all_reduce(tensor)
 
@@ -205,7 +205,7 @@ class TorchDistributedCommunicator(Communicator):
             return CollectiveHandle(None)
         self._home.bytes_sent += self._share_of(tensor)
         if not tensor.is_cuda:
-            return self._home.activity.noted(self._collectives().start_all_reduce(tensor), self._adding_up)
+            return self._home.activity.noted(self.collectives().start_all_reduce(tensor), self._adding_up)
         if self._adds_up_on_gpus(tensor.device):
             return CollectiveHandle(self._nccl_group().allreduce([tensor]))
         copy = tensor.cpu()
@@ -213,7 +213,7 @@ class TorchDistributedCommunicator(Communicator):
         def bring_back() -> None:
             tensor.copy_(copy)
 
-        return self._collectives().start_all_reduce(copy, bring_back)
+        return self.collectives().start_all_reduce(copy, bring_back)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if self.size == 1:
@@ -222,14 +222,14 @@ class TorchDistributedCommunicator(Communicator):
             self._home.bytes_sent += tensor.nbytes * (self.size - 1)
         copy = tensor.detach().cpu()
         with self._home.activity.doing(f"receiving what rank {self._members[root]} broadcasts"):
-            self._collectives().broadcast(copy, root)
+            self.collectives().broadcast(copy, root)
         if tensor.is_cuda:
             tensor.detach().copy_(copy)
 
     def barrier(self) -> None:
         if self.size > 1:
             with self._home.activity.doing(f"waiting for all of {self._who}"):
-                self._collectives().barrier()
+                self.collectives().barrier()
 
     def regrouped(
         self, name: str, ranks: Sequence[int], generations: Sequence[int]
@@ -265,7 +265,7 @@ class TorchDistributedCommunicator(Communicator):
         """Make a vector that is added up where it lies, if all ranks share a host, and it is not small."""
         if self.size == 1 or like.is_cuda:
             return None
-        collectives = self._collectives()
+        collectives = self.collectives()
         if not isinstance(collectives, SharedMemoryCollectives) or not collectives.sums_in_place(like):
             return None
         try:
@@ -305,10 +305,11 @@ class TorchDistributedCommunicator(Communicator):
                 self._staging = Staging.of(device)
             return self._staging
 
-    def _collectives(self) -> MemberCollectives:
+    def collectives(self) -> MemberCollectives:
+        """Return what adds up in the memory of CPUs, which all members make together at its first use."""
         if self._on_cpu is not None:
             return self._on_cpu
-        # All ranks meet to make them, once: a work in the background may ask at the same time.
+        # Once: a work in the background may ask at the same time.
         with self._making:
             if self._on_cpu is None:
                 name = group_name(self._name, self._members)

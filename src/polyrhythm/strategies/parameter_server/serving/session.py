@@ -401,6 +401,7 @@ class ServerSession(CountsLatestStaleness):
         if stop:
             self._note_stop()
         step += self._last
+        # Sent again by one that had not heard the answer: it counts for nothing, but has to be answered.
         if step < due and rule.repeats:
             repeated = self._gate.repeat(pusher, step, due)
             if repeated is not None:

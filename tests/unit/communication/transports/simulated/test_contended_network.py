@@ -261,8 +261,8 @@ class _Pushes:
 def test_a_transfer_costs_the_same_among_many_as_among_few(
     servers: int, per_host: int, per_rack: int | None
 ) -> None:
-    rates, moves = _Pushes(100, servers, per_host, per_rack).costs()
-    rates_of_many, moves_of_many = _Pushes(1600, servers, per_host, per_rack).costs()
+    rates, moves = _Pushes(50, servers, per_host, per_rack).costs()
+    rates_of_many, moves_of_many = _Pushes(800, servers, per_host, per_rack).costs()
     assert rates_of_many <= 1.5 * rates
     assert moves_of_many <= 1.5 * moves
 

@@ -58,13 +58,16 @@ def test_a_buffer_is_used_again_only_after_what_is_in_it_has_left() -> None:
 
 def test_the_smallest_buffer_that_fits_is_taken_and_too_small_ones_go() -> None:
     made = staging()
-    for size in (100, 10):
-        made.send(torch.zeros(size), Leaving)
-    for buffer in made._buffers:
-        assert buffer.leaving is not None
-        buffer.leaving.wait()
-    made.send(torch.zeros(9), Leaving).wait()
-    assert [buffer.memory.nbytes for buffer in made._buffers] == [400, 40]
+    large, small = (made.send(torch.zeros(size), Leaving) for size in (100, 10))
+    assert isinstance(large, Leaving)
+    assert isinstance(small, Leaving)
+    large.wait()
+    small.wait()
+    third = made.send(torch.zeros(9), Leaving)
+    assert isinstance(third, Leaving)
+    assert third.tensor.data_ptr() == small.tensor.data_ptr()
+    third.wait()
+    assert made.nbytes == 400 + 40
     made.send(torch.zeros(200), Leaving)
     assert made.nbytes == 800
 
