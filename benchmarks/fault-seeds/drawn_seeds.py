@@ -60,9 +60,9 @@ BALANCED = (
 )
 NOBODY_IS_LEFT = "0 of 4 workers are left"
 """All were killed at once, and the run says so and how to go on."""
-LOSES = ("mixed(replicas=2)", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)")
-"""A lost worker's round, or its part of steps until it is back, is not seen by design, and told. So are the last
-batches of a group that is lost when all others have found nothing left; of a worker they are worker 0's."""
+LOSES = ("mixed(replicas=2)", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)", "ssp")
+"""A lost worker's round, or its part of steps until it is back, if ever, is not seen by design, and told. So are the
+last batches of a group that is lost when all others have found nothing left; of a worker they are worker 0's."""
 
 
 def pictures(count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,14 @@
 """Uneven machines that go each at its own pace: with fixed shares of every epoch, and with drawn batches.
 
-    python benchmarks/uneven/drawn.py [--accuracy]
+    python benchmarks/uneven/drawn.py [--accuracy] [--profile FILE]
 
 Simulated, in seconds of virtual time:
 
 - four workers, one of them five times slow, 100 steps of 0.1 s, free links: 12.5 s if all speeds add up;
 - two hosts of speed 3 and 1 on 1 Gb/s, ResNet-18: the fast one alone trains 320 images/s, both together 427 at best.
   A server works as long as its updates take: SGD with momentum over 11.7 million numbers and a copy of the answer, 27
-  ms of one core (1.7 GB/s).
+  ms of one core (1.7 GB/s). `polyrhythm profile --model resnet18 --data synthetic --batch-size 8 --steps 5 --out FILE`
+  measures it on a machine, and `--profile FILE` takes that.
 
 `--accuracy` trains lenet5 on the first 10,000 pictures of Fashion-MNIST besides, with real gradients: five seeds of
 three epochs on four workers of which one is five times slow, with fixed shares and with drawn batches. Tests are of all
@@ -21,11 +22,13 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from polyrhythm.api.simulate import simulate
 from polyrhythm.data.open import open_data
+from polyrhythm.simulation.cluster import open_cluster
 
 HERE = Path(__file__).parent
 ONE_SLOW = """
@@ -54,8 +57,10 @@ hosts:
 nic: {latency_s: 1.0e-4, bandwidth_bytes_per_s: 1.17e8}
 inside: {latency_s: 2.0e-5, bandwidth_bytes_per_s: 4.0e9}
 step_time: constant(seconds=SECONDS)
-server_update: {seconds: 1.0e-4, bandwidth_bytes_per_s: 1.7e9}
+server_update: {seconds: 1.0e-4, bandwidth_bytes_per_s: UPDATED}
 """
+UPDATED = 1.7e9
+"""Bytes a second."""
 FREE = [
     "parameter_server",
     "softsync",
@@ -70,11 +75,11 @@ FREE = [
     "mixed(replicas=2)",
 ]
 ON_1_GB = [("parameter_server", 64), ("parameter_server", 256), ("ad_psgd", 64), ("ad_psgd", 256)]
-ON_1_GB += [("easgd", 64), ("downpour", 64)]
+ON_1_GB += [("easgd", 64), ("downpour", 64), ("parameter_server(overlap=false)", 64)]
 DEALS, EPOCHS, PICTURES, SEEDS = ("fixed", "drawn"), 3, 10_000, range(5)
 
 
-def simulated(cluster: str, **options: object) -> dict[str, float]:
+def simulated(cluster: str, **options: object) -> dict[str, Any]:
     """Returns the figures of a run on a cluster given as text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster.yaml"
@@ -82,16 +87,33 @@ def simulated(cluster: str, **options: object) -> dict[str, float]:
         return dict(simulate(cluster=path, out=Path(folder) / "run", **options).figures)  # type: ignore[arg-type]
 
 
-def one_slow(strategy: str, deal: str, balance: str = "auto") -> float:
-    """Returns the seconds of 400 steps of four workers, one of which is five times slow."""
+ALL_SPEEDS = 3.2 * 64 / 0.1
+"""Images a second, of four workers of which one is five times slow."""
+
+
+def one_slow(strategy: str, deal: str, balance: str = "auto") -> tuple[float, float]:
+    """Returns the seconds of 400 steps of four workers, and their speed in step over the sum of their speeds."""
     where = ONE_HOST if strategy == "hogwild" else ONE_SLOW
-    dry = {"gradients": "none", "data": "digits", "model": "mlp", "workers": 4, "steps": 100}
-    return simulated(where, strategy=strategy, deal=deal, balance=balance, **dry)["seconds"]
+    dry = {
+        "gradients": "none",
+        "data": "digits",
+        "model": "mlp",
+        "workers": 4,
+        "steps": 100,
+        "batch_size": 64,
+    }
+    figures = simulated(where, strategy=strategy, deal=deal, balance=balance, **dry)
+    return round(figures["seconds"], 2), round(figures["sustained_images_per_s"] / ALL_SPEEDS, 3)
 
 
-def two_hosts(strategy: str, batch_size: int, deal: str) -> float:
-    """Returns the images a second of two hosts, of which the fast one alone trains 320."""
-    where = TWO_HOSTS.replace("SECONDS", str(batch_size / 320))
+def on_two_hosts(batch_size: int, updated: float = UPDATED) -> str:
+    """Returns the cluster of two hosts, of which the fast one alone trains 320 images a second."""
+    return TWO_HOSTS.replace("SECONDS", str(batch_size / 320)).replace("UPDATED", str(updated))
+
+
+def two_hosts(strategy: str, batch_size: int, deal: str, updated: float = UPDATED) -> dict[str, float]:
+    """Returns the images a second of two hosts, in all and while both were at work, and shares of the time."""
+    where = on_two_hosts(batch_size, updated)
     found = simulated(
         where,
         strategy=strategy,
@@ -102,7 +124,11 @@ def two_hosts(strategy: str, batch_size: int, deal: str) -> float:
         batch_size=batch_size,
         steps=6400 // batch_size,
     )
-    return found["images_per_s"]
+    shares = {
+        name: round(found["held_back"][f"{name}_share"], 3) for name in ("compute", "server", "network")
+    }
+    speeds = {"whole": found["images_per_s"], "sustained": found["sustained_images_per_s"]}
+    return {name: round(speed) for name, speed in speeds.items()} | shares
 
 
 def accuracies(strategy: str, deal: str) -> list[float]:
@@ -126,21 +152,31 @@ def main() -> None:
     )
     parser.add_argument("--accuracy", action="store_true")
     found: dict[str, dict[str, object]] = {"one slow, seconds": {}, "two hosts, images/s": {}}
-    accuracy = parser.parse_args().accuracy
+    parser.add_argument(
+        "--profile", help="a cluster file of `polyrhythm profile`, for what a server's update costs"
+    )
+    asked = parser.parse_args()
+    accuracy, updated = asked.accuracy, UPDATED
+    if asked.profile:
+        cost = open_cluster(asked.profile).server_update
+        updated = updated if cost is None else cost.bandwidth_bytes_per_s
+        found["server's update, bytes/s"] = {"parameter_server": updated}
     path = HERE / "drawn.json"
     if not accuracy:
         found["top-1"] = json.loads(path.read_text()).get("top-1", {}) if path.exists() else {}
     for strategy in FREE:
-        row = {deal: round(one_slow(strategy, deal), 2) for deal in DEALS}
+        row = {"fixed": one_slow(strategy, "fixed")[0]}
+        row["drawn"], row["sustained, of all speeds"] = one_slow(strategy, "drawn")
         found["one slow, seconds"][strategy] = row
         print(f"{strategy:32} {row['fixed']:8.1f} s {row['drawn']:8.1f} s", flush=True)
-    seconds = round(one_slow("mixed(replicas=2)", "drawn", "measured"), 2)
+    seconds, _ = one_slow("mixed(replicas=2)", "drawn", "measured")
     found["one slow, seconds"]["mixed(replicas=2)"]["drawn, parts measured"] = seconds  # type: ignore[index]
     print(f"{'  and parts by speed in groups':32} {seconds:21.1f} s", flush=True)
     for strategy, batch_size in ON_1_GB:
-        row = {deal: round(two_hosts(strategy, batch_size, deal)) for deal in DEALS}
+        row = {deal: two_hosts(strategy, batch_size, deal, updated) for deal in DEALS}
         found["two hosts, images/s"][f"{strategy}, {batch_size} images"] = row
-        print(f"{strategy:24} {batch_size:4} {row['fixed']:6} images/s {row['drawn']:6} images/s", flush=True)
+        told = (f"{row[deal]['whole']:6} images/s ({row[deal]['sustained']})" for deal in DEALS)
+        print(f"{strategy:32} {batch_size:4} {' '.join(told)}", flush=True)
     if accuracy:
         found["top-1"] = {}
         for strategy in ("parameter_server",):

@@ -84,7 +84,8 @@ def profile(
     if found is None:
         return None
     with computing_with(1):
-        found = dataclasses.replace(found, server_update=measure_server_update(job))
+        update = measure_server_update(job, found.hosts[0].memory_bandwidth_bytes_per_s)
+    found = dataclasses.replace(found, server_update=update)
     out.write_text(cluster_text(found.cluster(out.stem)), encoding="utf-8")
     return {"file": str(out), **found.to_json()}
 

@@ -29,10 +29,15 @@ _SCALE = 1e-3
 """Of the gradients, so that parameters stay ordinary numbers."""
 
 
-def measure_server_update(job: Job) -> ServerUpdate | None:
+def measure_server_update(job: Job, most_bytes_per_s: float) -> ServerUpdate | None:
     """Time a server's updates with a job's optimiser and as many numbers as its model has.
 
     Compute threads are the caller's; a server has one.
+
+    Args:
+        job: whose model and optimiser.
+        most_bytes_per_s: that can be found, such as the speed of copying: of a small model, noise hides what its
+            numbers cost beside the message.
 
     Returns:
         What they cost; None for an optimiser that looks at all workers' data, which servers cannot run.
@@ -45,14 +50,17 @@ def measure_server_update(job: Job) -> ServerUpdate | None:
     least = min(flat.views, key=lambda view: view.stop - view.start)
     part = flat.vector[least.start : least.stop].clone()
     least_s = _update_s(plan.part(least.start, least.stop), part)
-    more_s = max(_update_s(plan, flat.vector) - least_s, 1e-9)
-    return ServerUpdate(
-        seconds=least_s, bandwidth_bytes_per_s=max(flat.vector.nbytes - part.nbytes, 1) / more_s
-    )
+    whole_s, more = _update_s(plan, flat.vector), flat.vector.nbytes - part.nbytes
+    more_s = max(whole_s - least_s, more / most_bytes_per_s)
+    bandwidth = more / more_s if more else most_bytes_per_s
+    return ServerUpdate(seconds=min(least_s, whole_s), bandwidth_bytes_per_s=bandwidth)
 
 
 def _update_s(plan: OptimizerPlan, values: Tensor) -> float:
-    """Return the median seconds from a gradient's arrival until its answer lies where a link takes it from."""
+    """Return the median seconds of processor from a gradient's arrival until its answer is where a link takes it from.
+
+    All of it is this thread's, so what other processes do meanwhile does not count.
+    """
     server = ParameterServer().server(ServerSetting(0, RoleAssignment((_WORKER,), (_SERVER,))))
     server.on_message(_WORKER, Message(Kind.CONFIGURE, pack_json(plan.to_json())))
     server.on_message(_WORKER, Message(Kind.PARAMETERS, values))
@@ -60,10 +68,10 @@ def _update_s(plan: OptimizerPlan, values: Tensor) -> float:
     gradient, link, version, seconds = _SCALE * torch.randn_like(values), torch.empty_like(values), 0, []
     for step in range(_WARM_UP + _UPDATES):
         push = Message(Kind.PUSH, gradient, version, step, 1.0, plan.rate)
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         [(_, answer)] = server.on_message(_WORKER, push)
         assert answer.tensor is not None, "a server answers with its parameters"
         link.copy_(answer.tensor)
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(time.thread_time() - began_s)
         version = answer.version
     return statistics.median(seconds[_WARM_UP:])

@@ -17,6 +17,7 @@ from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.cluster import ServerUpdate, cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal
 
+MOST = 1e10
 STEP = StepProfile((0.5 * exp(-0.2), 0.5, 0.5 * exp(0.2)), 0.0, 0.1, 0.2, 0.2, ())
 ONE = Profile(
     hosts=(Host("here", 8, 1 << 34, 1e10, ()),),
@@ -65,9 +66,10 @@ def test_a_servers_updates_take_longer_of_more_numbers_and_of_a_costlier_rule() 
     def seconds(optimizer: str, width: int) -> float:
         model = f"mlp(hidden=[{width}])"
         options = {"data": "digits", "model": model, "optimizer": optimizer, "workers": 1}
-        found = measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0)))
+        found = measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0)), MOST)
         assert found is not None
         assert 0 < found.seconds < 0.01
+        assert 0 < found.bandwidth_bytes_per_s <= MOST
         return found.seconds + 4 * 75 * width / found.bandwidth_bytes_per_s
 
     small, large = seconds("sgd", 100), seconds("sgd", 20_000)
@@ -78,7 +80,7 @@ def test_a_servers_updates_take_longer_of_more_numbers_and_of_a_costlier_rule() 
 
 def test_an_optimiser_of_all_workers_data_has_no_server() -> None:
     options = {"data": "digits", "model": "mlp", "optimizer": "kfac", "workers": 1}
-    assert measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0))) is None
+    assert measure_server_update(assemble(configure(options), CheckpointConfig(checkpoints=0)), MOST) is None
 
 
 def test_a_host_is_as_the_system_says() -> None:
