@@ -1,9 +1,10 @@
 """Epochs to an accuracy: K-FAC beside SGD.
 
     python benchmarks/second-order/measure.py [--seeds 3] [--target 0.95] [--data digits] [--images N] [--out DIR]
+        [--only "kfac; sgd(lr=0.1)"] [--most N]
 
 `lenet5(widths=[8, 16], hidden=64)` by 2 workers that average their gradients at every step, in virtual time with real
-gradients; tested after every epoch. What is in DIR already is not measured again.
+gradients; tested after every epoch. What is in DIR already is not measured again; `--most` ends after so many runs.
 """
 
 from __future__ import annotations
@@ -96,15 +97,19 @@ def main() -> None:
     parser.add_argument("--schedule", default="constant")
     parser.add_argument("--model", default="lenet5(widths=[8, 16], hidden=64)")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="optimisers, with ; between")
+    parser.add_argument("--most", type=int, default=1_000)
     chosen = parser.parse_args()
     path = None if chosen.out is None else chosen.out / "results.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.is_file() else {}
-    for optimizer in [chosen.only] if chosen.only else OPTIMIZERS:
-        for seed in range(chosen.seeds):
+    optimizers = [each.strip() for each in chosen.only.split(";")] if chosen.only else OPTIMIZERS
+    left = chosen.most
+    for seed in range(chosen.seeds):
+        for optimizer in optimizers:
             of_optimizer = known.setdefault(optimizer, {})
-            if str(seed) in of_optimizer:
+            if str(seed) in of_optimizer or not left:
                 continue
+            left -= 1
             began_s = time.process_time()
             curve = accuracies(optimizer, seed, chosen)
             seconds = time.process_time() - began_s
@@ -117,6 +122,8 @@ def main() -> None:
         "|---|---|---|---|",
     ]
     for optimizer, seeds in known.items():
+        if not seeds:
+            continue
         # A run ends a test after the one that reached the target, which is made beside training.
         needed = [reached(run["top1"], chosen.target) for run in seeds.values()]
         told = ", ".join("never" if epochs is None else str(epochs) for epochs in needed)

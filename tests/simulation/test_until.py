@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from polyrhythm.api.observed_run import finished_run
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.train import finished_run
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Notice
 from polyrhythm.reporting.event_log import read_events

@@ -34,11 +34,10 @@ from pydantic import TypeAdapter, ValidationError
 from polyrhythm.api import tune as tuning
 from polyrhythm.api.ddp import NAME as DDP
 from polyrhythm.api.ddp import of_ours, with_rate
-from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.observed_run import choose_folder, finished_run
 from polyrhythm.api.rehearsal import STRATEGIES
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.api.train import finished_run
 from polyrhythm.claim import claim
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import configure, read_recipe

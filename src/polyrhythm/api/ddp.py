@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from polyrhythm.api.observed_run import Run, choose_folder, create_folder_for, observed_run_in
 from polyrhythm.config.assemble import assemble, default_optimizer, strategy_from
+from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
@@ -271,9 +272,13 @@ def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
 def of_ours(strategy: str) -> Strategy:
     """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`, stages those of the first.
 
+    An ensemble has those of its members.
+
     Raises:
         RequestError: there is no such strategy.
     """
+    if (ensemble := Ensemble.parse(strategy)) is not None:
+        return of_ours(ensemble.each)
     if (stages := Stages.parse(strategy)) is not None:
         return next(strategy_from(stage.strategy) for stage in stages.stages)
     return strategy_from("synchronous" if strategy == NAME else strategy)

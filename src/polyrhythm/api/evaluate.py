@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import EvaluateOptions, refuse_unknown
-from polyrhythm.config.trained import Trained, best_of, load_trained
+from polyrhythm.config.trained import Trained, best_of, load_trained, voters
 from polyrhythm.data.resized import HasWhole
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.calibration import (
@@ -68,7 +68,8 @@ def evaluate(
     refuse_unknown(options, EvaluateOptions)
     configure({"batch_size": batch_size})  # one that cannot be, for example
     asked: dict[str, Any] = {**options}
-    paths = [weights] if isinstance(weights, str | Path) else list(weights)
+    named = [weights] if isinstance(weights, str | Path) else list(weights)
+    paths: list[str | Path] = [path for each in named for path in voters(Path(each))]
     if asked.pop("best", False):
         paths = [best_of(Path(path)) for path in paths]
     views = _views(asked)

@@ -29,7 +29,7 @@ from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, Notice, Restarted, RunEnded, WorkerProgress
+from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.energy import EnergyCounter
 from polyrhythm.launch.process import lost_output
@@ -313,6 +313,21 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     if seen.timings:
         figures["timings"] = seen.timings.to_json()
     return Run(folder, end.outcome, figures)
+
+
+def finished_run(folder: Path) -> Run | None:
+    """Return the run of a folder if it has ended well, with its figures; None if it has not.
+
+    Raises:
+        RequestError: its log is damaged.
+    """
+    log = folder / LOG_FILE
+    events = read_events(log) if log.exists() else []
+    last = next((event for event in reversed(events) if isinstance(event, RunStarted | RunEnded)), None)
+    if not isinstance(last, RunEnded) or last.outcome != "done":
+        return None
+    again = [event for event in events if isinstance(event, Restarted)]
+    return replace(run_of(folder, last, RunFigures.of(events), again), before=True)
 
 
 RUNS = Path("runs")

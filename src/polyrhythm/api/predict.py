@@ -15,6 +15,7 @@ from torch import Tensor
 
 from polyrhythm.api.served import PictureFiles, Served, load_served
 from polyrhythm.config.run_config import NetworkOptions, PredictOptions, ViewOptions, refuse_unknown
+from polyrhythm.config.trained import voters
 from polyrhythm.data.image_files import find_unreadable, image_files
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.calibration import LEAST, MOST, tempered
@@ -132,7 +133,8 @@ class Networks:
         asked: dict[str, Any] = {**options}
         of_views = {name: asked.pop(name) for name in ViewOptions.__annotations__ if name in asked}
         views = Views(**{**of_views, "scales": tuple(of_views.get("scales") or ())})
-        paths = [weights] if isinstance(weights, str | Path) else list(weights)
+        named = [weights] if isinstance(weights, str | Path) else list(weights)
+        paths = [path for each in named for path in voters(Path(each))]
         of_network: NetworkOptions = {"data": asked.get("data"), "model": asked.get("model")}
         served = [load_served(path, device=device, **of_network) for path in paths]
         for other in served[1:]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyrhythm.augmentation.tones import Tones
 from polyrhythm.config.run_config import TrainedOptions
-from polyrhythm.config.trained import Trained, load_trained
+from polyrhythm.config.trained import Trained, load_trained, voters
 from polyrhythm.data.dataset import Split
 from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
@@ -54,7 +54,8 @@ def robustness(
     """
     if plot is not None and not Path(plot).parent.is_dir():
         raise RequestError(f"there is no folder {Path(plot).parent}: make it first")
-    paths = [weights] if isinstance(weights, str | Path) else list(weights)
+    named = [weights] if isinstance(weights, str | Path) else list(weights)
+    paths = [path for each in named for path in voters(Path(each))]
     trained = [load_trained(path, device=device, **options) for path in paths]
     found = [_tested(each, images, kinds) for each in trained]
     together = None

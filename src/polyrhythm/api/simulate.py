@@ -19,6 +19,7 @@ from typing import Any, Unpack
 import torch
 
 from polyrhythm.api.growing import by_noise, with_growing_batches
+from polyrhythm.api.members import simulate_ensemble
 from polyrhythm.api.observed_run import (
     ObservedRun,
     Run,
@@ -30,6 +31,7 @@ from polyrhythm.api.observed_run import (
 from polyrhythm.api.stages import in_stages, staged_run
 from polyrhythm.config.assemble import assemble, optimizer_from, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
+from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
@@ -119,6 +121,12 @@ def simulate(
     where = described_cluster(cluster, step_time, faults)
     if step_time is None:
         where = paced_for(where, config)
+    ensemble = Ensemble.parse(str(config.strategy))
+    if ensemble is not None:
+        return _simulate_ensemble(
+            ensemble, where, config, step_time is None, (gradients, steps, check), out, observers
+        )
+    refuse_distill(config)
     config, foreseen = with_stages_settled(where, config)
     if gradients == "none":
         return _dry_run(where, config, steps, check, out, observers, foreseen)
@@ -301,6 +309,33 @@ def _train(
     folder = _folder(out, job.strategy.name, config, where)
     job = dataclasses.replace(job, checkpointing=dataclasses.replace(job.checkpointing, folder=folder))
     return _play(laid_out(where, job), job, config, observers, foreseen=foreseen)
+
+
+def _simulate_ensemble(
+    ensemble: Ensemble,
+    where: Cluster,
+    config: RunConfig,
+    paced: bool,
+    how: tuple[str, int | None, bool],
+    out: str | Path | None,
+    observers: Sequence[Observer],
+) -> Run:
+    """Simulate networks side by side, and perhaps one that learns from them; `how` is gradients, steps and check."""
+    gradients, steps, check = how
+    folder = _folder(out, "ensemble", config, where)
+    learns = gradients == "real"
+    if not learns:  # of a recipe for training
+        config = config.model_copy(update={"distill": None})
+
+    def play(part: Cluster, member: RunConfig, place: Path, watching: Sequence[Observer]) -> Run:
+        if paced and member.model != config.model:
+            part = paced_for(part, member)
+        member, foreseen = with_stages_settled(part, member)
+        if learns:
+            return _train(part, member, place, watching, foreseen)
+        return _dry_run(part, member, steps, check, place, watching, foreseen)
+
+    return simulate_ensemble(ensemble, where, config, folder, observers, play, learns=learns)
 
 
 def _train_in_stages(

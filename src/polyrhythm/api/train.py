@@ -37,9 +37,10 @@ import torch
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
-from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, observed_run, run_of
+from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, finished_run, observed_run
 from polyrhythm.api.stages import StagedRun, in_stages, staged_run
 from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
+from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig, RunOptions
@@ -49,15 +50,14 @@ from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.open import source_of
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.feature_cache import call_apart, measure
-from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted
+from polyrhythm.events import Event, Notice
 from polyrhythm.launch.children import run_local, run_restarting
 from polyrhythm.launch.energy import EnergyCounter
 from polyrhythm.launch.process import allow_descriptors, check_loopback
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
-from polyrhythm.reporting.event_log import LOG_FILE, Observer, read_events
-from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.reporting.event_log import LOG_FILE, Observer
 from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
@@ -108,6 +108,10 @@ def train(
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
+        ensemble = Ensemble.parse(str(config.strategy))
+        if ensemble is not None:
+            return _train_ensemble(ensemble, config, out, resume, again, observers, start_method)
+        refuse_distill(config)
         if started_by_torchrun() and _left_to_start(config) is not None:
             raise RequestError(
                 "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
@@ -297,6 +301,36 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
+def _train_ensemble(
+    ensemble: Ensemble,
+    config: RunConfig,
+    out: str | Path | None,
+    resume: str | Path | None,
+    again: bool,
+    observers: Sequence[Observer],
+    start_method: str,
+) -> Run:
+    """Train networks side by side, and perhaps one that learns from them."""
+    from polyrhythm.api.members import finished_ensemble, train_ensemble  # no other run pays for it
+
+    if started_by_torchrun():
+        raise RequestError(
+            "an ensemble starts its members' ranks itself: under torchrun train each member as a run of its own, with "
+            "another --seed, and name them all to `polyrhythm evaluate`"
+        )
+    folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
+    done = finished_ensemble(folder) if resume is not None else None
+    if done is not None:
+        if not again:
+            raise all_done(folder, done.figures["epochs"])
+        return done
+
+    def student(place: Path, told: dict[str, Any]) -> Run | None:
+        return train(out=place, resume=AUTOMATIC, observers=observers, start_method=start_method, **told)
+
+    return train_ensemble(ensemble, config, folder, observers, student)
+
+
 def _short_name(config: RunConfig) -> str:
     return name_of(config.model).split("(")[0]
 
@@ -352,7 +386,8 @@ def _configuration(recipe: str | Path | None, resume: str | Path | None, options
 def _without_its_default(before: dict[str, Any], options: RunOptions) -> dict[str, Any]:
     """Return the options of a run without the default optimizer of its strategy, where another is to go on."""
     was = str(before.get("strategy"))
-    if options.get("strategy") in (None, was) or Stages.parse(was) is not None:
+    staged = Stages.parse(was) is not None or Ensemble.parse(was) is not None
+    if options.get("strategy") in (None, was) or staged:
         return before
     usual = default_optimizer(strategy_from(was, before.get("compress")), int(before["workers"]))
     return {key: value for key, value in before.items() if key != "optimizer" or value != str(usual)}
@@ -606,21 +641,6 @@ def finished(job: Job) -> Run | None:
 def all_done(folder: Path, epochs: int) -> RequestError:
     """Return the error for resuming a run that has nothing left to do."""
     return RequestError(f"{folder} has done its {epochs} epochs: ask for more with --epochs to go on")
-
-
-def finished_run(folder: Path) -> Run | None:
-    """Return the run of a folder if it has ended well, with its figures; None if it has not.
-
-    Raises:
-        RequestError: its log is damaged.
-    """
-    log = folder / LOG_FILE
-    events = read_events(log) if log.exists() else []
-    last = next((event for event in reversed(events) if isinstance(event, RunStarted | RunEnded)), None)
-    if not isinstance(last, RunEnded) or last.outcome != "done":
-        return None
-    again = [event for event in events if isinstance(event, Restarted)]
-    return replace(run_of(folder, last, RunFigures.of(events), again), before=True)
 
 
 def staged_finetuning(

@@ -41,8 +41,10 @@ import yaml
 
 from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.rehearsal import Candidate, rehearse
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
+from polyrhythm.api.train import measured_time
 from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
@@ -382,6 +384,8 @@ def carry_out(
     """
     if jobs is not None and jobs < 1:
         raise RequestError(f"jobs must be at least 1 (given {jobs})")
+    if resume is None:
+        _check_affordable(what)
     folder = Path(resume) if resume is not None else _chosen_folder(what, out)
     existed = folder.exists()
     try:
@@ -401,6 +405,64 @@ def carry_out(
         raise RequestError(f"every trial was refused; the first: {search.trials[0].error}")
     write(search, folder, what.command())
     return Tuned(folder, search, interrupted)
+
+
+def _check_affordable(what: SearchPlan) -> None:
+    """Refuse a budget that no trial fits into, as far as its time and price can be foreseen.
+
+    Simulated trials are rehearsed. Of real ones a step is measured, where pictures are many or large; a machine that is
+    busy just then may take twice as long for it.
+
+    Raises:
+        RequestError: even the shortest trial costs more.
+    """
+    budget = Budget.parse(what.budget)
+    if budget.kind == "trials":
+        if what.method == "pbt" and budget.amount < what.population:
+            raise RequestError(
+                f"a population of {what.population} takes {what.population} trials to begin with, and the budget is "
+                f"{what.budget}: give more, or a smaller --population"
+            )
+        return
+    space = Space.of(what.space)
+    example = space.draw(lambda name, domain: domain.draw(Random(what.seed)))
+    least, place = math.inf, "this machine"
+    for options in [_options(what, space, each) for each in space.samples(example)[:_FORESEEN]]:
+        ends_early = what.method in {"hyperband", "pbt"} or what.prune != "none" or "until" in options
+        if ends_early:
+            options["epochs"] = what.interval if what.method == "pbt" else 1
+        with contextlib.suppress(RequestError):  # the trial itself will say so
+            if what.simulation:
+                place = str(what.simulation["cluster"])
+                seconds, price = _rehearsed(what.simulation, options)
+                least = min(least, price if budget.kind == "USD" else seconds)
+            else:
+                job = assemble(configure(options), CheckpointConfig())
+                least = (measured_time(job, "spawn") or 0.0) / 2
+                break
+    if math.isfinite(least) and least > budget.amount:
+        told = f"{least:.2g} USD" if budget.kind == "USD" else duration(least)
+        raise RequestError(
+            f"a trial takes at least {told} on {place}, and the budget is {what.budget}: give more, or fewer --epochs"
+        )
+
+
+_FORESEEN = 8
+"""So many trials are foreseen at most."""
+
+
+def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[float, float]:
+    """Return about how many virtual seconds a trial takes, and its price, 0 where that is not known."""
+    told = {key: value for key, value in options.items() if key not in ("strategy", "workers")}
+    strategy = str(options["strategy"])
+    asked = Candidate(strategy=strategy, family=strategy, workers=int(options["workers"]), options={})
+    found = rehearse(open_cluster(simulation["cluster"]), [asked], told, {})
+    if not found:
+        raise RequestError(f"{strategy} cannot be rehearsed")
+    dataset = data_of(configure(options))
+    images = int(options.get("epochs") or dataset.default_epochs) * len(dataset.train)
+    seconds = images / found[0].images_per_s
+    return seconds, seconds / 3600 * (found[0].price_per_hour or 0.0)
 
 
 def _text(what: SearchPlan) -> str:

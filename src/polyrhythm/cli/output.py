@@ -33,6 +33,13 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console.print(table)
 
 
+def say_members(figures: dict[str, Any]) -> None:
+    """Print what the members of an ensemble came to, alone and together."""
+    if "members" in figures and figures["ensemble"]:
+        print(f"members     {', '.join(percent(each['test_top1']) for each in figures['members'])}")
+        print(f"together    {percent(figures['ensemble']['test_top1'])}")
+
+
 def say_what_held_back(figures: dict[str, Any]) -> None:
     """Print what held a run back, and which workers straggled."""
     if figures["held_back"]:

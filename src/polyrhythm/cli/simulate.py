@@ -13,6 +13,7 @@ from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
     percent,
     print_json,
+    say_members,
     say_timings,
     say_what_held_back,
     say_what_was_left_out,
@@ -111,6 +112,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     learns = figures["gradients"] == "real"
     if learns:
         print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+        say_members(figures)
     done = "trained in  " if learns else "dry run in  "
     while_all = figures["sustained_images_per_s"]
     differs = while_all is not None and while_all > (1 + _WORTH_SAYING) * figures["images_per_s"]
@@ -125,10 +127,11 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     say_what_was_left_out(figures)
     say_timings(figures)
     print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}, price {said}")
-    if learns:
+    if learns and (folder / "model.safetensors").exists():  # of an ensemble each member has its own
         print(f"model       {folder}/model.safetensors")
     say_where_the_report_is(folder)
-    print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")
+    if (folder / "trace.json").exists():
+        print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")
 
 
 FAILED = 1

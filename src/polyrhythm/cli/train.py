@@ -12,6 +12,7 @@ from polyrhythm.cli.output import (
     percent,
     print_json,
     say_cache,
+    say_members,
     say_timings,
     say_what_held_back,
     say_what_was_left_out,
@@ -74,10 +75,12 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
             f"highest     {percent(best['test_top1'])} after epoch {best['epoch']}, by the test images; --keep-best "
             "keeps such a network, and evaluate --best tests it"
         )
+    say_members(figures)
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     say_what_held_back(figures)
     say_what_was_left_out(figures)
     say_cache(figures)
     say_timings(figures)
-    print(f"model       {folder}/model.safetensors")
+    if (folder / "model.safetensors").exists():  # of an ensemble each member has its own
+        print(f"model       {folder}/model.safetensors")
     say_where_the_report_is(folder)

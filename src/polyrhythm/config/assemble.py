@@ -27,7 +27,7 @@ from polyrhythm.augmentation.warp import Warp
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
 from polyrhythm.config.model import devices_from, model_maker, name_of
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.config.trained import facts_of, load_trained
+from polyrhythm.config.trained import facts_of, load_trained, voters
 from polyrhythm.cost import hybrid
 from polyrhythm.data.balance import BALANCES, Balance
 from polyrhythm.data.balances.measured import Measured
@@ -43,7 +43,9 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import check_kinds_of_devices
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
+from polyrhythm.models.architectures.treenet import Tree
 from polyrhythm.models.create import check_picture_size
+from polyrhythm.partition.branches import parts_of
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.roles.balance import balances
@@ -263,7 +265,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
         _warn_of_frames(how.transform, dataset)
     warn_of(strategy, config.workers, how.optimizer.lr)
     if job.traits.cuts_network and not job.traits.pipelines:
-        warn_of_cut(strategy, config.workers, config.batch_size, cut(make_model(), None).sizes)
+        made = make_model()
+        if not isinstance(made, Tree):
+            warn_of_cut(strategy, config.workers, config.batch_size, cut(made, None).sizes)
     return job
 
 
@@ -575,7 +579,8 @@ def balanced_weights(dataset: Dataset) -> Tensor:
 def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teachers | None:
     if config.teacher is None:
         return None
-    paths = [Path(part.strip()) for part in config.teacher.split(";") if part.strip()]
+    named = [Path(part.strip()) for part in config.teacher.split(";") if part.strip()]
+    paths = [path for each in named for path in voters(each)]
     if not paths:
         raise RequestError("--teacher names no run: give a run folder, or several with ; between")
     for path in paths:
@@ -664,6 +669,6 @@ def try_out(
     elif traits.cuts_network:
         with torch.random.fork_rng(devices=[]):
             image = flat.vector.new_zeros(1, *image_shape)
-            parts = cut(model, image)
+            parts = parts_of(model, image)
             Ownership.of(flat, parts, workers, divided_trunk(parts, image, traits.trunk, workers))
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

@@ -42,6 +42,7 @@ LEARNING_ONLY = (
     "teacher",
     "temperature",
     "teacher_share",
+    "distill",
     "label_smoothing",
     "weight_average",
     "precision",

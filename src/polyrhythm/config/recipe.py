@@ -78,8 +78,14 @@ def _pixels_for(weights: Any) -> Any:
 
 def write_recipe(config: RunConfig, path: Path) -> None:
     """Write a configuration as a recipe that repeats the run."""
-    values = {key: _plain(getattr(config, key)) for key in type(config).model_fields}
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+
+
+def plain_values(config: RunConfig) -> dict[str, Any]:
+    """Return a configuration's values as texts and numbers, from which `configure` makes it again."""
+    return {key: _plain(getattr(config, key)) for key in type(config).model_fields}
 
 
 def _plain(value: Any) -> Any:

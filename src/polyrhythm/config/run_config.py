@@ -152,6 +152,12 @@ class RunConfig(BaseModel):
         default=0.7, ge=0, le=1, description="Share of the loss that is the teachers'."
     )
 
+    distill: str | None = _learning(
+        default=None,
+        description="With --strategy ensemble(members=4): the network that learns from its members in a last stage, "
+        "such as lenet5.",
+    )
+
     weights: str | None = _start(
         default=None,
         description="A file (safetensors or state dict), a run folder, or what others trained to start from: "
@@ -388,6 +394,7 @@ class RunOptions(TypedDict, total=False):
     teacher: str | None
     temperature: float
     teacher_share: float
+    distill: str | None
     weights: str | None
     fine_tuning: Literal["auto", "none", "head", "staged"]
     views: int | None

@@ -5,6 +5,7 @@ A checkpoint holds the network as it was tested when the checkpoint was written.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -153,6 +154,23 @@ def load_trained(
     return Trained(path, file, replica, name_of(model), dataset, place)
 
 
+ENSEMBLE_FILE = "ensemble.json"
+"""In the folder of an ensemble that has ended: its figures, its members' among them."""
+
+
+def member_folder(folder: Path, member: int) -> Path:
+    """Return the run folder of a member of an ensemble."""
+    return folder / f"member-{member}"
+
+
+def voters(path: Path) -> list[Path]:
+    """Return the runs whose networks vote for a path: of an ensemble's folder its members, unless it was distilled."""
+    if (path / MODEL_FILE).is_file() or not (path / ENSEMBLE_FILE).is_file():
+        return [path]
+    members = json.loads((path / ENSEMBLE_FILE).read_text(encoding="utf-8"))["members"]
+    return [member_folder(path, number) for number in range(len(members))]
+
+
 def weights_file(path: Path) -> Path:
     """Return the file of weights in a run folder, or the file itself."""
     return path / MODEL_FILE if path.is_dir() else path
@@ -170,10 +188,15 @@ def facts_of(path: Path) -> dict[str, Any]:
         if not (path / MODEL_FILE).is_file():
             if not (path / CONFIG_FILE).is_file():
                 raise RequestError(f"{path} is not a run folder: name one, or a file of weights")
+            if (path / ENSEMBLE_FILE).is_file():
+                raise RequestError(
+                    f"{path} is an ensemble, of several networks: name one, as {member_folder(path, 0)}"
+                )
             raise RequestError(
                 f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
             )
-        return read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
+        known = read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
+        return known | {"model": known["distill"]} if known.get("distill") else known
     if (run := run_of(path)) is not None:
         return read_recipe(run / CONFIG_FILE)
     return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

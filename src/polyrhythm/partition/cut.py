@@ -60,6 +60,11 @@ class Cut:
         return self.layers[0].linear.in_features
 
     @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and device of the features."""
+        return self.layers[0].linear.weight
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The number of features, and the neurons of each layer of the head."""
         return (self.features, *(layer.linear.out_features for layer in self.layers))

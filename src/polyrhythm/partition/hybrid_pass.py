@@ -25,7 +25,8 @@ Every worker computes a slice of the neurons of each layer of the head:
     forward    y_s = f(x W_s' + b_s)  on worker s;   x of the next layer = (y_0 | y_1 | … )       for all examples
     backward   dW_s = dz_s' x         on worker s;   dx = sum_s dz_s W_s, each worker its own columns of it
 
-W_s are the rows of W that belong to the slice, z_s the argument of f. The owners of the examples receive their logits
+W_s are the rows of W that belong to the slice, z_s the argument of f. Of a tree of networks every worker computes some
+branches whole, in place of slices (`branches.py`). The owners of the examples receive their logits
 and provide the gradients of these. Autograd works only within a layer, so no worker ever waits for another inside it.
 
 A dry run (`DryRunPass`) sends the messages of a pass without its numbers, for networks that are not computed. Every
@@ -57,6 +58,7 @@ from polyrhythm.partition.activations import (
     neurons,
     others,
 )
+from polyrhythm.partition.branches import Branches, OwnedBranches
 from polyrhythm.partition.cut import Cut, Layer
 from polyrhythm.partition.divided_trunk import DividedTrunk, TrunkPass
 from polyrhythm.training.forward_pass import by_running_statistics
@@ -114,13 +116,20 @@ class HybridPass:
     """
 
     def __init__(
-        self, parts: Cut, group: Communicator, scheme: Scheme, divided: DividedTrunk | None = None
+        self,
+        parts: Cut | Branches,
+        group: Communicator,
+        scheme: Scheme,
+        divided: DividedTrunk | None = None,
     ) -> None:
         self._parts = parts
         self._scheme = scheme
         self._activations = Activations(group)
-        self._wants_inputs = parts.trains_trunk
-        self._head = ShardedLayers(parts.layers, self._activations, wants_inputs=self._wants_inputs)
+        self._head = (
+            OwnedBranches(parts, self._activations)
+            if isinstance(parts, Branches)
+            else ShardedLayers(parts.layers, self._activations, wants_inputs=parts.trains_trunk)
+        )
         self._divided = divided
         if divided is not None:
             self._trunk = TrunkPass(divided, self._activations)
@@ -132,7 +141,7 @@ class HybridPass:
 
     @property
     def places(self) -> list[slice]:
-        """This worker's neurons of each layer of the head."""
+        """This worker's neurons of each layer of the head, or its branches."""
         return self._head.places
 
     def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
@@ -170,7 +179,7 @@ class HybridPass:
     def _run_divided(self, divided: DividedTrunk, images: Tensor, loss: Loss, weight: float) -> float:
         """Run the rounds with the trunk's layers in them, since workers compute these together, too."""
         rank, size = self._activations.rank, self._activations.size
-        like = self._parts.layers[0].linear.weight
+        like = self._parts.like
         images = images.to(like.dtype)
         gradients = like.new_zeros(len(images), self._parts.features)
         value, count = 0.0, rounds(self._scheme, size)
@@ -214,7 +223,7 @@ class HybridPass:
             with torch.enable_grad():
                 features: Tensor = self._parts.trunk(images)
             return features
-        like = self._parts.layers[0].linear.weight
+        like = self._parts.like
         return torch.zeros(0, self._parts.features, dtype=like.dtype, device=like.device)
 
     def _send(self, features: Tensor, number: int) -> list[Handle]:

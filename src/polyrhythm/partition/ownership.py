@@ -3,7 +3,8 @@
     vector     [ trunk, shared by all | W of layer 1: rows of 0 | rows of 1 | … | b: 0 | 1 | … | W of layer 2 … ]
 
 Rows of a weight are adjacent in the vector, so a worker's slice of a layer is one piece of it for the weight and one
-for the bias. Convolutions that are cut by their channels are like the layers of the head.
+for the bias. Convolutions that are cut by their channels are like the layers of the head. Branches of a tree, which are
+alike and adjacent, are rows of one tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.partition.activations import Activations, neurons
+from polyrhythm.partition.branches import Branches
 from polyrhythm.partition.cut import Cut
 from polyrhythm.partition.divided_trunk import DividedTrunk, Trunk, cut_rows
 from polyrhythm.partition.hybrid_pass import DryRunPass, HeadSizes, HybridPass, Pass, Scheme
@@ -50,13 +52,15 @@ class Ownership:
 
     @classmethod
     def of(
-        cls, flat: FlatParameters, parts: Cut, workers: int, divided: DividedTrunk | None = None
+        cls, flat: FlatParameters, parts: Cut | Branches, workers: int, divided: DividedTrunk | None = None
     ) -> Ownership:
         """Return the ownership for a network that has been divided.
 
         Raises:
             RequestError: elements of the trunk lie between or behind those of the head.
         """
+        if isinstance(parts, Branches):
+            return cls(flat.vector, parts.rows(flat), workers)
         views = {id(view.parameter): view for view in flat.views}
         parameters = [each for layer in parts.layers for each in layer.linear.parameters()]
         found = [views[id(each)] for each in parameters if id(each) in views]
@@ -126,7 +130,9 @@ class Division:
     passes: Callable[[Communicator, Scheme], Pass]
 
 
-def division(flat: FlatParameters, parts: Cut, workers: int, divided: DividedTrunk | None = None) -> Division:
+def division(
+    flat: FlatParameters, parts: Cut | Branches, workers: int, divided: DividedTrunk | None = None
+) -> Division:
     """Return the division of a network that is computed.
 
     Args:
@@ -166,13 +172,17 @@ def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int) -> Divis
     return Division(ownership, lambda group, scheme: DryRunPass(told, group, scheme))
 
 
-def divided_trunk(parts: Cut, image: Tensor, how: Trunk, workers: int) -> DividedTrunk | None:
+def divided_trunk(parts: Cut | Branches, image: Tensor, how: Trunk, workers: int) -> DividedTrunk | None:
     """Return how the layers before the head are cut; None where every worker has them all.
 
     Raises:
         RequestError: they cannot be cut so.
     """
-    return None if how == "copied" or workers == 1 else DividedTrunk(parts, image, how, workers)
+    if how == "copied" or workers == 1:
+        return None
+    if isinstance(parts, Branches):
+        raise RequestError(f"hybrid shares out a treenet by its branches alone: leave trunk={how} out")
+    return DividedTrunk(parts, image, how, workers)
 
 
 def sizes_of_cut(

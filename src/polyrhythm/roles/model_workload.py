@@ -20,7 +20,7 @@ from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, is_out_of_memory
 from polyrhythm.evaluation.evaluate import InDtype, PartialEvaluation, batches_for, evaluate_part
 from polyrhythm.models.fine_tuning import graded
-from polyrhythm.partition.cut import cut
+from polyrhythm.partition.branches import parts_of
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import divided_trunk, division
 from polyrhythm.partition.pipeline_pass import Lap
@@ -530,7 +530,7 @@ class ModelWorkload:
             taught = job.learning.objective.teachers is not None
             self._loader.labels_only = not (taught or self.replica.part.reads_images)
             return
-        workers, parts = self.replica.workers.size, cut(model, image)
+        workers, parts = self.replica.workers.size, parts_of(model, image)
         divided = divided_trunk(parts, image, job.traits.trunk, workers)
         self.replica.part.divide(division(self.replica.flat, parts, workers, divided))
 

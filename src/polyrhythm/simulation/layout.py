@@ -10,10 +10,11 @@ Ranks are numbered as a local run numbers them (servers last), so that both lear
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.cluster import Cluster
+from polyrhythm.simulation.cluster import Cluster, HostKind
 from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 
 
@@ -128,3 +129,77 @@ def _server_homes(
                 room[host] -= 1
                 homes.append(host)
     return homes if placement.dedicated else sorted(homes)
+
+
+def shared_out(
+    cluster: Cluster, runs: int, workers: int, servers: int, placement: Placement, *, draws: bool = False
+) -> list[tuple[Cluster, tuple[int, ...]]]:
+    """Share a cluster out among runs that go on at the same time, each on places of its own.
+
+    A host that two of them have places on carries the messages of each as if the other's were not there.
+
+    Args:
+        cluster: the hosts.
+        runs: how many.
+        workers: of each.
+        servers: of each.
+        placement: of its servers.
+        draws: as of `lay_out`.
+
+    Returns:
+        For each run its part of the cluster, and the numbers of its hosts in the whole.
+
+    Raises:
+        RequestError: there are not places enough, or the cluster says of ranks, racks or times what its parts have not.
+    """
+    for given, what in (
+        (cluster.racks, "racks"),
+        (cluster.slow, "slow"),
+        (cluster.passing_slowness, "passing_slowness"),
+        (cluster.faults, "faults"),
+    ):
+        if given:
+            raise RequestError(
+                f"{what} of cluster {cluster.name} are of one run's ranks and hosts, and here are {runs} runs: leave "
+                "them out"
+            )
+    left = list(enumerate(cluster.machines))
+    found = []
+    for _ in range(runs):
+        here = _with_hosts(cluster, [machine for _, machine in left])
+        layout = lay_out(here, workers, servers, placement, draws=draws)
+        working = Counter(layout.host_of[rank] for rank in layout.roles.workers)
+        serving = Counter(layout.host_of[rank] for rank in layout.roles.servers)
+        hosts = [
+            machine.model_copy(update={"workers": working[place] or machine.places})
+            for place, (_, machine) in enumerate(left)
+            if place in layout.hosts_used
+        ]
+        found.append((_with_hosts(cluster, hosts), tuple(left[place][0] for place in layout.hosts_used)))
+        left = [
+            (
+                number,
+                machine.model_copy(
+                    update={
+                        "workers": machine.places - working[place],
+                        "cores": max(1, machine.cores - serving[place]),
+                    }
+                )
+                if working[place]
+                else machine,
+            )
+            for place, (number, machine) in enumerate(left)
+            if working[place] < machine.places and not (serving[place] and placement.dedicated)
+        ]
+        if not left and len(found) < runs:
+            raise RequestError(
+                f"{runs} runs of {workers} workers do not fit on cluster {cluster.name}: {len(found)} of them fill it"
+            )
+    return found
+
+
+def _with_hosts(cluster: Cluster, hosts: list[HostKind]) -> Cluster:
+    """Return a cluster of other hosts, each of them once."""
+    values = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    single = tuple(machine.model_copy(update={"count": 1}) for machine in hosts)
+    return Cluster(**{**values, "hosts": single})

@@ -301,6 +301,51 @@ def test_what_cannot_be_searched_is_refused_in_a_line(changed: dict[str, Any], m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"budget": "1s"}, "s on office, and the budget is 1s: give more, or fewer --epochs"),
+        (
+            {"budget": "0.00001USD", "simulation": {"cluster": "ut_austin"}},
+            "USD on ut_austin, and the budget is",
+        ),
+        (
+            {"method": "pbt", "budget": "3 trials", "population": 5, "simulation": {}},
+            "a population of 5 takes 5 trials to begin with, and the budget is 3 trials",
+        ),
+        (
+            {
+                "budget": "1s",
+                "simulation": {},
+                "options": {"data": "synthetic(classes=9, size=64)", "epochs": 900},
+            },
+            "on this machine, and the budget is 1s",
+        ),
+    ],
+)
+def test_a_budget_too_small_for_a_trial_is_refused_in_a_line_and_nothing_is_written(
+    changed: dict[str, Any],
+    message: str,
+    pretended: Pretended,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(tuning, "measured_time", lambda job, start_method: 1e-3 * job.learning.epochs * 100)
+    with pytest.raises(RequestError) as caught:
+        carry_out(planned(**changed), out=tmp_path / "a")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "a").exists()
+    assert not pretended.made
+
+
+def test_trials_that_may_end_early_need_less(pretended: Pretended, tmp_path: Path) -> None:
+    """Nine epochs take about 5 s in the office, one a ninth of it."""
+    with pytest.raises(RequestError, match="a trial takes at least"):
+        carry_out(planned(budget="2s"), out=tmp_path / "a")
+    assert carry_out(planned(budget="2s", method="hyperband"), out=tmp_path / "a").search.trials
+
+
 def test_budgets_are_read_with_their_units() -> None:
     assert Budget.parse("60 trials") == Budget("trials", 60)
     assert Budget.parse("1.5h") == Budget("seconds", 5400)

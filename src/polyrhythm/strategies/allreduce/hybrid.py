@@ -23,6 +23,9 @@ The pass (`partition/hybrid_pass.py`) leaves sum_i b_i g_is on worker s, so only
 added up afterwards. Each worker keeps optimiser state for the trunk and its own slices only. The network on a
 worker is whole only after `gather`: until then it holds old values of the other workers' slices.
 
+Of a `treenet` it is branches that are shared out, in place of neurons (`partition/branches.py`): worker k computes and
+trains its branches whole, for the examples of all workers, and whose examples they are gets all branches' logits.
+
 With another number of workers the optimisers' states are put together, and cut where the slices are now:
 
     before    trunk of worker 0 | slice of worker 0 | of 1 | of 2 | …        together the whole vector

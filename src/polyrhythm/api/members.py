@@ -1,0 +1,441 @@
+"""An ensemble as one run, for the verbs `train` and `simulate`; what one asks for is in `config/ensemble.py`.
+
+    runs/20250101-120000-ensemble-lenet5/
+        config.yaml
+        member-0/  member-1/  …      ordinary runs, each by its part of the workers
+        student/                     with `distill`: the network that learns from the members, by all workers
+        ensemble.json  report.html   what all came to
+        model.safetensors            with `distill`: the student's
+
+    real         members at the same time, a process each, which starts its ranks    ─▶ the student
+    simulated    members one after the other, on hosts of their own, all from the same virtual time ─▶ the student
+
+A member is the run that `train` makes with its options alone, to the bit. Who resumes finds members that have ended,
+and goes on with the others, or with the student, from their last checkpoints.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.api.evaluate import evaluate
+from polyrhythm.api.observed_run import Run, create_folder_for, discard_folder, finished_run
+from polyrhythm.api.run_process import RunProcess
+from polyrhythm.api.stages import Lasting
+from polyrhythm.config.assemble import assemble, draws, strategy_from
+from polyrhythm.config.ensemble import Ensemble
+from polyrhythm.config.recipe import CONFIG_FILE, configure, plain_values, read_run
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.stages import Stages
+from polyrhythm.config.trained import ENSEMBLE_FILE, MODEL_FILE, member_folder
+from polyrhythm.errors import RequestError, RunError
+from polyrhythm.events import Notice
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.reporting.event_log import Observer
+from polyrhythm.reporting.pages.ensemble_page import render
+from polyrhythm.reporting.quantities import percent
+from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.simulation.cluster import Cluster
+from polyrhythm.simulation.layout import shared_out
+from polyrhythm.strategies.strategy import Strategy
+
+STUDENT = "student"
+_TRIES = 3
+"""How often a member is begun whose process dies."""
+_ADDED_UP = (
+    "servers",
+    "images_per_s",
+    "sustained_images_per_s",
+    "workers_lost",
+    "workers_joined",
+    "servers_lost",
+    "servers_joined",
+    "workers_ejected",
+    "restarts",
+    "updates_lost",
+    "images_not_seen",
+    "gradients_dropped",
+    "gradients_not_finite",
+)
+_AVERAGED = ("train_loss", "bytes_sent_per_step", "waiting_share", "nothing_left_share")
+_OF_ONE = (
+    "best",
+    "per_class",
+    "confusion",
+    "confused",
+    "test_top1_interval",
+    "cache",
+    "timings",
+    "noise_scale",
+)
+_TESTED = ("test_loss", "test_top1", "test_top5")
+
+Student = Callable[[Path, dict[str, Any]], Run | None]
+"""Makes the run of the student, or what is left of it, in a folder with options."""
+Simulated = Callable[[Cluster, RunConfig, Path, Sequence[Observer]], Run]
+"""Makes one simulated run."""
+
+
+def train_ensemble(
+    ensemble: Ensemble,
+    config: RunConfig,
+    folder: Path,
+    observers: Sequence[Observer],
+    student: Student,
+) -> Run:
+    """Train an ensemble, or what is left of one.
+
+    Args:
+        ensemble: the members.
+        config: of all of it.
+        folder: of the run; what is in it is not done again.
+        observers: are told of the members' tests, and of everything that the student does.
+        student: makes its run.
+
+    Raises:
+        RequestError: the request is wrong; nothing has been written.
+        RunError: a member has failed.
+    """
+    _check_real(config)
+    configs = ensemble.member_configs(_with_threads(config))
+    _try_out(ensemble, config, configs)
+    if (folder / CONFIG_FILE).is_file():
+        _check_same(folder, config)
+    existed = folder.exists()
+    claim = create_folder_for(folder, config, config.device)
+    try:
+        stopped = _side_by_side(configs, folder, observers)
+        if stopped is not None:
+            return replace(stopped, preempted=stopped.preempted and config.notice_s is not None)
+        runs = [_ended(member_folder(folder, number)) for number in range(ensemble.members)]
+        taught = None
+        if config.distill is not None:
+            taught = student(folder / STUDENT, _student_options(ensemble, config, folder))
+            assert taught is not None, "only ranks of torchrun have no run"
+            if taught.outcome != "done":
+                return replace(taught, folder=folder)
+        return _over(config, folder, runs, taught)
+    except RequestError:
+        if not existed and not any(folder.glob("member-*/events.jsonl")):
+            discard_folder(folder)
+        raise
+    finally:
+        claim.release()
+
+
+def simulate_ensemble(
+    ensemble: Ensemble,
+    where: Cluster,
+    config: RunConfig,
+    folder: Path,
+    observers: Sequence[Observer],
+    play: Simulated,
+    *,
+    learns: bool = True,
+) -> Run:
+    """Simulate an ensemble, whose members have hosts of their own.
+
+    Args:
+        ensemble: the members.
+        where: the whole cluster.
+        config: of all of it.
+        folder: of the run, new.
+        observers: receive every event, and one end.
+        play: simulates a run.
+        learns: whether there are gradients, and so something to test.
+
+    Raises:
+        RequestError: the request is wrong; nothing has been written.
+    """
+    configs = ensemble.member_configs(config)
+    if learns:
+        _try_out(ensemble, config, configs)
+    strategies, workers = _strategies(ensemble, config), configs[0].workers
+    needed = max((each.traits(workers) for each in strategies), key=lambda traits: traits.servers)
+    parts = shared_out(
+        where,
+        ensemble.members,
+        workers,
+        needed.servers,
+        needed.placement,
+        draws=draws(config.deal, strategies[0], workers),
+    )
+    claim = create_folder_for(folder, config, "none")
+    runs, held = [], Counter[int]()
+    try:
+        for number, ((part, hosts), member) in enumerate(zip(parts, configs, strict=True)):
+            last = number + 1 == len(configs) and config.distill is None
+            watching = [each if last else Lasting(each) for each in observers]
+            run = play(part, member, member_folder(folder, number), watching)
+            if run.outcome != "done":
+                return replace(run, folder=folder)
+            runs.append(run)
+            for host in hosts:
+                held[host] = max(held[host], run.figures["seconds"])
+        taught = None
+        if config.distill is not None:
+            options = _student_options(ensemble, config, folder)
+            taught = play(where, configure(options), folder / STUDENT, observers)
+            if taught.outcome != "done":
+                return replace(taught, folder=folder)
+        prices = [(where.machines[host].price_per_hour, seconds) for host, seconds in held.items()]
+        known = None if any(price is None for price, _ in prices) else prices
+        price = None if known is None else sum((each or 0.0) * seconds / 3600 for each, seconds in known)
+        own = {"cluster": where.name, "hosts": len(held), "price": price}
+        return _over(config, folder, runs, taught, simulated=own, learns=learns)
+    except RequestError:
+        if not runs:
+            discard_folder(folder)
+        raise
+    finally:
+        claim.release()
+
+
+def _strategies(ensemble: Ensemble, config: RunConfig) -> list[Strategy]:
+    """Return the strategies of each member, of which stages have several."""
+    stages = Stages.parse(ensemble.each)
+    named = [ensemble.each] if stages is None else [stage.strategy for stage in stages.stages]
+    return [strategy_from(each, config.compress) for each in named]
+
+
+def _try_out(ensemble: Ensemble, config: RunConfig, configs: Sequence[RunConfig]) -> None:
+    """Refuse what is impossible before anything is trained."""
+    for strategy in _strategies(ensemble, config):
+        update = {"strategy": str(strategy), "compress": None}
+        assemble(configs[0].model_copy(update=update), CheckpointConfig())
+        if config.distill is not None:
+            asked = {**update, "model": config.distill, "distill": None, "weights": None}
+            assemble(config.model_copy(update=asked), CheckpointConfig())
+
+
+def _check_real(config: RunConfig) -> None:
+    for given, option in (
+        (config.listen is not None, "--listen"),
+        (config.port != 0, "--port"),
+        (config.freeze_epochs is not None, "--freeze-epochs"),
+    ):
+        if given:
+            raise RequestError(f"{option} is of one network's run, and an ensemble has several: leave it out")
+    if not isinstance(config.data, str | Path) or not isinstance(config.model, str):
+        raise RequestError("members of an ensemble find data and model by their names: give names")
+
+
+def _with_threads(config: RunConfig) -> RunConfig:
+    """Give every worker its share of the cores, as if all of them were one network's."""
+    return config.model_copy(
+        update={"threads": config.threads or max(1, available_cores() // config.workers)}
+    )
+
+
+def _check_same(folder: Path, config: RunConfig) -> None:
+    before = configure(read_run(folder / CONFIG_FILE))
+    for key, value in plain_values(config).items():
+        if plain_values(before)[key] != value:
+            raise RequestError(
+                f"an ensemble goes on as it was begun, with {key} {plain_values(before)[key]}: leave "
+                f"--{key.replace('_', '-')} out"
+            )
+
+
+def _student_options(ensemble: Ensemble, config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Return the options of the run that learns from the members."""
+    members = [member_folder(folder, number) for number in range(ensemble.members)]
+    if ";" in str(folder):
+        raise RequestError(
+            f"teachers are named with ; between, and {folder} has one in its name: name another"
+        )
+    changed = {
+        "strategy": ensemble.each,
+        "model": config.distill,
+        "distill": None,
+        "weights": None,
+        "teacher": "; ".join(map(str, members)),
+    }
+    return plain_values(config) | changed
+
+
+def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequence[Observer]) -> Run | None:
+    """Make the runs of all members that have not ended; return how they were interrupted, if they were.
+
+    Raises:
+        RequestError: the runs are impossible.
+        RunError: one has failed.
+    """
+    left = {
+        number: config
+        for number, config in enumerate(configs)
+        if not _has_ended(member_folder(folder, number), config)
+    }
+    if not left:
+        return None
+    processes = {number: RunProcess(apart=True) for number in left}
+    stopping, preempted = threading.Event(), threading.Event()
+    telling, began_s = threading.Lock(), time.monotonic()
+
+    def stop() -> None:
+        stopping.set()
+        for process in processes.values():
+            process.interrupt()
+
+    def made(number: int) -> dict[str, Any]:
+        def hear(epoch: int, tested: Mapping[str, float]) -> bool:
+            text = f"member {number}: top-1 {percent(tested['top1'])} after {epoch} of {_epochs(folder, number)} epochs"
+            with telling:
+                for observer in observers:
+                    observer.on_event(Notice(time_s=time.monotonic() - began_s, text=text))
+            return True
+
+        task = {
+            "folder": str(member_folder(folder, number)),
+            "options": plain_values(left[number]),
+            "simulation": {},
+        }
+        for _ in range(_TRIES):
+            answer = processes[number].make(task, hear)
+            if not answer.get("died") or stopping.is_set():
+                break
+        return answer
+
+    try:
+        with asked_to_stop(stop, preempted.set), ThreadPoolExecutor(len(left)) as pool:
+            futures = {number: pool.submit(made, number) for number in left}
+            try:
+                answers = {number: future.result() for number, future in futures.items()}
+            except KeyboardInterrupt:
+                stop()
+                raise
+    finally:
+        for process in processes.values():
+            process.close()
+    if stopping.is_set() or any(answer["outcome"] == "interrupted" for answer in answers.values()):
+        return Run(folder, "interrupted", {}, preempted=preempted.is_set())
+    for number, answer in answers.items():
+        if answer["outcome"] == "refused":
+            raise RequestError(f"member {number}: {answer['error']}")
+        if answer["outcome"] == "failed":
+            raise RunError(
+                f"member {number} failed ({answer['error']}); what the others came to is kept: go on with "
+                f"--resume {folder}"
+            )
+    return None
+
+
+def _has_ended(folder: Path, config: RunConfig) -> bool:
+    run = finished_run(folder) if (folder / CONFIG_FILE).is_file() else None
+    return run is not None and (
+        run.figures["epochs"] >= (config.epochs or 0) or bool(run.figures.get("reached"))
+    )
+
+
+def _epochs(folder: Path, number: int) -> Any:
+    """Return for how many epochs a member trains, as its run has settled it."""
+    with suppress(OSError, RequestError):
+        return read_run(member_folder(folder, number) / CONFIG_FILE)["epochs"]
+    return "its"
+
+
+def _ended(folder: Path) -> Run:
+    run = finished_run(folder)
+    assert run is not None, "who has answered has ended"
+    return run
+
+
+def _over(
+    config: RunConfig,
+    folder: Path,
+    runs: Sequence[Run],
+    taught: Run | None,
+    *,
+    simulated: Mapping[str, Any] | None = None,
+    learns: bool = True,
+) -> Run:
+    """Test the members together, write what all came to, and return it."""
+    paths = [run.folder for run in runs]
+    device = config.device if "," not in config.device else "auto"
+    tested = evaluate(paths, device=device, data=None, model=None) if learns else {}
+    figures = _of_all(config, folder, [run.figures for run in runs], tested) | dict(simulated or {})
+    if taught is not None:
+        seconds = figures["seconds"] + taught.figures["seconds"]
+        prices = [each.get("price") for each in (figures, taught.figures)]
+        price = None if None in prices else sum(prices)  # type: ignore[arg-type]
+        kept = {key: figures[key] for key in ("run", "strategy", "members", "ensemble")}
+        figures = taught.figures | kept | {"seconds": seconds, "price": price}
+        draft = _draft(folder / MODEL_FILE)
+        shutil.copy2(taught.folder / MODEL_FILE, draft)
+        draft.replace(folder / MODEL_FILE)
+    _publish(folder / "report.html", render(figures, student=taught is not None))
+    _publish(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    return Run(folder, "done", figures)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.draft")
+
+
+def _publish(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    _draft(path).write_text(text, encoding="utf-8")
+    _draft(path).replace(path)
+
+
+def _of_all(
+    config: RunConfig, folder: Path, members: Sequence[Mapping[str, Any]], tested: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the figures of members that were trained at the same time, and of their mean probabilities."""
+    longest = max(members, key=lambda each: each["seconds"])
+    found = {key: value for key, value in longest.items() if key not in _OF_ONE}
+    for keys, divisor in ((_ADDED_UP, 1), (_AVERAGED, len(members))):
+        for key in keys:
+            values = [each[key] for each in members if each.get(key) is not None]
+            if len(values) == len(members):
+                found[key] = sum(values) / divisor if divisor > 1 else sum(values)
+    histogram, refused = Counter[str](), Counter[str]()
+    stragglers: dict[str, float] = {}
+    for number, each in enumerate(members):
+        histogram.update(each["staleness"]["histogram"])
+        refused.update(each.get("messages_refused", {}))
+        first = number * config.workers // len(members)
+        stragglers |= {str(first + int(worker)): times for worker, times in each["stragglers"].items()}
+    count = sum(histogram.values())
+    mean = sum(int(age) * times for age, times in histogram.items()) / count if count else 0.0
+    digests = [str(each.get("parameters_sha256", "")) for each in members]
+    return found | {
+        "run": str(folder),
+        "strategy": str(config.strategy),
+        "workers": config.workers,
+        "staleness": {
+            "mean": mean,
+            "max": max((each["staleness"]["max"] for each in members), default=0),
+            "histogram": dict(sorted(histogram.items(), key=lambda pair: int(pair[0]))),
+        },
+        "messages_refused": dict(refused),
+        "stragglers": stragglers,
+        "parameters_sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
+        "members": [
+            {key: each[key] for key in ("run", *_TESTED, "seconds", "parameters_sha256") if key in each}
+            for each in members
+        ],
+        "ensemble": {key: tested[key] for key in _TESTED if key in tested},
+        **{key: tested[key] for key in (*_TESTED, "test_top1_interval") if key in tested},
+    }
+
+
+def finished_ensemble(folder: Path) -> Run | None:
+    """Return the ensemble of a folder if it has ended, with its figures; None if it has not."""
+    path = folder / ENSEMBLE_FILE
+    if not path.is_file():
+        return None
+    return Run(folder, "done", json.loads(path.read_text(encoding="utf-8")), before=True)
