@@ -5,8 +5,8 @@
 `polyrhythm tune` with two real workers a trial, on `digits`. Every so many seconds a process below the search is ended
 by SIGKILL: a worker, or the process that makes the runs. When half of the trials are over, the search and everything
 below it are, and `tune --resume` goes on; so they are after `--stop-after`, and the same command goes on. At the end:
-how many trials came to an end, how many numbers and folders occur twice, and how many runs' logs do not tell of exactly
-one end, after the epochs that were asked for.
+how many trials came to an end, how many numbers, folders and parameters occur twice, and how many runs' logs do not
+tell of exactly one end, after the epochs that were asked for.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main() -> None:
     trials = told["trials"]
     states = Counter(trial["state"] for trial in trials)
     numbers, folders = Counter(t["number"] for t in trials), Counter(t["folder"] for t in trials)
+    drawn = Counter(json.dumps(trial["parameters"], sort_keys=True) for trial in trials)
     wrong = 0
     for trial in trials:
         wrong += epochs_of(folder / trial["folder"]) != [EPOCHS]
@@ -142,6 +143,7 @@ def main() -> None:
                 "killed_all": done["killed_all"],
                 "numbers_twice": sum(count > 1 for count in numbers.values()),
                 "folders_twice": sum(count > 1 for count in folders.values()),
+                "parameters_twice": sum(count > 1 for count in drawn.values()),
                 "without_their_epochs": wrong,
                 "seconds": round(done["seconds"]),
                 "status": process.returncode,

@@ -608,7 +608,7 @@ class _Study:
             self._study = optuna.create_study(
                 study_name=f"polyrhythm {folder.absolute().name}",
                 storage=url,
-                sampler=self._sampler(),
+                sampler=self._sampler(0),
                 pruner=self._pruner(),
                 direction=GOALS[what.goal],
                 load_if_exists=True,
@@ -651,6 +651,8 @@ class _Study:
                     line = self._next_interval(trials)
                     if not isinstance(line, dict):
                         return line
+            # Whoever resumes or helps would draw again what a sampler of the same seed has drawn before.
+            self._study.sampler = self._sampler(len(trials))
             trial = self._study.ask()
             parameters = self.space.draw(partial(_suggested, trial))
             line = trial.user_attrs.get("line", {})
@@ -913,8 +915,9 @@ class _Study:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _sampler(self) -> Any:
-        samplers, seed = self._optuna.samplers, self.what.seed
+    def _sampler(self, number: int) -> Any:
+        """Return what draws a trial's parameters: the same for its number, whichever process asks."""
+        samplers, seed = self._optuna.samplers, Random(f"{self.what.seed} {number}").getrandbits(32)
         if self.what.method in {"tpe", "hyperband"}:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

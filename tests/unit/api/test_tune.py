@@ -180,6 +180,22 @@ def test_an_owner_is_there_as_long_as_its_process() -> None:
     assert tuning.owner_lives(["elsewhere", pid, started], beat=1e12)
 
 
+@pytest.mark.parametrize("method", ["random", "tpe", "hyperband"])
+def test_who_resumes_draws_what_was_not_drawn_before(
+    method: str, pretended: Pretended, tmp_path: Path
+) -> None:
+    what = planned(method=method, budget="12 trials")
+    whole = carry_out(what, out=tmp_path / "whole", jobs=1)
+    pretended.interrupt_at = len(pretended.made) + 5
+    carry_out(what, out=tmp_path / "parts", jobs=1)
+    pretended.interrupt_at = None
+    parts = carry_out(read_plan(tmp_path / "parts"), resume=tmp_path / "parts", jobs=1)
+    rates = [trial.parameters["lr"] for trial in parts.search.trials]
+    assert len(set(rates)) == 12
+    if method == "random":
+        assert sorted(rates) == sorted(trial.parameters["lr"] for trial in whole.search.trials)
+
+
 @pytest.mark.parametrize(("budget", "trials"), [("5m", 5), ("250s", 5), ("1.6USD", 4), ("3 trials", 3)])
 def test_a_budget_ends_a_search(budget: str, trials: int, pretended: Pretended, tmp_path: Path) -> None:
     """A simulated trial takes a virtual minute, and half a dollar."""
