@@ -48,13 +48,13 @@ class Uniforms:
     def __init__(self, generator: torch.Generator) -> None:
         self._bits = np.random.SFC64(generator.initial_seed())
 
-    def next(self, numbers: int) -> Tensor:
-        """Return the next ones, `(numbers,)` float32; whatever is left of a word of four is not used."""
+    def next(self, numbers: int, scale: float = 1.0) -> Tensor:
+        """Return the next ones times a scale, `(numbers,)` float32; what is left of a word of four is not used."""
         words: np.ndarray[tuple[int], np.dtype[np.uint64]] = self._bits.random_raw(
             -(-numbers // self._A_WORD)
         )
         halves = torch.from_numpy(words.view(np.int16)[:numbers])
-        return halves.float().mul_(1 / self._PARTS).add_(0.5 + 0.5 / self._PARTS)
+        return halves.float().mul_(scale / self._PARTS).add_(scale * (0.5 + 0.5 / self._PARTS))
 
 
 class InPieces(Compressor):

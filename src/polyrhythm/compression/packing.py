@@ -20,6 +20,8 @@ WIDEST_BITS = 8
 _TOGETHER = 8
 _MERGED = ((8, 1), (16, 2), (32, 4))
 """Bits of a lane, and codes that a lane holds, before each joining."""
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""What eight codes of some widths fill, which is moved at once and not byte by byte."""
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
@@ -47,10 +49,14 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     words = (codes if codes.storage_offset() % _TOGETHER == 0 else codes.clone()).view(torch.int64)
     for lane, held in _MERGED:
         width = bits * held
-        low = _mask(2 * lane, 0, width)
-        words = (words & low) | ((words >> (lane - width)) & _mask(2 * lane, width, 2 * width))
-    packed = words.view(torch.uint8).view(-1, _TOGETHER)[:, :bits]
-    return packed.reshape(-1)[: packed_bytes(numbers, bits)]
+        upper = (words >> (lane - width)).bitwise_and_(_mask(2 * lane, width, 2 * width))
+        words = (words & _mask(2 * lane, 0, width)).bitwise_or_(upper)
+    if bits in _WHOLE:
+        first = words.view(_WHOLE[bits]).view(-1, _TOGETHER // bits)[:, 0]
+        packed = first.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    else:
+        packed = words.view(torch.uint8).view(-1, _TOGETHER)[:, :bits].reshape(-1)
+    return packed[: packed_bytes(numbers, bits)]
 
 
 def unpack(payload: Tensor, numbers: int, bits: int) -> Tensor:
@@ -68,13 +74,15 @@ def unpack(payload: Tensor, numbers: int, bits: int) -> Tensor:
     groups = -(-numbers // _TOGETHER)
     if payload.numel() < groups * bits:
         payload = torch.nn.functional.pad(payload, (0, groups * bits - payload.numel()))
-    spread = payload.new_zeros(groups, _TOGETHER)
-    spread[:, :bits] = payload.view(groups, bits)
-    words = spread.view(-1).view(torch.int64)
+    words = payload.new_zeros(groups * _TOGETHER).view(torch.int64)
+    if bits in _WHOLE and payload.storage_offset() % bits == 0:
+        words.view(_WHOLE[bits]).view(-1, _TOGETHER // bits)[:, 0] = payload.view(_WHOLE[bits])
+    else:
+        words.view(torch.uint8).view(-1, _TOGETHER)[:, :bits] = payload.view(groups, bits)
     for lane, held in reversed(_MERGED):
         width = bits * held
-        low = _mask(2 * lane, 0, width)
-        words = (words & low) | ((words << (lane - width)) & _mask(2 * lane, lane, lane + width))
+        upper = (words << (lane - width)).bitwise_and_(_mask(2 * lane, lane, lane + width))
+        words = words.bitwise_and_(_mask(2 * lane, 0, width)).bitwise_or_(upper)  # it is its own memory
     return words.view(torch.uint8)[:numbers]
 
 

@@ -90,14 +90,13 @@ class QSGD(InPieces):
     def _levels(self, piece: Tensor, draws: Uniforms) -> tuple[Tensor, Tensor]:
         """Return the norms of buckets, `(buckets,)`, and the numbers' levels, `(n,)` uint8."""
         buckets = buckets_of(piece, self.bucket)
-        norms = buckets.norm(dim=1) if self.norm == "two" else _largest(buckets)
+        levels = buckets.abs()
+        norms = buckets.norm(dim=1) if self.norm == "two" else _largest(levels)
         share = self.levels / norms
         share[norms == 0] = 0.0
-        levels = buckets.abs().mul_(share[:, None]).view(-1)[: piece.numel()]
+        whole = levels.mul_(share[:, None]).view(-1)[: piece.numel()].add_(draws.next(piece.numel()))
         # Rounding of the division may lead a hair beyond the last level.
-        levels.clamp_(max=float(self.levels))
-        levels.add_(draws.next(piece.numel())).floor_()
-        return norms, levels.clamp_(max=float(self.levels)).to(torch.uint8)
+        return norms, whole.to(torch.uint8).clamp_(max=self.levels)
 
     def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         first, numbers = self._norm_bytes(place), place.numbers
@@ -128,5 +127,5 @@ class QSGD(InPieces):
         return -(-place.numbers // self.bucket) * SCALAR_BYTES
 
 
-def _largest(buckets: Tensor) -> Tensor:
-    return buckets.abs().amax(1) if buckets.numel() else buckets.new_zeros(buckets.shape[0])
+def _largest(magnitudes: Tensor) -> Tensor:
+    return magnitudes.amax(1) if magnitudes.numel() else magnitudes.new_zeros(magnitudes.shape[0])

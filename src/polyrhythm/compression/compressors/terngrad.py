@@ -56,23 +56,22 @@ class TernGrad(InPieces):
         return True
 
     def scaler(self, vector: Tensor) -> float:
-        if not vector.numel():
-            return 0.0
-        least, most = vector.float().aminmax()
-        return float(torch.maximum(most, -least).clamp(max=self._bound(vector)))
+        return self._scaler(vector, self._bound(vector))
 
     def nbytes(self, place: Place) -> int:
         return SCALAR_BYTES + packed_bytes(place.numbers, _BITS)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
         bound = self._bound(vector)
-        scale = self.scaler(vector) if place.scaler is None else place.scaler
+        scale = self._scaler(vector, bound) if place.scaler is None else place.scaler
         draws = Uniforms(place.draws(self.seed))
         parts = [bytes_of(torch.tensor(scale))]
         for piece in pieces(vector.numel()):
             values = vector[piece].float()
-            chances = values.abs().clamp_(max=bound)
-            sent = (draws.next(len(values)).mul_(scale) < chances).view(torch.uint8)
+            chances = values.abs()
+            if scale > bound:  # else a draw times the scale stays below the bound
+                chances.clamp_(max=bound)
+            sent = (draws.next(len(values), scale) < chances).view(torch.uint8)
             parts.append(pack(sent << (values < 0).view(torch.uint8), _BITS))
         return torch.cat(parts)
 
@@ -86,6 +85,12 @@ class TernGrad(InPieces):
             if bool((codes & negative).any()):
                 raise MalformedMessage("a ternary number came that is none of three")
             yield piece, codes.sub_(negative.mul_(3)).view(torch.int8).float().mul_(scale)
+
+    def _scaler(self, vector: Tensor, bound: float) -> float:
+        if not vector.numel():
+            return 0.0
+        least, most = vector.float().aminmax()
+        return float(torch.maximum(most, -least).clamp(max=bound))
 
     def _bound(self, vector: Tensor) -> float:
         """Return the largest magnitude that is not clipped."""
