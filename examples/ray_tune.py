@@ -41,7 +41,11 @@ def main() -> None:
         trial,
         param_space=space,
         tune_config=tune.TuneConfig(
-            metric="top1", mode="max", scheduler=scheduler, max_concurrent_trials=given.at_once
+            metric="top1",
+            mode="max",
+            scheduler=scheduler,
+            max_concurrent_trials=given.at_once,
+            reuse_actors=True,  # one takes seconds to start
         ),
         run_config=tune.RunConfig(name="ray", storage_path=str(out)),
     ).fit()

@@ -220,7 +220,7 @@ class Kubernetes(Engine):
         )
         if done.returncode:
             lines = done.stderr.strip().splitlines() or ["no reason given"]
-            raise RequestError(f"Kubernetes refuses the job: {lines[-1]:.500}")
+            raise RequestError(f"Kubernetes refuses the job: {lines[-1].removeprefix('error: '):.500}")
         name = dns_name(submission.name)
         for line in done.stdout.splitlines():
             tell(line)

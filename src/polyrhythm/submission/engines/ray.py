@@ -11,6 +11,7 @@ place as any lost rank does. `examples/ray_train.py` shows the other way, from i
 from __future__ import annotations
 
 import queue
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.submission.engine import Engine, Outcome, Submission
+from polyrhythm.submission.local_ranks import reach
 from polyrhythm.submission.placed_run import PlacedRun, print_line
 
 PLAN = "ray-plan.txt"
@@ -57,6 +59,8 @@ class Ray(Engine):
         return {PLAN: "\n".join(lines) + "\n"}
 
     def submit(self, submission: Submission, tell: Callable[[str], None], wait: bool) -> Outcome:
+        if why := self._out_of_reach():
+            raise self._no_answer(why)
         ray = _ray()
         started = not ray.is_initialized()
         if started:
@@ -64,15 +68,23 @@ class Ray(Engine):
             try:
                 ray.init(self.address, log_to_driver=False, logging_level="error", **more)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise RequestError(
-                    f"no Ray cluster answers at {self.address} ({str(error).splitlines()[0]:.200}): start one with "
-                    "`ray start --head`, or use ray(address=local)"
-                ) from None
+                raise self._no_answer(str(error).splitlines()[0]) from None
         try:
             return self._carried_out(ray, submission, tell)
         finally:
             if started:
                 ray.shutdown()
+
+    def _out_of_reach(self) -> str:
+        """Return why nothing listens at the address, if it is one; Ray itself would look for a minute and more."""
+        found = re.fullmatch(r"([^:/]+):(\d{1,5})", self.address)
+        return reach(found[1], int(found[2])) if found else ""
+
+    def _no_answer(self, why: str) -> RequestError:
+        return RequestError(
+            f"no Ray cluster answers at {self.address} ({why:.200}): start one with `ray start --head`, or use "
+            "ray(address=local)"
+        )
 
     def _carried_out(self, ray: Any, submission: Submission, tell: Callable[[str], None]) -> Outcome:
         from ray.util.placement_group import placement_group, remove_placement_group
