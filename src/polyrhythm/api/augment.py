@@ -151,19 +151,22 @@ def _augmented(
 
 def _drawn(chain: Chain, images: Tensor, keys: Tensor) -> list[str]:
     """Return what each picture of (B, C, H, W) draws from every augmentation of a chain."""
-    draws = RecordedDraws(keys)
-    found = [""] * len(images)
+    # One by one: a chain goes through large pictures in parts, each of which would begin at its first number again.
+    return [_drawn_for(chain, image[None], key[None]) for image, key in zip(images, keys, strict=True)]
+
+
+def _drawn_for(chain: Chain, image: Tensor, key: Tensor) -> str:
+    draws, found = RecordedDraws(key), ""
+    (texts,) = draws.texts
     for transform in chain.transforms:
-        before = [len(texts) for texts in draws.texts]
-        images = replace(chain, transforms=(transform,)).changed(images, draws)
-        name = str(transform).partition("(")[0]
-        for number, (texts, start) in enumerate(zip(draws.texts, before, strict=True)):
-            own = texts[start:]
-            if own[:1] == ["no"]:  # what it would have drawn besides is of no effect
-                own = own[:1]
-            elif own[:1] == ["yes"] and len(own) > 1:
-                own = own[1:]
-            found[number] = _joined(found[number], f"{name} {' '.join(own)}".strip())
+        start = len(texts)
+        image = replace(chain, transforms=(transform,)).changed(image, draws)
+        own = texts[start:]
+        if own[:1] == ["no"]:  # what it would have drawn besides is of no effect
+            own = own[:1]
+        elif own[:1] == ["yes"] and len(own) > 1:
+            own = own[1:]
+        found = _joined(found, f"{str(transform).partition('(')[0]} {' '.join(own)}".strip())
     return found
 
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+import polyrhythm
+from polyrhythm.augmentation import chain
 from polyrhythm.augmentation.draws import Draws
 from polyrhythm.cli.main import _status
 from polyrhythm.data.open import open_data
@@ -126,3 +128,21 @@ def test_either_augmentations_or_corruptions(refused: Callable[..., str]) -> Non
     assert "one of them" in refused("augment")
     assert "one of them" in refused("augment", "flip", "--corruptions", "all")
     assert "unknown corruption 'frog'" in refused("augment", "--corruptions", "frog")
+
+
+def test_captions_of_large_pictures_are_those_of_each_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain goes through large pictures in parts; what is written below them must not depend on how."""
+    folder = tmp_path / "photographs"
+    for number in range(24):
+        path = folder / f"class-{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (10 * number, 0, 0)).save(path)
+    options = {"data": str(folder), "pictures": 12, "variants": 2}
+    parted = polyrhythm.augment("flip; rotation; colour_jitter", tmp_path / "parted.png", **options)
+    monkeypatch.setattr(chain, "_TOGETHER_PIXELS", 10**9)
+    together = polyrhythm.augment("flip; rotation; colour_jitter", tmp_path / "together.png", **options)
+    assert parted["captions"] == together["captions"]
+    assert len({text for row in parted["captions"] for text in row[1:]}) > 12
+    assert (tmp_path / "parted.png").read_bytes() == (tmp_path / "together.png").read_bytes()
