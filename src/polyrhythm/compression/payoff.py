@@ -42,6 +42,10 @@ class Exchange:
     decodings: float
 
 
+_LEAST_S = 1e-6
+"""Of what is told: a ping-pong on one host may take no longer with many bytes than with few."""
+
+
 @dataclass(frozen=True)
 class Payoff:
     """What compression costs and saves in one exchange.
@@ -84,8 +88,9 @@ class Payoff:
                 "here: it pays on no link"
             )
         verdict = "faster" if self.gain_s > 0 else "slower"
+        saved = _milliseconds(self.saved_s) if self.saved_s > _LEAST_S else "nothing that can be measured"
         return (
-            f"{self.compressor}: {_milliseconds(self.compress_s)} to compress saves {_milliseconds(self.saved_s)} on "
+            f"{self.compressor}: {_milliseconds(self.compress_s)} to compress saves {saved} on "
             f"this link: {verdict} by {_milliseconds(abs(self.gain_s))}; it pays below "
             f"{_bits(self.pays_below_bytes_per_s)}"
         )

@@ -39,6 +39,10 @@ def test_a_line_says_what_is_gained_and_below_which_link() -> None:
         slow.text
         == "int8: 1 ms to compress saves 1,000 ms on this link: faster by 999 ms; it pays below 8 Gb/s"
     )
+    none = Payoff("int8", 0.001, 2e6, 1e6, 1e18)
+    assert none.text.startswith(
+        "int8: 1 ms to compress saves nothing that can be measured on this link: slower by 1 ms"
+    )
     at_the_limit = Payoff("int8", 0.001, 2e6, 1e6, slow.pays_below_bytes_per_s)
     assert at_the_limit.gain_s == pytest.approx(0, abs=1e-15)
 

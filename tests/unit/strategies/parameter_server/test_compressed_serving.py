@@ -14,6 +14,7 @@ from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
+from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
 from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session, shared_out
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, shard_session
@@ -38,7 +39,7 @@ def random(seed):
 class Server:
     """A synchronous server of two pushers, rank 2, fed by hand; plain SGD of rate 0.5."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, consistency=None):
         self.made = compressor(spec)
         flat = FlatParameters(nn.ParameterList([torch.zeros(40, 10), torch.zeros(10)]))
         self.layout = Layout.of_model(flat, self.made)
@@ -46,7 +47,7 @@ class Server:
         plan = OptimizerPlan.of(optimizer, flat)
         self.plan = plan.to_json() | {"layout": self.layout.to_json()}
         self.session = shard_session(
-            WORKERS, Synchronous(), Handling(), (2,), 0, compressed_session(self.made)
+            WORKERS, consistency or Synchronous(), Handling(), (2,), 0, compressed_session(self.made)
         )
         self.step = 0
 
@@ -104,6 +105,72 @@ def test_the_server_applies_the_mean_of_what_it_decodes():
         for gradient in gradients
     ]
     assert torch.allclose(server.session.values, -RATE * (seen[0] + seen[1]) / 2, atol=1e-6)
+
+
+CUT = 400
+
+
+def in_parts(server, worker, gradient, broken=False):
+    """Push in two stretches; return the replies."""
+    end, rest = (server.layout.stretch(server.made, *place) for place in ((CUT, NUMBERS), (0, CUT)))
+    told = [
+        layout.encode(server.made, gradient[place], step=server.step, rank=worker)
+        for layout, place in ((end, slice(CUT, None)), (rest, slice(CUT)))
+    ]
+    if broken:
+        told[0] = torch.zeros(1, dtype=torch.uint8)
+    part = Message(Kind.PART, told[0], CUT, server.step)
+    assert server.session.on_message(worker, part) == []
+    push = Message(Kind.PUSH, told[1], server.session.version, server.step, 1.0, RATE)
+    return server.session.on_message(worker, push)
+
+
+@pytest.mark.parametrize("spec", ["top_k(density=0.1)", "qsgd", "power_sgd(rank=1)", "terngrad"])
+def test_stretches_that_travel_by_themselves_are_the_whole(spec):
+    whole, parts = (Server(spec).start(random(0)) for _ in range(2))
+    for server in (whole, parts):
+        for worker in WORKERS:
+            server.pull(worker)
+    for step in range(3):
+        gradients = [random(2 * step + 1), random(2 * step + 2)]
+        answers = whole.push(gradients)
+        replies = [reply for worker in WORKERS for reply in in_parts(parts, worker, gradients[worker])]
+        parts.step += 1
+        assert torch.equal(parts.session.values, whole.session.values)
+        told = [(to, reply.kind, reply.version if reply.kind is Kind.PART else None) for to, reply in replies]
+        each = [(Kind.PARAMETERS, None), (Kind.PART, 0), (Kind.PART, CUT)]
+        assert told == [(worker, *one) for worker in WORKERS for one in each]
+        assert replies[0][1].tensor.numel() == 0
+        if not whole.made.loud:
+            pieces = [
+                parts.layout.stretch(parts.made, *place).decode(parts.made, reply.tensor, torch.float32)
+                for place, (_, reply) in zip(((0, CUT), (CUT, NUMBERS)), replies[1:3], strict=True)
+            ]
+            expected = whole.layout.decode(whole.made, answers[0].tensor, torch.float32)
+            assert torch.equal(torch.cat(pieces), expected)
+
+
+def test_a_push_of_which_a_part_is_not_finite_counts_for_nothing():
+    server = Server("top_k(density=0.1)", Asynchronous()).start(random(0))
+    server.pull(0)
+    before = server.session.values.clone()
+    in_parts(server, 0, random(1), broken=True)
+    assert torch.equal(server.session.values, before)
+    assert server.session.stats().not_finite == 1
+    server.step += 1
+    in_parts(server, 0, random(1))
+    assert not torch.equal(server.session.values, before)
+
+
+def test_a_part_out_of_its_turn_is_refused():
+    server = Server("top_k(density=0.1)").start(random(0))
+    server.pull(0)
+    payload = server.layout.stretch(server.made, CUT, NUMBERS).encode(server.made, random(1)[CUT:])
+    for start in (-1, NUMBERS, NUMBERS + 5):
+        with pytest.raises(RefusedMessage):
+            server.session.on_message(0, Message(Kind.PART, payload, start, 0))
+    with pytest.raises(RefusedMessage):
+        server.session.on_message(0, Message(Kind.PART, random(1)[CUT:], CUT, 0))
 
 
 def test_what_would_grow_travels_down_as_it_is():
