@@ -132,6 +132,18 @@ def with_batch_norm() -> nn.Module:
     )
 
 
+def with_dropout_and_batch_norm() -> nn.Module:
+    """Makes a small network that draws random numbers in every step, and keeps statistics."""
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.BatchNorm2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.4),
+        nn.Linear(2 * SIDE * SIDE, CLASSES),
+    )
+
+
 def make_job(
     spec: str,
     workers: int = 1,
