@@ -208,18 +208,28 @@ def _curves(search: Search) -> Plot | None:
         return None
     best = search.best()
     shown_trials = trials[-MOST_CURVES:]
+    if best is not None and len(best.curve) > 1:  # last, so that no other lies over it
+        shown_trials = [*[trial for trial in shown_trials if trial is not best][1 - MOST_CURVES :], best]
     traces = [
         _curve(trial, index, len(shown_trials), trial is best) for index, trial in enumerate(shown_trials)
     ]
-    note = f" The newest {MOST_CURVES} are shown." if len(trials) > MOST_CURVES else ""
+    note = f" It and the newest others are shown, {MOST_CURVES} in all." if len(trials) > MOST_CURVES else ""
     return Plot(
         title="Learning curves",
         caption=f"The {search.goal} of each trial's tests; the best trial is drawn strongly.{note}",
         traces=traces,
         x="epochs",
         y=search.goal,
-        axes={"yaxis": _axis(search), "showlegend": False},
+        axes={"yaxis": _axis(search), "xaxis": _whole(trials), "showlegend": False},
     )
+
+
+_FEW_EPOCHS = 10
+
+
+def _whole(trials: Sequence[Tried]) -> dict[str, Any]:
+    """Return an axis of epochs without marks between them."""
+    return {"dtick": 1} if max(trial.curve[-1][0] for trial in trials) <= _FEW_EPOCHS else {}
 
 
 def _curve(trial: Tried, index: int, of: int, strong: bool) -> dict[str, Any]:
