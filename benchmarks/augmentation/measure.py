@@ -19,6 +19,7 @@ from polyrhythm.augmentation.chain import build_chain
 from polyrhythm.data.seeding import sample_keys
 from polyrhythm.models.create import define_missing_operators
 
+PEERS = ("torchvision", "torchvision-batch", "kornia")
 CHAIN = "colour_casting; rotation(strength=15); stretching(strength=0.2); flip"
 
 
@@ -72,47 +73,45 @@ def peer_of(name: str) -> Callable[[torch.Tensor], object]:
 
 
 def main() -> None:
-    """Measures both in turn, and prints one JSON object."""
+    """Measures ours and the peers in turn, and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--peer", choices=["torchvision", "torchvision-batch", "kornia"], default="torchvision"
+        "--peer", choices=PEERS, nargs="+", default=list(PEERS), help="all in one run, in turn"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     shape = (arguments.batch, 3, arguments.side, arguments.side)
     images = torch.randint(256, shape, dtype=torch.uint8)
-    ours, peer = build_chain(CHAIN), peer_of(arguments.peer)
+    ours, peers = build_chain(CHAIN), {name: peer_of(name) for name in arguments.peer}
     assert ours is not None
-    times: dict[str, list[float]] = {"ours": [], arguments.peer: []}
+    times: dict[str, list[float]] = {name: [] for name in ("ours", *peers)}
     for number in range(arguments.rounds + 1):
         keys = sample_keys("benchmark", 0, number, torch.arange(arguments.batch))
-        started_s = time.process_time()
-        ours(images, keys)
-        between_s = time.process_time()
-        peer(images)
-        ended_s = time.process_time()
-        if number:  # the first round warms up
-            times["ours"].append(between_s - started_s)
-            times[arguments.peer].append(ended_s - between_s)
-    ratios = [b / a for a, b in zip(times["ours"], times[arguments.peer], strict=True)]
-    print(
-        json.dumps(
-            {
-                "threads": arguments.threads,
-                "pictures": arguments.batch,
-                "ours_ms": round(1000 * median(times["ours"]), 1),
-                f"{arguments.peer}_ms": round(1000 * median(times[arguments.peer]), 1),
-                "ratio": round(median(ratios), 2),
-                "lowest": round(min(ratios), 2),
-                "highest": round(max(ratios), 2),
-            },
-            indent=2,
-        )
-    )
+        acts = {"ours": lambda keys=keys: ours(images, keys)}
+        acts |= {name: lambda peer=peer: peer(images) for name, peer in peers.items()}
+        for name, act in acts.items():
+            began_s = time.process_time()
+            act()
+            if number:  # the first round warms up
+                times[name].append(time.process_time() - began_s)
+    found = {"threads": arguments.threads, "pictures": arguments.batch, "ours_ms": _ms(times["ours"])}
+    for name in peers:
+        ratios = [theirs / own for own, theirs in zip(times["ours"], times[name], strict=True)]
+        found[name] = {
+            "ms": _ms(times[name]),
+            "ratio": round(median(ratios), 2),
+            "lowest": round(min(ratios), 2),
+            "highest": round(max(ratios), 2),
+        }
+    print(json.dumps(found, indent=2))
+
+
+def _ms(seconds: list[float]) -> float:
+    return round(1000 * median(seconds), 1)
 
 
 if __name__ == "__main__":
