@@ -12,7 +12,7 @@ from typer.main import get_command
 
 import polyrhythm
 from polyrhythm.api.compare import compare_runs
-from polyrhythm.cli.main import app
+from polyrhythm.cli.main import command_line
 from polyrhythm.launch.doctor import examine
 from polyrhythm.reporting.search import Search, Tried
 
@@ -105,7 +105,7 @@ def test_of_what_a_machine_allows(tmp_path: Path) -> None:
 def test_every_verb_that_prints_json_has_a_section() -> None:
     told = {
         name
-        for name, verb in get_command(app).commands.items()  # type: ignore[attr-defined]
+        for name, verb in get_command(command_line()).commands.items()  # type: ignore[attr-defined]
         if any("--json" in option.opts for option in verb.params)
     }
     assert {name for name in told if not documented(name)} == set()
