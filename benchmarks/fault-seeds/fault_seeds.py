@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from polyrhythm.config.dry_run import sizes_for
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, WorkerJoined, WorkerLost
 from polyrhythm.roles.dry_run import DryRun
@@ -34,6 +36,8 @@ from polyrhythm.verification.families import invariants_for
 from polyrhythm.verification.invariant import Conditions, Invariant
 
 WORKERS, STEPS, STEP_S = 4, 8, 0.01
+SHAPE = (3, 16, 16)
+"""Of pictures, where a network's convolutions are cut."""
 ONE_IN = 4
 """One seed in so many has a rank killed that the run needs."""
 
@@ -56,6 +60,8 @@ ALSO = (
     "pipeline(schedule=double_buffered)",
     "pipeline(stages=2, replicas=2, inside=local_sgd(steps=2))",
     "pipeline(replicas=[2, 1, 1])",
+    "hybrid(trunk=channels)",
+    "hybrid(trunk=height, scheme=b)",
 )
 
 
@@ -81,6 +87,16 @@ def strategy_of(spec: str) -> Strategy:
     return built
 
 
+def convolving() -> nn.Module:
+    """Return a network of shapes with convolutions to cut, of 400 kB as well."""
+    with torch.device("meta"):
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+            nn.Flatten(), nn.Linear(32 * 64, 46), nn.ReLU(), nn.Linear(46, 10),
+        )  # fmt: skip
+
+
 def trial_of(strategy: Strategy) -> Trial:
     """Return what is tried: a model of 400 kB takes a third of a mean step on the wire."""
     nic = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1.2e8}
@@ -92,6 +108,8 @@ def trial_of(strategy: Strategy) -> Trial:
     sizes = ModelSizes((100_000,), (1.0,))
     if strategy.faults(WORKERS).may_repeat:  # what may be half made has layers
         sizes = ModelSizes((30_000, 30_000, 40_000), (0.3, 0.3, 0.4))
+    if strategy.traits(WORKERS).trunk != "copied":
+        sizes = sizes_for(convolving(), SHAPE, strategy, WORKERS)
     dry_run = DryRun(strategy=strategy, workers=WORKERS, steps=STEPS, sizes=sizes)
     return Trial(layout=layout, dry_run=dry_run)
 
