@@ -98,6 +98,30 @@ def test_it_is_what_torch_allocates(start: int, stop: int) -> None:
     assert said.backward + pictures == pytest.approx(allocated(passes), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("channels", "side", "kernel", "pictures", "measured_mb"),
+    [
+        ((32, 32), 64, 3, 4, 6.36),
+        ((32, 64), 32, 3, 4, 2.20),
+        ((64, 128), 56, 3, 4, 13.17),
+        ((3, 64), 224, 3, 2, 32.18),
+        ((3, 64), 64, 11, 16, 21.50),
+    ],
+)
+def test_the_backward_pass_of_a_convolution_takes_what_was_measured(
+    channels: tuple[int, int], side: int, kernel: int, pictures: int, measured_mb: float
+) -> None:
+    """Beside the most that PyTorch 2.13 with oneDNN (AVX-512) asked of the C library meanwhile, every call counted."""
+    layer = nn.Conv2d(*channels, kernel, padding=kernel // 2, device="meta")
+    images = torch.empty(pictures, channels[0], side, side, device="meta", requires_grad=True)
+    with AllocatedBytes() as counted:
+        values = layer(images)
+        gradients = torch.empty_like(values)
+        before = counted.most = counted.now
+        torch.autograd.grad(values, (images, *layer.parameters()), gradients)
+    assert counted.most - before == pytest.approx(measured_mb * 1e6, rel=0.05)
+
+
 def test_storage_counts_as_long_as_it_lives() -> None:
     with AllocatedBytes() as counted:
         first = torch.zeros(10)
