@@ -148,6 +148,10 @@ class Space:
             if name in LEFT_OUT:
                 raise RequestError(f"{where}: {name} is no choice: a search sets it by itself")
             if name not in known and name not in used:
+                if name in ("rate", "learning_rate"):
+                    raise RequestError(
+                        f"{where}: the optimizer's learning rate is called {RATE} (given {name})"
+                    )
                 raise unknown("option of the space", name, known)
         if missing := used - set(domains):
             name = min(missing)

@@ -134,6 +134,7 @@ def test_what_is_explored_is_near_or_drawn_anew() -> None:
         ({"strategy": "local_sgd(steps={period})"}, "add a line `period: "),
         ({"strategy": "{a}", "a": "{b}", "b": "x{a}"}, "names itself"),
         ({"period": [1, 2]}, "unknown option of the space 'period'"),
+        ({"learning_rate": [0.1, 0.2]}, "learning rate is called lr (given learning_rate)"),
     ],
 )
 def test_what_is_no_space_is_refused_in_a_line(given: Any, message: str) -> None:
