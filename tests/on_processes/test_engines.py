@@ -164,11 +164,13 @@ def test_ray_makes_the_rank_of_a_lost_node_again_on_another(tmp_path: Path) -> N
 def ray_address() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        yield cluster.address
-    finally:
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # 15 otherwise: beside other tests its workers hardly run
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            yield cluster.address
+        finally:
+            cluster.shutdown()
 
 
 def _example(name: str, address: str, folder: Path, *options: str) -> Result:
