@@ -52,7 +52,7 @@ def say_what_held_back(figures: dict[str, Any]) -> None:
 
 def say_what_was_left_out(figures: dict[str, Any]) -> None:
     """Print how much of the work did not count: gradients that came too late, and images that nobody took."""
-    gradients = figures["gradients_dropped"]
+    gradients = figures.get("gradients_dropped", 0)  # a head that is fitted on features has none
     images = figures.get("images_not_seen", 0)  # a run without gradients has no images
     parts = [f"{gradients:,} gradient{'s' * (gradients != 1)} too late to count"] * bool(gradients)
     parts += [f"{images:,} image{'s' * (images != 1)} of the epochs not seen"] * bool(images)

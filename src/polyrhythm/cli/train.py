@@ -75,6 +75,8 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
             f"highest     {percent(best['test_top1'])} after epoch {best['epoch']}, by the test images; --keep-best "
             "keeps such a network, and evaluate --best tests it"
         )
+    if "fine_tuning" in figures:
+        print(f"kept        {figures['fine_tuning']['text']}")
     say_members(figures)
     print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
     say_what_held_back(figures)

@@ -13,6 +13,7 @@ from PIL import Image
 import polyrhythm
 from polyrhythm.api import fine_tuning
 from polyrhythm.api.fine_tuning import suited, surely_better
+from polyrhythm.cli.train import _say as say
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.event_log import read_events
@@ -105,7 +106,7 @@ def test_better_by_chance_is_not_better() -> None:
     assert not surely_better(before, before)
 
 
-def test_the_head_alone_is_a_whole_run(pictures: Path) -> None:
+def test_the_head_alone_is_a_whole_run(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = pictures.parent / "run"
     options: dict[str, Any] = {"data": str(pictures), "image_size": 48, "workers": 1, "views": 2, **NETWORK}
     run = polyrhythm.train(out=out, fine_tuning="head", start_method="fork", **options)
@@ -117,6 +118,8 @@ def test_the_head_alone_is_a_whole_run(pictures: Path) -> None:
     assert (out / "report.html").is_file()
     texts = [str(getattr(event, "text", "")) for event in read_events(run.folder / "events.jsonl")]
     assert any("for the features of 42 pictures in 2 views each" in text for text in texts)
+    say(run.folder, run.figures)  # as the command line does at its end
+    assert "kept        the head on the frozen body\n" in capsys.readouterr().out
     again = polyrhythm.evaluate(out)
     assert again["test_top1"] == run.figures["test_top1"]
     assert again["test_loss"] == pytest.approx(run.figures["test_loss"], rel=1e-4)
