@@ -77,7 +77,7 @@ def meet(rank: int, port: int) -> Gathered:
     job: Any = SimpleNamespace(
         strategy=Synchronous(), fault_tolerance=SimpleNamespace(vacant=0), device=torch.device("cpu")
     )
-    return torchrun._met(local(rank, 3, port), job, Patience(PATIENCE_S))[0]
+    return torchrun._met(local(rank, 3, port), lambda start, patience: job, Patience(PATIENCE_S))[0]
 
 
 @pytest.mark.parametrize("replaced", [0, 1])
