@@ -652,7 +652,8 @@ class _Study:
                     if not isinstance(line, dict):
                         return line
             # Whoever resumes or helps would draw again what a sampler of the same seed has drawn before.
-            self._study.sampler = self._sampler(len(trials))
+            waiting = (each.number for each in trials if each.state == states.WAITING)
+            self._study.sampler = self._sampler(min(waiting, default=len(trials)))
             trial = self._study.ask()
             parameters = self.space.draw(partial(_suggested, trial))
             line = trial.user_attrs.get("line", {})

@@ -196,6 +196,23 @@ def test_who_resumes_draws_what_was_not_drawn_before(
         assert sorted(rates) == sorted(trial.parameters["lr"] for trial in whole.search.trials)
 
 
+def test_a_trial_that_was_taken_and_not_drawn_has_parameters_of_its_own(
+    pretended: Pretended, tmp_path: Path
+) -> None:
+    """As where a search is killed between the two."""
+    import optuna
+
+    what = planned(budget="6 trials")
+    pretended.interrupt_at = 2
+    carry_out(what, out=tmp_path / "a", jobs=1)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'a' / 'study.db'}")
+    study.ask()
+    pretended.interrupt_at = None
+    done = carry_out(read_plan(tmp_path / "a"), resume=tmp_path / "a", jobs=1)
+    rates = [trial.parameters["lr"] for trial in done.search.trials]
+    assert len(rates) == len(set(rates)) == 6
+
+
 @pytest.mark.parametrize(("budget", "trials"), [("5m", 5), ("250s", 5), ("1.6USD", 4), ("3 trials", 3)])
 def test_a_budget_ends_a_search(budget: str, trials: int, pretended: Pretended, tmp_path: Path) -> None:
     """A simulated trial takes a virtual minute, and half a dollar."""
