@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from conformance.jobs import blobs, make_job
+from polyrhythm.config.assemble import assemble
+from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event, RunEnded, WorkerJoined
+from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.fault_injector import FaultInjector
 from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.run import ConstantCluster, job_program
@@ -89,6 +93,27 @@ def test_a_new_worker_0_waits_for_nobody_who_waits_for_its_batch() -> None:
     assert any(isinstance(event, WorkerJoined) for event in events)
     assert isinstance(events[-1], RunEnded)
     assert events[-1].outcome == "done"
+
+
+def test_worker_0_waits_for_nobody_of_its_group_who_comes_after_its_last_step() -> None:
+    """The group lets newcomers in before a step, and worker 0 has none left: all others died while it took the last."""
+    generator, labels = torch.Generator().manual_seed(7), torch.arange(240) % 3
+    pictures = torch.randn(240, 1, 4, 4, generator=generator)
+    options = {
+        "data": ((pictures, labels), (pictures[:30], labels[:30])),
+        "model": "mlp(hidden=[5])",
+        "strategy": "mixed(replicas=2)",
+        "workers": 4,
+        "batch_size": 8,
+        "epochs": 2,
+        "seed": 183,
+    }
+    job, events = assemble(configure(options), CheckpointConfig(checkpoints=0)), list[Event]()
+    cluster = ConstantCluster(step_s=[0.01, 0.01, 0.01, 0.03].__getitem__)
+    run = constant_run(roles_in_order(4, 1), job_program(job), events.append, cluster)
+    faults = "delay(probability=0.217, seconds=0.0115); kill(rank=any, every_s=0.0616, restart_after_s=0.0)"
+    FaultInjector(run, job.strategy, parse_faults(faults)).play()
+    assert isinstance(events[-1], RunEnded)
 
 
 @pytest.mark.parametrize(

@@ -428,8 +428,9 @@ class Leader(ControlPlane):
 
     def _may_wait(self, worker: int) -> bool:
         """Whether a worker may be waiting for the leader's next step, so that waiting for it would be a deadlock."""
-        beside = self._group_in_rounds and self._neighbours.beside_leader(worker)
-        return (self._leaves_behind or beside) and (worker in self._behind or worker in self._unheard)
+        if worker not in self._behind and worker not in self._unheard:
+            return False
+        return self._leaves_behind or self._neighbours.beside_leader(worker)
 
     def _hear(self, get: Callable[[], tuple[int, Message] | None]) -> bool:
         """Handle one message or one loss; return whether there was either."""
