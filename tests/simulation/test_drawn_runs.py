@@ -95,8 +95,22 @@ def test_a_new_worker_0_waits_for_nobody_who_waits_for_its_batch() -> None:
     assert events[-1].outcome == "done"
 
 
-def test_worker_0_waits_for_nobody_of_its_group_who_comes_after_its_last_step() -> None:
-    """The group lets newcomers in before a step, and worker 0 has none left: all others died while it took the last."""
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        # A group lets newcomers in before a step, and worker 0 had none left: all others died while it took the last.
+        (
+            183,
+            "delay(probability=0.217, seconds=0.0115); kill(rank=any, every_s=0.0616, restart_after_s=0.0)",
+        ),
+        # A newcomer's first batch was of an epoch that its group had left behind: it alone ended that epoch again.
+        (
+            363,
+            "kill(rank=any, every_s=0.0925, restart_after_s=0.0146); kill(rank=any, every_s=0.1, restart_after_s=0.0)",
+        ),
+    ],
+)
+def test_groups_that_draw_batches_go_on_together_whoever_comes_when(seed: int, faults: str) -> None:
     generator, labels = torch.Generator().manual_seed(7), torch.arange(240) % 3
     pictures = torch.randn(240, 1, 4, 4, generator=generator)
     options = {
@@ -106,12 +120,11 @@ def test_worker_0_waits_for_nobody_of_its_group_who_comes_after_its_last_step() 
         "workers": 4,
         "batch_size": 8,
         "epochs": 2,
-        "seed": 183,
+        "seed": seed,
     }
     job, events = assemble(configure(options), CheckpointConfig(checkpoints=0)), list[Event]()
     cluster = ConstantCluster(step_s=[0.01, 0.01, 0.01, 0.03].__getitem__)
     run = constant_run(roles_in_order(4, 1), job_program(job), events.append, cluster)
-    faults = "delay(probability=0.217, seconds=0.0115); kill(rank=any, every_s=0.0616, restart_after_s=0.0)"
     FaultInjector(run, job.strategy, parse_faults(faults)).play()
     assert isinstance(events[-1], RunEnded)
 

@@ -309,6 +309,10 @@ class Dealer:
             return held.grants[-1].epoch, held.grants[-1].stop
         return next((epoch for epoch, ranges in enumerate(self._free) if ranges), self.deck.epochs), 0
 
+    def come_to(self, unit: int, step: int) -> int:
+        """Return the latest epoch of which a unit has had batches when it comes to a step, whose own may be earlier."""
+        return max((grant.epoch for grant in self._units[unit].grants if grant.step <= step), default=0)
+
     def left(self, steps: Sequence[int]) -> dict[int, list[Range]]:
         """Return the ranges of every epoch that are not done, with each unit having done so many steps.
 

@@ -235,7 +235,9 @@ class Deal:
             grant = self._dealer.draw(unit, asked.step, self._now())
             if self._dealer.undealt < undealt:  # else it was granted before, or nothing is left
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
-        answer = Message(Kind.GRANT, torch.tensor(astuple(grant)), step=asked.step, tag=_GRANT_TAG)
+            later = max(0, self._dealer.come_to(unit, asked.step) - grant.epoch)
+        numbers = torch.tensor(astuple(grant))
+        answer = Message(Kind.GRANT, numbers, version=later, step=asked.step, tag=_GRANT_TAG)
         with suppress(PeerLost):
             if (before := self._leaving.pop(worker, None)) is not None:
                 before.wait()
@@ -269,6 +271,7 @@ class Hand:
         self._generation = generation
         self._grants: list[Grant] = []
         self._asked = self._following = -1
+        self._come_to = 0
         self._asking: Handle | None = None
 
     def grant(self, step: int) -> Grant:
@@ -284,6 +287,14 @@ class Hand:
     def epoch(self, step: int) -> int:
         """Return the epoch of a step; the number of epochs, where nothing is left to do."""
         return self.grant(step).epoch
+
+    def come_to(self, step: int) -> int:
+        """Return the epoch in which a worker begins at a step.
+
+        It is later than that of the step's batch where a lost worker gave this back, and those with whom it takes its
+        steps have been in a later epoch: they end no epoch twice.
+        """
+        return max(self.grant(step).epoch, self._come_to)
 
     def batches(self, epoch: int, step: int) -> Iterator[DrawnBatch]:
         """Yield the batches of an epoch from a step on, a step each."""
@@ -332,8 +343,10 @@ class Hand:
 
     def _keep(self, message: Message) -> None:
         assert message.tensor is not None, "a grant has its numbers with it"
+        grant = Grant(*message.tensor.tolist())
+        self._come_to = grant.epoch + message.version
         # The one before is still needed where a step is taken again.
-        self._grants = [*self._grants[-1:], Grant(*message.tensor.tolist())]
+        self._grants = [*self._grants[-1:], grant]
 
     def _wait_for_leader(self, loss: PeerLost) -> None:
         if loss.rank != LEADER:

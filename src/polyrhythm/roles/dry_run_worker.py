@@ -290,7 +290,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     elapsed_s = world.clock.now() if world.rejoins else 0.0
     if start:  # a successor says at once that it is there
         hand, rate = workload.hand, dry_run.learning_rate
-        epoch = workload.calendar.epoch_of(start - 1) if hand is None else hand.epoch(start)
+        epoch = workload.calendar.epoch_of(start - 1) if hand is None else hand.come_to(start)
         control.begin(epoch)
         first = Tally(trainer.worker, world.clock).say(epoch, start, rate)
         control.report(replace(first, time_s=elapsed_s))

@@ -396,7 +396,7 @@ class TrainingRun:
         takes_over = self._world.leads and self._world.rejoins
         if trainer.over and not takes_over:  # it was let in when the others had stopped
             return start, self._hand is not None or start < calendar.total_steps
-        first = calendar.epoch_of(start) if self._hand is None else self._hand.epoch(start)
+        first = calendar.epoch_of(start) if self._hand is None else self._hand.come_to(start)
         self._control.begin(first)
         through = first == calendar.epochs  # when the others were saved
         if trainer.let_in or takes_over or through:
