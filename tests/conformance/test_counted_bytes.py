@@ -4,7 +4,7 @@ Symbols: N workers, S servers, R replicas of a group, G groups, n parameters of 
 """
 
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -50,25 +50,35 @@ def lazy_synchronous(strategy, workers, size, buckets):
     return all_reduce(workers, (PARAMETERS + TAIL + times) * size, buckets)
 
 
+def pieces(start, stop):
+    """Cut a shard where a tensor of the network ends, as there is a bucket for each."""
+    cuts = [start, *(cut for cut in (80, 85, 100) if start < cut < stop), stop]
+    return list(pairwise(cuts))
+
+
 def parameter_server(strategy, workers, size, buckets):
     """A push and its answer; where another server keeps a shard: whose push it is, the push, its acknowledgement.
 
-    A shard that lies in P > 1 buckets is pushed in P parts, and P come back behind the answer's own header.
+    A shard that lies in P > 1 buckets is pushed in P parts, and P come back behind the answer's own header. Parts are
+    relayed as they are, each with its acknowledgement.
     """
     model, headers = PARAMETERS * size, strategy.servers * HEADER
+    cut = [[(part.start, part.stop)] for part in shards(PARAMETERS, strategy.servers)]
+    if buckets > 1 and workers > 1 and getattr(strategy, "overlaps", False):
+        cut = [pieces(part.start, part.stop) for part in shards(PARAMETERS, strategy.servers)]
     if getattr(strategy, "compress", None) is not None:  # the same layout both ways
         made, dtype = strategy.compress, torch.float32 if size == 4 else torch.float64
         layout = Layout.of([(5, 16), (5,), (3, 5), (3,)], made)
-        cut = [layout.part(made, part.start, part.stop) for part in shards(PARAMETERS, strategy.servers)]
-        model = sum(part.nbytes(made, dtype) for part in cut)
-    kept = (getattr(strategy, "replicas", 1) - 1) * (model + 3 * headers)
-    if buckets > 1 and workers > 1 and getattr(strategy, "overlaps", False):
-        cuts = (80, 85, 100)  # a tensor of the network a bucket
-        parts = [
-            1 + sum(part.start < cut < part.stop for cut in cuts)
-            for part in shards(PARAMETERS, strategy.servers)
-        ]
-        headers += sum(count - 1 / 2 for count in parts if count > 1) * HEADER
+        model = 0
+        for part, ends in zip(shards(PARAMETERS, strategy.servers), cut, strict=True):
+            own = layout.part(made, part.start, part.stop)
+            for start, stop in ends:
+                whole = len(ends) == 1
+                held = own if whole else own.stretch(made, start - part.start, stop - part.start)
+                model += held.nbytes(made, dtype)
+    more = sum(len(ends) - 1 for ends in cut) * HEADER
+    kept = (getattr(strategy, "replicas", 1) - 1) * (model + 3 * headers + 2 * more)
+    headers += more + sum(len(ends) > 1 for ends in cut) / 2 * HEADER
     return workers * (2 * (model + headers) + kept)
 
 
@@ -185,8 +195,15 @@ def sandblaster(strategy, workers, size, buckets, steps):
 
 
 def hierarchical(strategy, workers, size, buckets):
+    """A push to a leaf and its answer, and of each group one to the roots; in parts as `parameter_server`."""
     groups = min(strategy.groups, workers)
     below, above = PARAMETERS * size + HEADER, PARAMETERS * size + strategy.servers * HEADER
+    if buckets > 1 and workers > 1:
+        in_parts = [
+            sum(len(pieces(part.start, part.stop)) - 1 / 2 for part in shards(PARAMETERS, servers))
+            for servers in (1, strategy.servers)
+        ]
+        below, above = below + in_parts[0] * HEADER, above + in_parts[1] * HEADER
     return 2 * (workers * below + groups * above)
 
 

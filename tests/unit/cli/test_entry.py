@@ -26,7 +26,7 @@ def test_an_interrupt_is_no_error(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "app", interrupted)
+    monkeypatch.setattr(main, "command_line", lambda _: interrupted)
     assert main._status(["strategies"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -73,7 +73,7 @@ def test_what_a_terminal_cannot_show_ends_nothing(
 ) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr(main, "app", lambda *_, **__: sys.stdout.write("ä … \udce9"))
+    monkeypatch.setattr(main, "command_line", lambda _: lambda *_, **__: sys.stdout.write("ä … \udce9"))
     with pytest.raises(SystemExit):
         main.main([])
     assert terminal.buffer.getvalue() == printed  # type: ignore[attr-defined]

@@ -106,6 +106,7 @@ def test_it_leaves_what_train_leaves_and_a_timeline(
     last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
     told = {"held_back": figures["held_back"], "stragglers": {}, "restarts": 0, "updates_lost": 0}
     told["sustained_images_per_s"] = pytest.approx(1438 / 8, rel=0.05)  # workers that are equally fast
+    told["best"] = {"epoch": 1, "test_top1": figures["test_top1"]}
     assert {**last["result"], **told} == figures
     assert figures["held_back"]["cause"] == "compute"
     cluster = open_cluster(folder / "cluster.yaml")
@@ -147,7 +148,7 @@ def test_a_dry_run_has_the_same_figures_but_for_what_is_learned(
     assert (real["gradients"], none["gradients"]) == ("real", "none")
     learned = {"train_loss", "test_loss", "test_top1", "test_top5", "parameters_sha256"}
     added = {"per_class", "workers_lost", "workers_joined", "images_not_seen"}  # of those who learn
-    added |= {"test_images", "test_top1_interval", "confusion"}
+    added |= {"test_images", "test_top1_interval", "confusion", "best"}
     assert set(none) >= set(real) - added
     assert {key for key, value in none.items() if value is None} == learned
     for key in ("strategy", "data", "model", "workers", "servers", "steps", "epochs"):

@@ -139,7 +139,8 @@ def test_a_simulation_says_it_of_its_cluster(gradients: str, tmp_path: Path) -> 
     )
     [text] = said(tmp_path / "run")
     assert re.fullmatch(
-        r"int8: .* ms to compress saves .* ms on this link: (slower|faster) by .* ms; it pays below .* [MG]b/s; "
+        r"int8: .* ms to compress saves (.* ms|nothing that can be measured) on this link: (slower|faster) by .* ms; "
+        r"it pays below .* [MG]b/s; "
         "compressing is measured on this machine, and takes no simulated time",
         text,
     )

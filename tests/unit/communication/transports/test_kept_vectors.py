@@ -66,6 +66,7 @@ class Room:
 
 @pytest.fixture
 def room() -> Iterator[Room]:
+    gc.collect()  # what other tests have left
     before = own_memory_files()
     made = Room()
     yield made
