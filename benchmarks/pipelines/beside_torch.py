@@ -1,6 +1,6 @@
 """A pipeline of two processes beside `torch.distributed.pipelining`: same network, cut, schedule and batch.
 
-    python benchmarks/pipelines/beside_torch.py [--schedule 1f1b] [--pairs 5] [--steps 12]
+    python benchmarks/pipelines/beside_torch.py [--schedule 1f1b] [--pairs 5] [--steps 12] [--room 150]
 
 One thread a process. Ours and torch's take turns, and the order changes from pair to pair, so that what else runs on
 the machine meets both. Reported is the ratio of images a second of each pair: their median, and all of them. Ours is
@@ -29,10 +29,14 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.multiprocessing.spawn import spawn
 
 import polyrhythm
+from polyrhythm.roles import model_workload
 
 SIDE, CLASSES, BATCH, MICROBATCHES, WARM = 64, 10, 32, 8, 3
 CUT = 11
 """Children of the network in the first stage, of about half its arithmetic."""
+ROOM = "PIPELINE_ROOM_BYTES"
+if ROOM in os.environ:  # workers import this file anew
+    model_workload.memory_of = lambda device: int(float(os.environ[ROOM]))
 SCHEDULES = {
     "gpipe": ("gpipe", ScheduleGPipe),
     "1f1b": ("one_forward_one_backward", Schedule1F1B),
@@ -126,7 +130,12 @@ def main() -> None:
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument(
+        "--room", type=float, help="MB that a worker is told to have, as on a smaller machine"
+    )
     given = parser.parse_args()
+    if given.room is not None:
+        os.environ[ROOM] = str(given.room * 1e6)
     ratios = []
     for pair in range(given.pairs):
         found: dict[str, Any] = {}
