@@ -82,6 +82,11 @@ def say_where_the_report_is(folder: Path) -> None:
         print(f"report      {folder}/report.html")
 
 
+def rate(images_per_s: float) -> str:
+    """Format images a second: `1,203`, and `0.3` of a few pictures over and over."""
+    return f"{images_per_s:,.0f}" if images_per_s >= 10 else f"{images_per_s:.1f}"
+
+
 def percent(fraction: float) -> str:
     """Format a fraction as a percentage."""
     return f"{100 * fraction:.2f} %"

@@ -55,13 +55,22 @@ def read_run(path: Path) -> dict[str, Any]:
     return {"deal": "fixed"} | read_recipe(path)
 
 
+_HOW_LONG = ("epochs", "updates")
+
+
 def configure(*layers: Mapping[str, object]) -> RunConfig:
     """Merge layers of values, of which later ones win, and check the result.
+
+    A layer that says how long, by one of two keys, replaces what an earlier one said by the other.
 
     Raises:
         RequestError: unknown key, or a value out of range.
     """
-    merged: dict[str, Any] = {key: value for layer in layers for key, value in layer.items()}
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        if any(layer.get(key) is not None for key in _HOW_LONG):
+            merged = {key: value for key, value in merged.items() if key not in _HOW_LONG}
+        merged |= layer
     # Pretrained weights are useless with pixels normalised otherwise, so they decide unless the user does.
     if merged.get("pixels") is None and (wanted := _pixels_for(merged.get("weights"))) is not None:
         merged["pixels"] = wanted
