@@ -36,7 +36,9 @@ FLOWS = 64
 directions of a link would take turns, since each needs the other's acknowledgements, and whoever comes first would
 have the whole link. Connections are told apart by the sum of their ports; now and then two share a place."""
 
-_ETHERNET_BYTES, _IP_BYTES = 14, 20
+MTU = 1500
+"""Bytes of a packet, less its Ethernet header."""
+_ETHERNET_BYTES, _IP_BYTES, _TCP_BYTES = 14, 20, 32
 _PLACE_OF_CONNECTION = ",".join(
     [
         "7",
@@ -83,8 +85,15 @@ class Host:
                 raise OSError(ctypes.get_errno(), f"cannot enter {self.namespace}")
 
 
+def headers_share(mtu: int = MTU) -> float:
+    """Return how many bytes a shaped link counts for each that TCP, with its time stamps, carries in full packets."""
+    return (mtu + _ETHERNET_BYTES) / (mtu - _IP_BYTES - _TCP_BYTES)
+
+
 @contextmanager
-def shaped_hosts(count: int, bits_per_s: float, *, plain: bool = False) -> Iterator[list[Host]]:
+def shaped_hosts(
+    count: int, bits_per_s: float, *, plain: bool = False, mtu: int = MTU
+) -> Iterator[list[Host]]:
     """Makes hosts, and removes them whatever happens.
 
     Args:
@@ -92,6 +101,7 @@ def shaped_hosts(count: int, bits_per_s: float, *, plain: bool = False) -> Itera
         bits_per_s: of every host's link, in each direction.
         plain: whether a link is one queue behind a token bucket (`tc … tbf`), and TCP as this system has it; else
             connections take turns.
+        mtu: bytes of a packet, less its Ethernet header; 9,000 for what is called jumbo frames.
 
     Raises:
         subprocess.CalledProcessError: `ip` or `tc` failed; without root they do.
@@ -105,7 +115,7 @@ def shaped_hosts(count: int, bits_per_s: float, *, plain: bool = False) -> Itera
         _run("ip", "-n", switch, "link", "add", "bridge", "up", "type", "bridge")
         for number in range(count):
             shape = _shape_plainly if plain else _shape
-            _add(hosts[number], switch, f"port{number}")
+            _add(hosts[number], switch, f"port{number}", mtu)
             shape(hosts[number].namespace, "eth0", bits_per_s)
             shape(switch, f"port{number}", bits_per_s)
             if not plain:
@@ -124,12 +134,12 @@ def sweep() -> None:
             _delete(path.name)
 
 
-def _add(host: Host, switch: str, port: str) -> None:
+def _add(host: Host, switch: str, port: str, mtu: int) -> None:
     inside = ("ip", "-n", host.namespace)
     _run("ip", "netns", "add", host.namespace)
     _run(
-        *("ip", "link", "add", "eth0", "netns", host.namespace, "type", "veth"),
-        *("peer", "name", port, "netns", switch),
+        *("ip", "link", "add", "eth0", "mtu", str(mtu), "netns", host.namespace, "type", "veth"),
+        *("peer", "name", port, "mtu", str(mtu), "netns", switch),
     )
     _run(*inside, "address", "add", f"{host.address}/24", "dev", "eth0")
     _run(*inside, "link", "set", "lo", "up")

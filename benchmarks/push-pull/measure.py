@@ -140,17 +140,17 @@ def _worker(rank: int, port: int, size: int, shared_memory: bool, pipe: Connecti
     plain = network.subgroup("plain", (0, 1))
     model = nn.Linear(size // 4, 1, bias=False)
     flat = FlatParameters(model)
-    flat.gradients.fill_(1.0)
     plan = OptimizerPlan.of(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), flat)
     part = ParameterServer().worker(
         WorkerSetting(network, network.subgroup("workers", (0,)), CAST, flat, plan)
     )
-    vector, steps = torch.empty(size // 4), iter(range(1 << 30))
+    gradients, vector, steps = torch.ones(size // 4), torch.empty(size // 4), iter(range(1 << 30))
     part.start(0)
+    flat.gradients.fill_(1.0)
     pipe.send("ready")
     ways: dict[str, Callable[[], Any]] = {
         "empty": lambda: _exchange(plain, None, None),
-        "exchange": lambda: _exchange(plain, flat.gradients, vector),
+        "exchange": lambda: _exchange(plain, gradients, vector),
         "parameter_server": lambda: part.gradients_ready(Step(next(steps)), LEARNING_RATE),
     }
     while True:

@@ -2,12 +2,13 @@
 
     python benchmarks/two-level/measure.py [--hosts 2 3 4] [--ranks-a-host 1 2] [--megabytes 10] [--rounds 9] [--json]
     python benchmarks/two-level/measure.py --plain
+    python benchmarks/two-level/measure.py --plain --hosts 3 --ranks-a-host 1 --rounds 15 [--mtu 9000]
 
 Hosts are network namespaces with shaped links; with `--plain` each is one queue behind a token bucket. In each round
 all ranks add the same vector up, in turn: as the communicator does by itself (two levels where ranks share hosts), over
 one gloo group of all ranks, and by our ring over pairwise links. Printed are medians over rounds of the slowest rank's
-time, beside the ring's formula for one rank a host, 2 M (H-1)/H over the bandwidth, which no all-reduce can beat. Needs
-root and iproute2.
+time, beside the ring's formula for one rank a host, 2 M (H-1)/H over the bandwidth, which no all-reduce can beat, and
+the same with the headers of full TCP packets, which links carry as well. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for what benchmarks share
 
-from namespaces import shaped_hosts
+from namespaces import MTU, headers_share, shaped_hosts
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collectives.ring import Ring
 from polyrhythm.communication.communicator import Communicator
@@ -48,6 +49,7 @@ class Figures:
     hosts: int
     ranks_a_host: int
     bound_ms: float
+    with_headers_ms: float
     ours_ms: float
     gloo_ms: float
     ring_ms: float
@@ -61,10 +63,11 @@ def main() -> None:
     options.add_argument("--megabytes", type=float, default=10)
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--plain", action="store_true", help="links are plain token buckets")
+    options.add_argument("--mtu", type=int, default=MTU, help="bytes of a packet; 9000: jumbo frames")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     table = [
-        measure(hosts, ranks, round(chosen.megabytes * 1e6), chosen.rounds, chosen.plain)
+        measure(hosts, ranks, round(chosen.megabytes * 1e6), chosen.rounds, chosen)
         for hosts in chosen.hosts
         for ranks in chosen.ranks_a_host
     ]
@@ -72,21 +75,23 @@ def main() -> None:
         print(json.dumps([asdict(line) for line in table]))
         return
     print(
-        "| hosts | ranks a host | bound | ours | one gloo group | our ring | ours / bound | gloo / ours (range) |"
+        "| hosts | ranks a host | bound | with headers | ours | one gloo group | our ring | ours / bound "
+        "| ours / with headers | gloo / ours (range) |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for line in table:
         middle, low, high = line.gloo_to_ours
         print(
-            f"| {line.hosts} | {line.ranks_a_host} | {line.bound_ms:.1f} ms | {line.ours_ms:.1f} ms "
+            f"| {line.hosts} | {line.ranks_a_host} | {line.bound_ms:.1f} ms | {line.with_headers_ms:.1f} ms "
+            f"| {line.ours_ms:.1f} ms "
             f"| {line.gloo_ms:.1f} ms | {line.ring_ms:.1f} ms | {line.ours_ms / line.bound_ms:.2f} "
-            f"| {middle:.2f} ({low:.2f} to {high:.2f}) |"
+            f"| {line.ours_ms / line.with_headers_ms:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}) |"
         )
 
 
-def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int, plain: bool) -> Figures:
+def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int, links: argparse.Namespace) -> Figures:
     """Plays the rounds on hosts made for it."""
-    with shaped_hosts(hosts, _BITS_PER_S, plain=plain) as made:
+    with shaped_hosts(hosts, _BITS_PER_S, plain=links.plain, mtu=links.mtu) as made:
         places = [host for host in made for _ in range(ranks_a_host)]
         timings = on_hosts(places, partial(_time, nbytes=nbytes, rounds=rounds))
     slowest = [[max(times) for times in zip(*ways, strict=True)] for ways in zip(*timings, strict=True)]
@@ -94,7 +99,8 @@ def measure(hosts: int, ranks_a_host: int, nbytes: int, rounds: int, plain: bool
     ratios = [theirs / mine for mine, theirs in zip(slowest[0], slowest[1], strict=True)]
     bound_ms = 1e3 * 2 * (hosts - 1) / hosts * nbytes * 8 / _BITS_PER_S
     spread = statistics.median(ratios), min(ratios), max(ratios)
-    return Figures(hosts, ranks_a_host, bound_ms, ours_ms, gloo_ms, ring_ms, spread)
+    with_headers_ms = bound_ms * headers_share(links.mtu)
+    return Figures(hosts, ranks_a_host, bound_ms, with_headers_ms, ours_ms, gloo_ms, ring_ms, spread)
 
 
 def _time(network: Communicator, nbytes: int, rounds: int) -> list[list[float]]:

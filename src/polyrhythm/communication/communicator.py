@@ -56,6 +56,23 @@ class Traffic(Protocol):
     bytes_sent: int
 
 
+class LentMemory(Protocol):
+    """Memory of this rank from which messages to ranks of its host leave without being copied.
+
+    What lies here, and is sent, must not change before `lends` says that no receiver reads it any more: that a send is
+    done says nothing. Receivers must not change it.
+    """
+
+    def vector(self, like: Tensor) -> Tensor:
+        """Return a vector of the size and dtype of another, with any content.
+
+        It lies in ordinary memory, which is copied when it is sent, where there is no more of this.
+        """
+
+    def lends(self, tensor: Tensor) -> bool:
+        """Return whether a receiver still reads a message whose tensor lay in the same vector as this one."""
+
+
 class Communicator(Protocol):
     """One rank's end of a group of ranks.
 
@@ -145,6 +162,9 @@ class Communicator(Protocol):
         Returns:
             `(n,)`, like `like`; None, on all ranks alike, where this gains nothing over ordinary memory.
         """
+
+    def lent_memory(self) -> LentMemory | None:
+        """Return the memory that this rank lends, one for all of its communicators; None where it lends none."""
 
     def regrouped(self, name: str, ranks: Sequence[int], generations: Sequence[int]) -> Communicator:
         """Make a `subgroup` of ranks as they are now, successors of lost ones among them.

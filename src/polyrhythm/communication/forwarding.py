@@ -50,6 +50,7 @@ class ForwardingCommunicator:
         self.revoke_without = inner.revoke_without
         self.shared_vector = inner.shared_vector
         self.vector_to_sum = inner.vector_to_sum
+        self.lent_memory = inner.lent_memory
         self.subgroup = inner.subgroup
         self.regrouped = inner.regrouped
 

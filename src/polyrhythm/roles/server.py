@@ -47,6 +47,7 @@ _OUTSIDE_STEPS = frozenset(
 )
 """What a run or a successor begins with, a run ends with, and losses cost; workers do not count those bytes either."""
 _CHECKPOINT, _STATE, _PART = Kind.CHECKPOINT, Kind.STATE, Kind.PART  # an enum is slow to ask for its members
+_NOTHING = Message(Kind.CLOSE)
 
 
 def serve(
@@ -65,7 +66,7 @@ def serve(
     servers, workers = world.roles.servers, frozenset(world.roles.workers)
     index = servers.index(network.rank)
     faults = strategy.faults(len(world.roles.workers))
-    part = strategy.server(ServerSetting(index, world.roles, finite))
+    part = strategy.server(ServerSetting(index, world.roles, finite, network.lent_memory()))
     channel = LeaderChannel(world, strategy)
     # Of several that have the same workers, one says what counts.
     says_counts = draws and (index == 0 or strategy.traits(len(world.roles.workers)).leaves > 0)
@@ -108,6 +109,7 @@ def serve(
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
             replies = on_message(source, message)
+            message = _NOTHING  # its memory goes back to its sender, which may use it once it is answered
             ended = now()
             reporter.updating_s += ended - began
             if of_a_step and source in workers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from polyrhythm.communication.communicator import LentMemory
 from polyrhythm.communication.message import Message
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.state import State
@@ -18,11 +19,13 @@ class ServerSetting:
         index: of its shard.
         roles: which ranks do what.
         finite: whether all gradients are known to be finite.
+        memory: in which parameters may lie, to be shown without being copied; None: none is better than another.
     """
 
     index: int
     roles: RoleAssignment
     finite: bool = False
+    memory: LentMemory | None = None
 
 
 @dataclass(frozen=True)

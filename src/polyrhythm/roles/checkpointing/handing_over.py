@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.communicator import Communicator, Handle, LentMemory
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import RequestError
 from polyrhythm.roles.checkpointing.archive import Snapshot, counted_steps, dealt_out
@@ -378,6 +378,10 @@ class _Opening:
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """Return None: ordinary memory does."""
+        return None
+
+    def lent_memory(self) -> LentMemory | None:
+        """Return None: messages are copied here."""
         return None
 
     def _deliver(self, source: int, to: int, message: Message) -> None:

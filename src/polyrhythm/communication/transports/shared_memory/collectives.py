@@ -180,10 +180,10 @@ class SharedMemoryCollectives(MemberCollectives):
             if self._broken is not None:
                 raise self._again()
             try:
-                vector = tensor.detach().contiguous().view(-1)
-                self._exchange.all_reduce(vector)
-                if not tensor.is_contiguous():
-                    tensor.detach().copy_(vector.view_as(tensor))
+                if tensor.dim() == 1 and tensor.is_contiguous() and not tensor.requires_grad:
+                    self._exchange.all_reduce(tensor)
+                else:
+                    self._on_vector(tensor, self._exchange.all_reduce)
             except BaseException as error:
                 self._on_failure(error)
                 raise

@@ -168,6 +168,7 @@ class HalfPlaces:
         handing_in: where this member hands in what lies before and behind its own slice.
         total: where this member puts the sum of its slice.
         totals: what lies before and behind it: the sums of the others' slices.
+        description: of its all-reduce.
     """
 
     whole: list[Tensor]
@@ -175,6 +176,7 @@ class HalfPlaces:
     handing_in: tuple[Tensor, Tensor]
     total: Tensor
     totals: tuple[Tensor, Tensor]
+    description: int
 
 
 class Places:
@@ -211,6 +213,7 @@ class Places:
             (own[:start], own[stop:]),
             sums[start:stop],
             (sums[:start], sums[stop:]),
+            describe(Operation.ALL_REDUCE, own),
         )
 
 
@@ -412,9 +415,10 @@ class Exchange:
 
     def _sum_whole(self, vector: Tensor) -> None:
         # In the half that the next barrier publishes: the others may still read the last one's.
-        parts = self._places.of(vector.dtype, vector.numel())[(self._barrier.crossed + 1) % 2].whole
+        places = self._places.of(vector.dtype, vector.numel())[(self._barrier.crossed + 1) % 2]
+        parts = places.whole
         parts[self._member].copy_(vector)
-        self._begin(describe(Operation.ALL_REDUCE, vector))
+        self._begin(places.description)
         _add_up(parts, vector)
 
     def _sum_slices(self, vector: Tensor) -> None:

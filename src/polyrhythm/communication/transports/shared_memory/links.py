@@ -17,6 +17,9 @@ pieces of shared memory that carry payloads from one rank to the other:
 
 A slot is a file without a name (memfd): nothing is left behind, however its ranks end. Its pages are
 allocated before they are used and sealed against shrinking, so no access can fail.
+
+What lies in memory that the sender lends (`lent_memory`) is not copied into a slot: the receiver is told where it lies
+in a segment, which has a number among the slots, and gives that back in the same way, once for each message.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -54,11 +58,16 @@ from polyrhythm.communication.message import (
     encode_header,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.communication.transports.shared_memory.lent_memory import (
+    LentSegments,
+    Segment,
+    shared_file,
+)
 from polyrhythm.communication.transports.sockets import PacketSocket, accept_next, hang_up
 from polyrhythm.errors import PeerLost, RunError
 
 IN_PACKET, IN_CHUNKS = -1, -2
-"""Places of a payload; all others are numbers of slots."""
+"""Places of a payload; all others are those of slots and segments, see `place_in`."""
 
 GOODBYE = 255
 """Instead of a slot's number."""
@@ -109,6 +118,11 @@ def decode_place(frame: memoryview) -> tuple[int, int]:
     return place, forgotten
 
 
+def place_in(number: int, start: int) -> int:
+    """Return the place of a payload that begins so many bytes into the segment of a number."""
+    return start << _START_BITS | _IN_SEGMENT | number
+
+
 def encode_hello(token: str, source: Peer) -> bytes:
     """Pack the first packet of a link."""
     return _HELLO.pack(bytes.fromhex(token), *source)
@@ -123,10 +137,11 @@ def decode_hello(packet: bytes) -> tuple[str, Peer]:
 
 
 MOST_SLOTS = 64
-"""So many fit into the mask of a frame."""
+"""So many fit into the mask of a frame, segments included."""
 
 _SMALLEST_BYTES = 1 << 16
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SEAL") else 0
+_IN_SEGMENT, _START_BITS = MOST_SLOTS, 8
+"""Of a place: the flag of segments, above the number; and where the start begins."""
 
 
 @dataclass(slots=True)
@@ -156,8 +171,23 @@ class Slot:
 
 
 @dataclass(slots=True)
+class Loan:
+    """A segment, as the receiver of one link knows it.
+
+    Attributes:
+        slot: its number, and the file for the receiver.
+        segment: itself.
+        count: messages in it that have not been given back.
+    """
+
+    slot: Slot
+    segment: Segment
+    count: int = 0
+
+
+@dataclass(slots=True)
 class LendingSlots:
-    """The sender's slots of one link. Grows on demand; knows nothing of sockets.
+    """The sender's slots of one link, and what it lends on it. Grows on demand; knows nothing of sockets.
 
     Attributes:
         most_bytes: all slots together are never larger.
@@ -168,6 +198,7 @@ class LendingSlots:
     refused: OSError | None = None
     _slots: dict[int, Slot] = field(default_factory=dict)
     _free: set[int] = field(default_factory=set)
+    _loans: dict[int, Loan] = field(default_factory=dict)
     _forgotten: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -181,10 +212,41 @@ class LendingSlots:
                 return self._slots[number]
             return self._make(_rounded(size))
 
-    def take_back(self, number: int) -> None:
-        """Note that the receiver no longer needs a slot."""
+    def lend_segment(self, segment: Segment) -> Slot | None:
+        """Lend a segment once more; return the slot that it is to the receiver, or None where it cannot be one."""
         with self._lock:
-            if number in self._slots:
+            self._forget_dropped()
+            loan = next((each for each in self._loans.values() if each.segment is segment), None)
+            if loan is None:
+                number = self._unused()
+                if number is None:
+                    return None
+                try:
+                    descriptor = os.dup(segment.descriptor)
+                except OSError:  # this process may open no more files
+                    return None
+                loan = self._loans[number] = Loan(Slot(number, segment.memory, descriptor), segment)
+            loan.count += 1
+            return loan.slot
+
+    def lends(self, segment: Segment) -> bool:
+        """Return whether a segment has not been given back as often as it was lent."""
+        with self._lock:
+            return any(loan.count > 0 and loan.segment is segment for loan in self._loans.values())
+
+    def end_loans(self) -> None:
+        """Take all segments as given back: the receiver is gone."""
+        with self._lock:
+            for loan in self._loans.values():
+                loan.count = 0
+
+    def take_back(self, number: int) -> None:
+        """Note that the receiver no longer needs a slot, or a message in a segment."""
+        with self._lock:
+            loan = self._loans.get(number)
+            if loan is not None:
+                loan.count = max(0, loan.count - 1)
+            elif number in self._slots:
                 self._free.add(number)
 
     @property
@@ -200,20 +262,22 @@ class LendingSlots:
     def close(self) -> None:
         """Release all memory that the receiver does not hold."""
         with self._lock:
-            for slot in self._slots.values():
+            for slot in (*self._slots.values(), *(loan.slot for loan in self._loans.values())):
                 slot.close_descriptor()
             self._slots.clear()
             self._free.clear()
+            self._loans.clear()
 
     def _make(self, size: int) -> Slot | None:
         if size > self.most_bytes or self.refused is not None:
             return None
         # Free slots are all too small, else one had been lent: they make room.
-        while self._free and (self._total() + size > self.most_bytes or len(self._slots) == MOST_SLOTS):
-            number = self._free.pop()
-            del self._slots[number]
-            self._forgotten |= 1 << number
-        if self._total() + size > self.most_bytes or len(self._slots) == MOST_SLOTS:
+        while self._free and (self._total() + size > self.most_bytes or self._unused() is None):
+            gone = self._free.pop()
+            del self._slots[gone]
+            self._forgotten |= 1 << gone
+        number = self._unused()
+        if self._total() + size > self.most_bytes or number is None:
             return None
         try:
             descriptor = shared_file(size)
@@ -221,12 +285,21 @@ class LendingSlots:
         except OSError as error:
             self.refused = error
             return None
-        number = next(number for number in range(MOST_SLOTS) if number not in self._slots)
         self._slots[number] = Slot(number, memory, descriptor)
         return self._slots[number]
 
     def _total(self) -> int:
         return sum(len(slot.memory) for slot in self._slots.values())
+
+    def _unused(self) -> int | None:
+        """Return the least number that is neither a slot's nor a segment's."""
+        numbers = range(MOST_SLOTS)
+        return next((each for each in numbers if each not in self._slots and each not in self._loans), None)
+
+    def _forget_dropped(self) -> None:
+        for number in [number for number, loan in self._loans.items() if loan.segment.dropped]:
+            self._loans.pop(number).slot.close_descriptor()
+            self._forgotten |= 1 << number
 
 
 class BorrowedSlots:
@@ -239,10 +312,13 @@ class BorrowedSlots:
     def __init__(self, give_back: Callable[[int], None]) -> None:
         self._give_back = give_back
         self._memories: dict[int, mmap.mmap] = {}
-        self._lent: dict[int, weakref.ref[memoryview]] = {}
+        self._held: dict[int, weakref.ref[memoryview]] = {}
+        """By the number of a slot; and by larger ones in turn, of segments that may be held several times."""
+        self._turns = count(MOST_SLOTS)
 
-    def add(self, number: int, descriptor: int) -> None:
-        """Map a new slot; raise `MalformedMessage` if it is a file whose pages could vanish."""
+    def add(self, place: int, descriptor: int) -> None:
+        """Map the new slot or segment of a place; raise `MalformedMessage` if it is a file whose pages could vanish."""
+        number = place & ~_IN_SEGMENT & ((1 << _START_BITS) - 1) if place >= 0 else place
         if not 0 <= number < MOST_SLOTS:
             raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
         try:
@@ -258,44 +334,31 @@ class BorrowedSlots:
         for number in [number for number in self._memories if mask >> number & 1]:
             del self._memories[number]
 
-    def tensor(self, number: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return the payload in a slot, shape `(elements,)`; the slot is given back when its last view is dropped.
+    def tensor(self, place: int, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return the payload at a place, shape `(elements,)`, which is given back when its last view is dropped.
 
         Raises:
-            MalformedMessage: no such slot, too small, or its last payload is still held.
+            MalformedMessage: there is none, it is too small, or the last payload of that slot is still held.
         """
-        memory = self._memories.get(number)
+        start, slot = divmod(place, 1 << _START_BITS)
+        in_segment, number = bool(slot & _IN_SEGMENT), slot & ~_IN_SEGMENT
+        memory = self._memories.get(number) if place >= 0 else None
         size = elements * dtype.itemsize
-        if memory is None or not 0 < size <= len(memory) or number in self._lent:
+        fits = memory is not None and 0 < size <= len(memory) - start
+        if not fits or (start % dtype.itemsize if in_segment else start or number in self._held):
             raise MalformedMessage(
                 f"a payload of {size} bytes was announced in slot {number}, which cannot be"
             )
-        view = memoryview(memory)[:size]  # the tensor's storage holds it, and nobody else does
-        self._lent[number] = weakref.ref(view, lambda _: self._end(number))
+        assert memory is not None, "it fits"
+        view = memoryview(memory)[start : start + size]  # the tensor's storage holds it, and nobody else does
+        held = next(self._turns) if in_segment else number
+        self._held[held] = weakref.ref(view, lambda _: self._end(held, number))
         return torch.frombuffer(view, dtype=dtype, count=elements)
 
-    def _end(self, number: int) -> None:
-        del self._lent[number]
+    def _end(self, held: int, number: int) -> None:
+        del self._held[held]
         with suppress(OSError):  # the sender has left and needs it no more
             self._give_back(number)
-
-
-def shared_file(size: int) -> int:
-    """Make a file of memory that has no name, all of it allocated, and return its descriptor.
-
-    Raises:
-        OSError: there is no such thing here, or no memory.
-    """
-    if not _SEALS or not hasattr(os, "memfd_create"):
-        raise OSError("this system has no memory files (memfd)")
-    descriptor = os.memfd_create("polyrhythm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.posix_fallocate(descriptor, 0, size)  # else the first access to a page could end the process
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _rounded(size: int) -> int:
@@ -322,11 +385,13 @@ class Parcel:
         header: of the message.
         payload: `(n,)`, None if there is none or if it is in `slot`.
         slot: holds the payload.
+        start: of the payload in bytes, where the slot is a segment; else None.
     """
 
     header: bytes
     payload: Tensor | None
     slot: Slot | None
+    start: int | None = None
 
 
 class Pending(Handle):
@@ -361,13 +426,23 @@ _log = logging.getLogger(__name__)
 class OutgoingMemoryLink:
     """The sender's end. A message leaves at once if it can; else a thread sends it and whatever comes after it.
 
+    Args:
+        card: of the receiver.
+        source: this process.
+        to: the receiver.
+        membership: hears of its end.
+        lent: memory from which it reads what lies there; None: all is copied.
+
     Raises:
         PeerLost: the receiver is gone.
         RunError: this process may open no more files.
     """
 
-    def __init__(self, card: Card, source: Peer, to: Peer, membership: Membership) -> None:
+    def __init__(
+        self, card: Card, source: Peer, to: Peer, membership: Membership, lent: LentSegments | None = None
+    ) -> None:
         self._to = to.rank
+        self._lent = lent
         self.generation = to.generation
         self._slots = LendingSlots(MOST_SHARED_BYTES)
         self._warned = False
@@ -388,6 +463,11 @@ class OutgoingMemoryLink:
     def start_send(self, message: Message, context: int) -> Handle:
         """Start to send a message; its tensor must be on the CPU and contiguous."""
         return self._start(message, context) or Sent()
+
+    def lends(self, segment: Segment) -> bool:
+        """Return whether the receiver still reads a segment."""
+        self._collect()
+        return self._slots.lends(segment)
 
     def close(self, patience_s: float) -> None:
         """Tell the receiver that nothing more will come, and wait for its goodbye."""
@@ -420,6 +500,13 @@ class OutgoingMemoryLink:
             payload = payload.reshape(-1).contiguous()
         if payload.nbytes <= MOST_INLINE_BYTES:
             return Parcel(header, payload, None)
+        found = None if self._lent is None else self._lent.find(payload)
+        if found is not None:
+            segment, start = found
+            segment.note(self)  # before it is lent: its owner may ask at any moment
+            slot = self._slots.lend_segment(segment)
+            if slot is not None:
+                return Parcel(header, None, slot, start)
         slot = self._lend(payload)
         return Parcel(header, payload if slot is None else None, slot)
 
@@ -483,7 +570,9 @@ class OutgoingMemoryLink:
     def _send_frame(self, parcel: Parcel, flags: int) -> None:
         forgotten, slot = self._slots.forgotten, parcel.slot
         inside = slot is None and (parcel.payload is None or parcel.payload.nbytes <= MOST_INLINE_BYTES)
-        place = slot.number if slot is not None else IN_PACKET if inside else IN_CHUNKS
+        place = IN_PACKET if inside else IN_CHUNKS
+        if slot is not None:
+            place = slot.number if parcel.start is None else place_in(slot.number, parcel.start)
         packet: list[bytes | memoryview] = [parcel.header, encode_place(place, forgotten)]
         if inside and parcel.payload is not None:
             packet.append(_raw(parcel.payload))
@@ -517,6 +606,7 @@ class OutgoingMemoryLink:
         poll.poll()
         self._collect()
         if not self._said_goodbye:
+            self._slots.end_loans()
             membership.lose_receiver(Peer(self._to, self.generation))
 
 

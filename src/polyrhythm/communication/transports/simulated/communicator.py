@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyrhythm.communication.all_reduce import one_by_one
 from polyrhythm.communication.collectives.direct import Direct
-from polyrhythm.communication.communicator import Communicator, Handle, NoSharedMemory, Traffic
+from polyrhythm.communication.communicator import Communicator, Handle, LentMemory, NoSharedMemory, Traffic
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import REVOKED, CollectiveBroken, revoke_tells
@@ -249,6 +249,10 @@ class SimulatedCommunicator(Communicator):
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
         """No memory is better than another here."""
+        return None
+
+    def lent_memory(self) -> LentMemory | None:
+        """Messages are not copied anyway."""
         return None
 
     def regrouped(self, name: str, ranks: Sequence[int], generations: Sequence[int]) -> SimulatedCommunicator:

@@ -24,7 +24,13 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator, Handle, NoSharedMemory, Traffic
+from polyrhythm.communication.communicator import (
+    Communicator,
+    Handle,
+    LentMemory,
+    NoSharedMemory,
+    Traffic,
+)
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.inbox import Want
 from polyrhythm.communication.transports.member_collectives import MemberCollectives, revoke_tells
@@ -276,6 +282,9 @@ class TorchDistributedCommunicator(Communicator):
         except NoSharedMemory:
             return None
         return collectives.add_rows(rows_of(memory, self.size, like))
+
+    def lent_memory(self) -> LentMemory | None:
+        return self._home.lent
 
     def _vector_name(self, name: str) -> str:
         return group_name(f"{self._name}/vector {name}", self._members)

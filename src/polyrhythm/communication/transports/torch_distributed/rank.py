@@ -25,6 +25,7 @@ from polyrhythm.communication.transports.member_collectives import (
     CollectiveBroken,
 )
 from polyrhythm.communication.transports.membership import Membership, Peer
+from polyrhythm.communication.transports.shared_memory.lent_memory import LentSegments
 from polyrhythm.communication.transports.shared_memory.links import (
     Card,
     IncomingMemoryLinks,
@@ -92,6 +93,7 @@ class Rank(Membership):
     Attributes:
         activity: what it is doing.
         collectives: of its communicators, on the CPU.
+        lent: memory that it lends to ranks of its host; None without shared memory.
         bytes_sent: by this rank, through all its communicators.
         most_bytes: that the payload of a message to this rank may have.
         patience_s: how long there may be no way to another host before its ranks count as lost.
@@ -122,7 +124,8 @@ class Rank(Membership):
         standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
         self.collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
         self.vectors = KeptVectors(rendezvous, shared_memory, self.is_lost, self._inbox.losses)
-        self._links = Links(rendezvous, self.groups, self, shared_memory)
+        self.lent = LentSegments() if shared_memory else None
+        self._links = Links(rendezvous, self.groups, self, self.lent)
         self._links.join()
 
     def start_send(self, to: int, message: Message, context: int) -> Handle:
@@ -213,6 +216,8 @@ class Rank(Membership):
         self.background.shutdown(wait=True)
         self.collectives.close()
         self.vectors.close()
+        if self.lent is not None:
+            self.lent.close()
 
     def _wait_to_leave(self, deadline: float) -> None:
         store = self.rendezvous.store
@@ -311,12 +316,15 @@ OutgoingLink = OutgoingMemoryLink | OutgoingTcpLink
 class Links:
     """The links of one rank; a link to another is opened when it is first asked for.
 
+    Args:
+        lent: what this rank lends to others of its host; None: it shares no memory with them.
+
     Raises:
         RunError: this rank cannot listen at its address.
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, groups: Groups, membership: Membership, shared_memory: bool
+        self, rendezvous: Rendezvous, groups: Groups, membership: Membership, lent: LentSegments | None
     ) -> None:
         self._rendezvous = rendezvous
         self._groups = groups
@@ -325,7 +333,8 @@ class Links:
         # A lock a link: one that hangs holds up no other.
         self._opening: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
         self._tcp = self._listen()
-        self._memory = self._listen_on_host() if shared_memory else None
+        self._lent = lent
+        self._memory = self._listen_on_host() if lent is not None else None
         memory_card = "" if self._memory is None else self._memory.card.to_text()
         self._cards = Cards(memory_card, self._tcp.identity.card.to_text())
 
@@ -394,4 +403,4 @@ class Links:
         ours = None if self._memory is None else self._memory.card
         if card is None or ours is None or card.host != ours.host:
             return OutgoingTcpLink(self._tcp.identity, TcpCard.from_text(cards.tcp), peer, self._membership)
-        return OutgoingMemoryLink(card, self._rendezvous.own, peer, self._membership)
+        return OutgoingMemoryLink(card, self._rendezvous.own, peer, self._membership, self._lent)

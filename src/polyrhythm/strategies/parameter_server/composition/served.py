@@ -189,10 +189,18 @@ class Served(WithServers, Compressible, RecutsServers):
             "own_updates": consistency.own_updates,
             "dropped_late": consistency.drops,
             "scales_parts": _scales_parts(consistency),
+            "lends_gradients": self._sends_as_it_lies
+            and not consistency.own_updates
+            and setting.plan.own is None,
         }
         if isinstance(link, OverlappedPushPull):
             return OverlappingWorker(setting, link, **options)
         return ServedWorker(setting, link, **options)
+
+    @property
+    def _sends_as_it_lies(self) -> bool:
+        """Whether gradients and parameters themselves are sent, once, and held by nobody else."""
+        return self.compress is None and self.replicas == 1
 
     def _link(self, setting: WorkerSetting, *, in_parts: bool) -> PushPull:
         """Return a worker's way to the servers."""
@@ -217,9 +225,10 @@ class Served(WithServers, Compressible, RecutsServers):
             from polyrhythm.strategies.parameter_server.serving.compressed import compressed_session
 
             session = compressed_session(self.compress)
+        memory = setting.memory if self._sends_as_it_lies else None
 
         def make(shard: int) -> ServerSession:
-            return shard_session(roles.workers, consistency, handling, roles.servers, shard, session)
+            return shard_session(roles.workers, consistency, handling, roles.servers, shard, session, memory)
 
         return make(setting.index) if self.replicas == 1 else ReplicatedServer(setting, roles.workers, make)
 

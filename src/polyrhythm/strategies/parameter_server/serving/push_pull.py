@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Handle, LentMemory
 from polyrhythm.communication.message import Kind, Message, message_of
 from polyrhythm.errors import LetGo, PeerLost, RequestError
 from polyrhythm.strategies.parameter_server.serving.admission import Configuration, payload
@@ -50,6 +50,8 @@ from polyrhythm.training.flat_parameters import is_finite, shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 _PUSH, _LEAVE, _PART = Kind.PUSH, Kind.LEAVE, Kind.PART
+_LEAST_LENT_BYTES = 1 << 20
+"""Of gradients that are lent to servers: fewer are copied in less time than asking what is given back takes."""
 
 
 class ServerLink:
@@ -140,6 +142,7 @@ class PushPull(ServerLink):
     __slots__ = (
         "_flat",
         "_gradients",
+        "_memory",
         "_overwrite",
         "_parameters",
         "_sliced",
@@ -152,12 +155,33 @@ class PushPull(ServerLink):
         super().__init__(setting, setting.plan if plan is None else plan, pushes)
         self.reached = 0
         self.stops = False
+        self._memory: LentMemory | None = None
         self._under_way: list[Handle] = []
         self._parameters = [setting.flat.vector[shard] for shard in self._shards]
         self._flat = setting.flat
         self._overwrite = None if setting.flat.still else setting.flat.overwrite
         self._sliced = setting.flat.gradients
         self._gradients = setting.flat.gradients_of(self._shards)
+
+    def lend_gradients(self) -> None:
+        """Move the gradients, which are zero, to where servers of this host read them without a copy, if that pays.
+
+        They then lie elsewhere after each push that a server still holds once it has answered.
+        """
+        flat, memory = self._flat, self._network.lent_memory()
+        if (
+            memory is None
+            or flat.still
+            or flat.gradients.is_cuda
+            or flat.gradients.nbytes < _LEAST_LENT_BYTES
+        ):
+            return
+        self._memory = memory
+        self._move_gradients()
+
+    def _move_gradients(self) -> None:
+        assert self._memory is not None, "there is somewhere to move them to"
+        self._flat.renew_gradients(self._memory.vector(self._flat.gradients_and_tail).zero_())
 
     def pull(self, final: bool = False) -> int:
         """Overwrite the flat vector; return how many of this pusher's gradients every server has applied.
@@ -214,6 +238,8 @@ class PushPull(ServerLink):
         stop = self._take_answers()
         for push in self._under_way:
             push.wait()
+        if self._memory is not None and self._memory.lends(self._flat.gradients):
+            self._move_gradients()
         return stop
 
     def state(self) -> State:
@@ -376,6 +402,8 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
             stops, which for its part may wait for their states; so it leaves before that.
         scales_parts: whether a gradient counts in proportion to this worker's part of a global batch.
         takes_plans: whether servers take more than a gradient with a push; see `planned_push`.
+        lends_gradients: whether servers of this host may read gradients where they lie. Not where the worker reads them
+            after they were pushed, since servers may change them then, nor where a user's loop keeps them.
     """
 
     __slots__ = (
@@ -384,6 +412,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         "_has_left",
         "_leads",
         "_leaves_at_once",
+        "_lends_gradients",
         "_optimizer",
         "_scales_parts",
         "_servers",
@@ -398,9 +427,10 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
         dropped_late: bool = False,
         scales_parts: bool = False,
         takes_plans: bool = True,
+        lends_gradients: bool = False,
     ) -> None:
         super().__init__()
-        self._scales_parts = scales_parts
+        self._scales_parts, self._lends_gradients = scales_parts, lends_gradients
         self.follows = Follows.PLAN if takes_plans else Follows.NOTHING
         self.writes = Writes.IN_STEP if takes_plans and not own_updates else Writes.LOST
         self._leaves_at_once = dropped_late
@@ -416,6 +446,8 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
 
         Others may wait for a gradient of it in the step under way, while as worker 0 it waits for them to stop.
         """
+        if self._lends_gradients:
+            self._servers.lend_gradients()
         if self._hands_out:
             self._servers.initialise()
         reached = self._servers.pull()
@@ -487,18 +519,8 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
 class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
     """As `ServedWorker`, while the passes go on; see the top of this file."""
 
-    def __init__(
-        self,
-        setting: WorkerSetting,
-        servers: OverlappedPushPull,
-        *,
-        own_updates: bool,
-        dropped_late: bool,
-        scales_parts: bool,
-    ) -> None:
-        super().__init__(
-            setting, servers, own_updates=own_updates, dropped_late=dropped_late, scales_parts=scales_parts
-        )
+    def __init__(self, setting: WorkerSetting, servers: OverlappedPushPull, **more: bool) -> None:
+        super().__init__(setting, servers, **more)
         self._overlapped = servers
         size = setting.flat.size
         self._places = [(bucket.start, min(bucket.stop, size)) for bucket in setting.flat.buckets]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from polyrhythm.communication.communicator import LentMemory
 from polyrhythm.communication.message import Kind, Message, Reason, RefusedMessage
 from polyrhythm.strategies.parameter_server.aggregators.weighted_mean import WeightedMean
 from polyrhythm.strategies.parameter_server.merge.plain import Plain
@@ -78,6 +79,7 @@ def shard_session(
     servers: tuple[int, ...] = (),
     index: int = 0,
     session: Callable[..., ServerSession] = ServerSession,
+    memory: LentMemory | None = None,
 ) -> ServerSession:
     """Make a server that owns the optimiser of its shard.
 
@@ -88,6 +90,7 @@ def shard_session(
         servers: ranks of all servers, where they must agree on something.
         index: of this one among them.
         session: class of the server.
+        memory: in which the parameters may lie; see `OptimizedRule`.
     """
     handling = handling or Handling()
     count, aggregator = len(pushers), handling.aggregator
@@ -95,7 +98,7 @@ def shard_session(
     in_step = consistency.in_step()
     if in_step and aggregator.spares(count) < spares:
         spares, spared_by = aggregator.spares(count), str(aggregator)
-    rule = ShardRule(consistency, handling, count, servers, index)
+    rule = ShardRule(consistency, handling, count, servers, index, memory)
     return session(pushers, rule, spares, spared_by, handling.eject_after)
 
 
@@ -105,13 +108,18 @@ class OptimizedRule(Rule):
     Answers show the values where they lie. If one is still held when the next update comes, the values move to a copy,
     and what was shown keeps its memory:
 
-        answer ── a tensor of the same memory ─▶ link: copies it into its own, and drops it
-        update ── is it held? ─▶ no: in place
-                              ─▶ yes (it waits for a slow wire, or someone remembers it): copy, update the copy
+        answer ── a tensor of the same memory ─▶ link: lends it to a rank of this host, or sends a copy, and drops it
+        update ── is it held, or lent? ─▶ no: in place
+                                       ─▶ yes (a worker has not read it yet, it waits for a slow wire, or someone
+                                          remembers it): copy, update the copy
+
+    Args:
+        memory: in which values may lie, to be lent; None: links copy them.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, memory: LentMemory | None = None) -> None:
         super().__init__(gate)
+        self._memory = memory
         self._plan: OptimizerPlan | None = None
         self._resumed: State | None = None
         self._shown: Tensor | None = None
@@ -165,6 +173,8 @@ class OptimizedRule(Rule):
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
         """Make the optimiser of the values, which it changes in place; training can begin."""
+        if self._memory is not None and _lies_open(values):
+            values = _copied(values, self._memory)
         self.values = values
         self._optimizer: FlatOptimizer = plan.build(values)
         self._shown = self._held = None
@@ -176,13 +186,13 @@ class OptimizedRule(Rule):
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
 
     def _before_change(self) -> None:
-        """Have the values where they may change in place: elsewhere, if what was shown of them is still held."""
-        self._shown, held = None, self._held
-        if held is None:
+        """Have the values where they may change in place: elsewhere, if what was shown of them is held or lent."""
+        self._shown, held, memory = None, self._held, self._memory
+        if held is None and memory is None:
             return
         self._held = None
-        if held() is not None:
-            self.values = self.values.clone()
+        if (held is not None and held() is not None) or (memory is not None and memory.lends(self.values)):
+            self.values = _copied(self.values, memory)
             self._optimizer.move_to(self.values)
 
 
@@ -191,12 +201,19 @@ class ShardRule(OptimizedRule):
 
     Args:
         servers: ranks of all servers, where they must agree on something.
+        memory: as for `OptimizedRule`.
     """
 
     def __init__(
-        self, consistency: Consistency, handling: Handling, pushers: int, servers: tuple[int, ...], index: int
+        self,
+        consistency: Consistency,
+        handling: Handling,
+        pushers: int,
+        servers: tuple[int, ...],
+        index: int,
+        memory: LentMemory | None = None,
     ) -> None:
-        super().__init__(consistency.gate(pushers))
+        super().__init__(consistency.gate(pushers), memory)
         aggregator = handling.aggregator
         self.remembers = handling.merge.remembers
         self.chooses = aggregator.robust
@@ -368,9 +385,18 @@ class ShardRule(OptimizedRule):
         return self._everyone if rows == columns else part[-1].tolist()
 
 
+def _lies_open(values: Tensor) -> bool:
+    """Return whether values are shown where they lie, and not as a copy."""
+    return values.nbytes >= _LEAST_LENT_BYTES and not values.is_cuda and values.is_contiguous()
+
+
+def _copied(values: Tensor, memory: LentMemory | None) -> Tensor:
+    return values.clone() if memory is None else memory.vector(values).copy_(values)
+
+
 def _shown(values: Tensor) -> tuple[Tensor, weakref.ref[memoryview] | None]:
     """Return values, `(n,)`, as others may read them, and what dies with the last tensor of them; None: a copy."""
-    if values.nbytes < _LEAST_LENT_BYTES or values.is_cuda or not values.is_contiguous():
+    if not _lies_open(values):
         return values.clone(), None
     # Held by the storage of the tensor that is made of it, and by nobody else.
     view: memoryview = values.detach().view(torch.uint8).numpy().data

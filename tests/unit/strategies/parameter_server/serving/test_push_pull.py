@@ -1,9 +1,11 @@
 """The worker's end of push and pull, against servers that answer by hand."""
 
+import pytest
 import torch
 from torch import nn
 
 from polyrhythm.communication.message import Kind, Message, unpack_json
+from polyrhythm.strategies.parameter_server.serving import push_pull
 from polyrhythm.strategies.parameter_server.serving.push_pull import PushPull
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
@@ -102,3 +104,52 @@ def test_all_servers_hear_who_leaves():
     network, _, ends = setting({})
     ends.leave()
     assert [(to, message.kind) for to, message in network.sent] == [(2, Kind.LEAVE), (3, Kind.LEAVE)]
+
+
+class Memory:
+    """Memory in which a test says what is lent: by the addresses of vectors."""
+
+    def __init__(self):
+        self.lent = set()
+
+    def vector(self, like):
+        return torch.full_like(like, 7.0)
+
+    def lends(self, tensor):
+        return tensor.data_ptr() in self.lent
+
+
+def lending(answers, memory, monkeypatch):
+    monkeypatch.setattr(push_pull, "_LEAST_LENT_BYTES", 1)
+    network, flat, ends = setting(answers)
+    network.lent_memory = lambda: memory
+    ends.lend_gradients()
+    return network, flat, ends
+
+
+def test_lent_gradients_move_when_a_server_still_holds_them(monkeypatch):
+    memory = Memory()
+    answers = {2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)}
+    network, flat, ends = lending(answers, memory, monkeypatch)
+    assert flat.gradients.tolist() == [0.0] * 5
+    for number in range(3):
+        flat.gradients.copy_(torch.arange(5.0) + number)
+        place = flat.gradients.data_ptr()
+        memory.lent = {place} if number == 1 else set()
+        ends.push_and_pull(Step(number), 1.0, 0.1)
+        pushed = [message.tensor for _, message in network.sent[-2:]]
+        assert [tensor.data_ptr() for tensor in pushed] == [place, place + 8]
+        assert torch.equal(torch.cat(pushed), torch.arange(5.0) + number)
+        assert (flat.gradients.data_ptr() == place) == (number != 1)
+        assert all(view.parameter.grad is view.gradient for view in flat.views)
+    assert flat.gradients.tolist() == [2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("memory", [None, Memory()])
+def test_gradients_stay_where_lending_them_does_not_pay(memory):
+    network, flat, ends = setting({2: answer([1.0, 2.0], 1, 1), 3: answer([3.0, 4.0, 5.0], 1, 1)})
+    network.lent_memory = lambda: memory
+    place = flat.gradients.data_ptr()
+    ends.lend_gradients()  # there is no such memory, or there are too few numbers
+    ends.push_and_pull(Step(0), 1.0, 0.1)
+    assert flat.gradients.data_ptr() == place

@@ -160,3 +160,44 @@ def test_a_gradient_is_not_held_when_it_has_been_applied() -> None:
     made.apply([contribution], 0)
     del contribution
     assert gone() is None
+
+
+class Memory:
+    """Memory in which a test says what is lent: by the addresses of vectors."""
+
+    def __init__(self) -> None:
+        self.lent: set[int] = set()
+        self.made: list[int] = []
+
+    def vector(self, like: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(like)
+        self.made.append(made.data_ptr())
+        return made
+
+    def lends(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() in self.lent
+
+
+def test_values_that_are_lent_stay_as_they_are_and_updates_go_on_elsewhere() -> None:
+    memory = Memory()
+    made = ShardRule(Softsync(n=1), Handling(), 2, (), 0, memory)
+    plain = large("SGD", {"lr": 0.5, "momentum": 0.9})
+    plan = OptimizerPlan("SGD", (Span(0, LARGE, {"lr": 0.5, "momentum": 0.9}),), 0.5)
+    made.configure(Message(Kind.CONFIGURE, pack_json(plan.to_json())))
+    came = torch.arange(float(LARGE))
+    made.begin(came)
+    assert memory.made == [made.values.data_ptr()] != [came.data_ptr()]
+    for number in range(4):
+        before = made.values
+        kept = before.clone()
+        if number % 2:  # shown, and nothing here holds it: only the receiver does
+            made.answer(0, number)
+            memory.lent = {before.data_ptr()}
+        for each in (made, plain):
+            each.apply([drawn(number)], number)
+        assert torch.equal(made.values, plain.values)
+        assert (made.values is before) == (number % 2 == 0)
+        if number % 2:
+            assert torch.equal(before, kept)
+        memory.lent.clear()
+    assert len(memory.made) == 3
