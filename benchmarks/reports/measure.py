@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.reporting.comparison import Comparison, read_run
-from polyrhythm.reporting.pages.comparison_page import render
+from polyrhythm.reporting.pages.several_runs import render_comparison
 from polyrhythm.reporting.pages.report import write_report
 
 WORKERS, TESTS = 4, 50
@@ -98,7 +98,7 @@ def main() -> None:
             )
 
         def compare(folders: Sequence[Path]) -> str:
-            return render(Comparison.of([read_run(folder) for folder in folders]), root, "")
+            return render_comparison(Comparison.of([read_run(folder) for folder in folders]), root, "")
 
         for what, folders, each in (
             ("killed runs", short, chosen.each),

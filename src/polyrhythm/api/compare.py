@@ -47,7 +47,7 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
-from polyrhythm.reporting.pages.comparison_page import plots, render
+from polyrhythm.reporting.pages.several_runs import comparison_plots, render_comparison
 from polyrhythm.reporting.pages.plots import Plot
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build, plainly, split_outside
@@ -271,7 +271,7 @@ def plots_of_comparison(folder: Path) -> list[Plot]:
     found = _runs_in(folder)
     if not found:
         raise RequestError(f"{folder} holds no run of its comparison yet")
-    return plots(Comparison.of(found, Target.parse(until) if until else None))
+    return comparison_plots(Comparison.of(found, Target.parse(until) if until else None))
 
 
 def _runs_in(folder: Path) -> list[ComparedRun]:
@@ -550,7 +550,7 @@ def write(comparison: Comparison, folder: Path, command: str) -> None:
         "table.md": comparison.markdown(),
         "table.csv": comparison.csv(),
         "table.tex": comparison.latex(),
-        REPORT_FILE: render(comparison, folder, command),
+        REPORT_FILE: render_comparison(comparison, folder, command),
     }
     for name, text in files.items():
         draft = folder / f".{name}.draft"

@@ -45,7 +45,7 @@ from polyrhythm.events import Notice
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.signals import asked_to_stop
 from polyrhythm.reporting.event_log import Observer
-from polyrhythm.reporting.pages.ensemble_page import render
+from polyrhythm.reporting.pages.several_runs import render_ensemble
 from polyrhythm.reporting.quantities import percent
 from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.cluster import Cluster
@@ -376,7 +376,7 @@ def _over(
         draft = _draft(folder / MODEL_FILE)
         shutil.copy2(taught.folder / MODEL_FILE, draft)
         draft.replace(folder / MODEL_FILE)
-    _publish(folder / "report.html", render(figures, student=taught is not None))
+    _publish(folder / "report.html", render_ensemble(figures, student=taught is not None))
     _publish(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
     return Run(folder, "done", figures)
 

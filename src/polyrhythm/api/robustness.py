@@ -20,7 +20,7 @@ from polyrhythm.data.seeding import generator_for
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.ensemble import Together
 from polyrhythm.evaluation.robustness import declines, examples
-from polyrhythm.reporting.pages.robustness_page import write_robustness
+from polyrhythm.reporting.pages.several_runs import write_robustness
 
 _EXAMPLE_SIDE = 96
 

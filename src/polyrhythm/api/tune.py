@@ -51,7 +51,7 @@ from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.reporting.pages.search_page import render
+from polyrhythm.reporting.pages.several_runs import render_search
 from polyrhythm.reporting.quantities import duration
 from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.roles.job import CheckpointConfig
@@ -486,7 +486,7 @@ def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
 def write(search: Search, folder: Path, command: str) -> None:
     """Write the results of a search into its folder, each file whole or not at all."""
     _publish(folder / RESULT_FILE, json.dumps(search.to_json(), indent=2, allow_nan=False) + "\n")
-    _publish(folder / REPORT_FILE, render(search, folder, command))
+    _publish(folder / REPORT_FILE, render_search(search, folder, command))
     best = search.best()
     if best is not None and (folder / best.folder / CONFIG_FILE).is_file():
         _publish(folder / BEST_FILE, (folder / best.folder / CONFIG_FILE).read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import cache_line, noise_scale
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.plots import Plot, plots, timeline
-from polyrhythm.reporting.pages.report_page import page
+from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, section
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
@@ -102,30 +102,25 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
     """Return the HTML of a report of a run that has started; sections without content are left out."""
     known, drawn = facts(figures), plots_of(figures, folder)
     title = f"{known['model']} on {known['data']}"
+    # The first plot takes the whole width; the last one too if it would stand alone in its row.
+    lonely = len(drawn) - 1 if len(drawn) % 2 == 0 else 0
     sections = [
         _banner(figures),
         _headline(title, known),
-        _curves(drawn),
+        curves(drawn, "the figures below do", wide=(0, lonely)),
         _classes(with_intervals(class_rows(known.get("per_class", [])))),
         _confusion(known),
         _pictures(folder),
-        _section("What held it back", _held_back(figures)),
-        _section("Predicted, and what happened", _predicted(folder, figures, known)),
-        _section(HEADING, _timings(figures)),
-        _section("Where training images came from", _cache(figures)),
-        _section("Notices", _notices(figures)),
-        _section("Figures of the run", _fact_table(fact_rows(known))),
-        _section("How to repeat it", _repeat(folder, config, known) if config else ""),
-        _section("Environment", _fact_table(environment_rows(environment)) if environment else ""),
-        "<footer>Made by Polyrhythm from the events of the run; this page needs no network.</footer>",
+        section("What held it back", _held_back(figures)),
+        section("Predicted, and what happened", _predicted(folder, figures, known)),
+        section(HEADING, _timings(figures)),
+        section("Where training images came from", _cache(figures)),
+        section("Notices", _notices(figures)),
+        section("Figures of the run", _fact_table(fact_rows(known))),
+        section("How to repeat it", _repeat(folder, config, known) if config else ""),
+        section("Environment", _fact_table(environment_rows(environment)) if environment else ""),
     ]
-    return page(
-        f"{title} – Polyrhythm", "\n".join(filter(None, sections)), [plot.to_json() for plot in drawn]
-    )
-
-
-def _section(heading: str, body: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2>\n{body}</section>" if body else ""
+    return page(title, sections, drawn, source="the events of the run")
 
 
 def _banner(figures: RunFigures) -> str:
@@ -219,7 +214,7 @@ def _confusion(known: Mapping[str, Any]) -> str:
         lines.append(f'<tr><th scope="row">{escape(str(name))}</th>{cells}</tr>')
     table = f'<table class="confusion"><tr><td></td>{head}</tr>{"".join(lines)}</table>'
     note = "Rows are classes, columns what their test images were taken for; the deeper a colour, the larger its share."
-    return _section("Confusion matrix", f'<p class="soft small">{note}</p><div class="scroll">{table}</div>')
+    return section("Confusion matrix", f'<p class="soft small">{note}</p><div class="scroll">{table}</div>')
 
 
 def _pictures(folder: Path) -> str:
@@ -240,9 +235,9 @@ def _pictures(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
-    shown = _section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
+    shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
     said = "The first training images as they are, and as the network sees them in the first epoch."
-    return shown + _section(
+    return shown + section(
         "Augmented samples", f'<p class="soft small">{said}</p>{_gallery(changed)}' if changed else ""
     )
 
@@ -255,20 +250,6 @@ def _picture(png: str, label: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9+/=]*", png):
         raise ValueError("not a picture in base64")
     return f'<img alt="{escape(label, quote=True)}" src="data:image/png;base64,{png}">'
-
-
-def _curves(drawn: Sequence[Plot]) -> str:
-    if not drawn:
-        return ""
-    # The first takes the whole width; the last one too if it would stand alone in its row.
-    lonely = len(drawn) - 1 if len(drawn) % 2 == 0 else 0
-    boxes = [
-        f"<figure{' class=wide' if index in {0, lonely} else ''}><figcaption><h3>{escape(plot.title)}</h3>"
-        f'<p>{escape(plot.caption)}</p></figcaption><div class="plot" id="plot-{index}"></div></figure>'
-        for index, plot in enumerate(drawn)
-    ]
-    hint = "<noscript><p>The curves need JavaScript; the figures below do not.</p></noscript>"
-    return _section("Curves", f'{hint}<div class="plots">{"".join(boxes)}</div>')
 
 
 def _fact_table(rows: Sequence[tuple[str, str]]) -> str:
@@ -285,7 +266,7 @@ def _classes(rows: Sequence[Mapping[str, Any]]) -> str:
     table = f'<div class="scroll"><table class="classes"><tr>{head}</tr>{"".join(lines)}</table></div>'
     if len(rows) > _MANY_CLASSES:
         table = f"<details><summary>{counted(len(rows), 'row')}</summary>{table}</details>"
-    return _section("Accuracy by class", table if rows else "")
+    return section("Accuracy by class", table if rows else "")
 
 
 def _class_cell(value: Any) -> str:
@@ -388,8 +369,7 @@ def _repeat(folder: Path, config: str, known: Mapping[str, Any]) -> str:
             f"polyrhythm simulate {recipe} --cluster {shlex.quote(str(cluster))}{_options(known, config)}"
         )
     return (
-        f'<div class="copyable"><pre><code>{escape(command)}</code></pre>'
-        '<button type="button">Copy</button></div>\n'
+        f"{command_to_copy(command)}\n"
         f'<p class="soft small">with this as <code>config.yaml</code>:</p>\n'
         f"<pre><code>{escape(config)}</code></pre>"
     )

@@ -6,7 +6,12 @@ import base64
 import json
 from html import escape
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from polyrhythm.reporting.pages.plots import Plot
 
 # No address is allowed at all: the page shows itself, offline, for ever.
 _POLICY = (
@@ -153,23 +158,64 @@ for (const button of document.querySelectorAll("button")) {
 """
 
 
-def page(title: str, body: str, plots: list[dict[str, Any]]) -> str:
+def section(heading: str, body: str) -> str:
+    """Return a section of a page; nothing where it has no body."""
+    return f"<section><h2>{escape(heading)}</h2>\n{body}</section>" if body else ""
+
+
+def curves(
+    drawn: Sequence[Plot], others: str, *, below: Sequence[str] = (), wide: Container[int] = (0,)
+) -> str:
+    """Return the section of a page's plots.
+
+    Args:
+        drawn: the plots.
+        others: what can be read without JavaScript, such as "the table above does".
+        below: HTML under each plot; empty: none.
+        wide: the plots that take the whole width.
+    """
+    boxes = [
+        f"<figure{' class=wide' if index in wide else ''}><figcaption><h3>{escape(plot.title)}</h3>"
+        f'<p>{escape(plot.caption)}</p></figcaption><div class="plot" id="plot-{index}"></div>'
+        f"{below[index] if below else ''}</figure>"
+        for index, plot in enumerate(drawn)
+    ]
+    hint = f"<noscript><p>The curves need JavaScript; {others} not.</p></noscript>"
+    return section("Curves", f'{hint}<div class="plots">{"".join(boxes)}</div>' if boxes else "")
+
+
+def command_to_copy(command: str) -> str:
+    """Return a command line with a button that copies it; nothing if there is none."""
+    if not command:
+        return ""
+    button = '<button type="button">Copy</button>'
+    return f'<div class="copyable"><pre><code>{escape(command)}</code></pre>{button}</div>'
+
+
+def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source: str = "") -> str:
     """Return a whole HTML document that needs nothing but itself.
 
-    Plot number `i` is drawn into the element `plot-i` of the body; the library is left out if there are no plots.
+    Args:
+        title: of the window.
+        sections: HTML, in order; empty ones are left out.
+        drawn: plots, of which number `i` is drawn into the element `plot-i`; without any the library is left out.
+        source: what the page is made from, for its last line.
     """
+    plots = [plot.to_json() for plot in drawn]
     # A "<" inside a script could end it.
     described = json.dumps(plots, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )
     library = f'<script type="text/plain" id="library">{_library()}</script>' if plots else ""
+    made = f"<footer>Made by Polyrhythm{f' from {source}' if source else ''}; this page needs no network.</footer>"
+    body = "\n".join(filter(None, [*sections, made]))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
+<title>{escape(title)} – Polyrhythm</title>
 <style>{STYLE}</style>
 </head>
 <body>

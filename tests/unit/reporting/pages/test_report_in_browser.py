@@ -6,7 +6,7 @@ from browser import Browser, chromium
 from polyrhythm.events import RunEnded
 from polyrhythm.reporting.comparison import Comparison, read_run
 from polyrhythm.reporting.event_log import EventLog
-from polyrhythm.reporting.pages.comparison_page import render
+from polyrhythm.reporting.pages.several_runs import render_comparison
 from polyrhythm.reporting.pages.report import write_report
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium")
@@ -74,7 +74,7 @@ def test_a_comparison_is_drawn_likewise(browser, tmp_path, story, width):
         log.close()
     comparison = Comparison.of([read_run(tmp_path / "run 0"), read_run(tmp_path / "run 1")])
     page = tmp_path / "report.html"
-    page.write_text(render(comparison, tmp_path, "polyrhythm compare"), encoding="utf-8")
+    page.write_text(render_comparison(comparison, tmp_path, "polyrhythm compare"), encoding="utf-8")
     browser.errors.clear()
     browser.open(page, width=width)
     browser.evaluate("drawn")
@@ -101,7 +101,7 @@ def test_on_a_phone_the_names_of_ten_ways_cover_nothing(browser, tmp_path, story
         folders.append(folder)
     page = tmp_path / "report.html"
     page.write_text(
-        render(Comparison.of([read_run(each) for each in folders]), tmp_path, ""), encoding="utf-8"
+        render_comparison(Comparison.of([read_run(each) for each in folders]), tmp_path, ""), encoding="utf-8"
     )
     browser.open(page, width=375)
     browser.evaluate("drawn")

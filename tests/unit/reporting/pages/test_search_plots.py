@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.reporting.pages.search_page import MOST_CURVES, plots
+from polyrhythm.reporting.pages.several_runs import MOST_CURVES, search_plots
 from polyrhythm.reporting.search import Search, Tried
 
 
@@ -33,7 +33,7 @@ def test_the_best_curve_is_drawn_last_and_strongly_whenever_it_was_made(count: i
         trials=trials,
         importance={},
     )
-    curves = next(plot for plot in plots(search) if plot.title == "Learning curves")
+    curves = next(plot for plot in search_plots(search) if plot.title == "Learning curves")
     names = [trace["name"] for trace in curves.traces]
     assert names[-1] == f"trial {best}"
     assert len(names) == len(set(names)) == min(count, MOST_CURVES)

@@ -1,0 +1,721 @@
+"""Pages that set several runs or networks side by side: a comparison, a search, an ensemble, and robustness.
+
+Each is one HTML file, which opens offline and links to the reports of its runs.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from polyrhythm.errors import RequestError
+from polyrhythm.reporting.comparison import (
+    ComparedRun,
+    Comparison,
+    Row,
+    price_to,
+    throughput,
+    time_to,
+    waiting,
+)
+from polyrhythm.reporting.pages.plots import Plot, color
+from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, section
+from polyrhythm.reporting.quantities import counted, duration, percent
+from polyrhythm.reporting.search import Search, Tried, shown
+from polyrhythm.reporting.summary import Test
+
+FIRST = "Accuracy over time"
+LONGEST_LEGEND = 12
+MOST_ROWS, MOST_CURVES = 20, 60
+_FAINT, _STRONG = "#8b93a3", "#e0752d"
+_COLOURS = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")
+
+
+def _title(text: str) -> str:
+    return f"<header><h1>{escape(text)}</h1></header>"
+
+
+def _verdict(sentences: Iterable[str]) -> str:
+    return section("Verdict", "".join(f"<p>{escape(text)}</p>" for text in sentences))
+
+
+def _list(heading: str, items: Iterable[str]) -> str:
+    told = "".join(f"<li>{item}</li>" for item in items)
+    return section(heading, f"<ul>{told}</ul>" if told else "")
+
+
+def _table(
+    heading: str, heads: Sequence[str], rows: Iterable[Sequence[str]], best: int | None, note: str = ""
+) -> str:
+    """Return a section with a table, whose cells are HTML, and whose row number `best` stands out."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    lines = [
+        f"<tr{' class=best' if index == best else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        for index, cells in enumerate(rows)
+    ]
+    table = f'<table class="classes unbroken"><tr>{head}</tr>{"".join(lines)}</table>'
+    return section(heading, f'<div class="scroll">{table}</div>{note}')
+
+
+def _link(run: Path, folder: Path, text: str) -> str:
+    """Return a link to the report of a run, from a page in a folder."""
+    address = os.path.relpath(run / "report.html", folder)
+    return f'<a href="{escape(address, quote=True)}">{escape(text)}</a>'
+
+
+# A comparison
+
+
+def render_comparison(comparison: Comparison, folder: Path, command: str) -> str:
+    """Return the HTML of a comparison: verdict, table and curves.
+
+    Args:
+        comparison: of the runs.
+        folder: where the page will stand; links to runs' reports are relative to it.
+        command: that repeats the comparison; nothing if there is none.
+    """
+    first = comparison.rows[0].runs[0]
+    ways = counted(len(comparison.rows), "way")
+    title = f"{first.known['model']} on {first.known['data']}: {ways} compared"
+    drawn = comparison_plots(comparison)
+    sections = [
+        _title(title),
+        *(f'<div class="banner" role="note">{escape(text)}.</div>' for text in comparison.warnings),
+        _verdict(comparison.verdict()),
+        _figures(comparison),
+        curves(drawn, "the table above does"),
+        _list("Left out", [f"{escape(what)}: {escape(why)}" for what, why in comparison.refused.items()]),
+        _list("Reports of the runs", [_reports(row, folder) for row in comparison.rows]),
+        section("How to repeat it", command_to_copy(command)),
+    ]
+    return page(title, sections, drawn, source="the events of the runs")
+
+
+def _figures(comparison: Comparison) -> str:
+    heads, rows = comparison.table()
+    best = comparison.fastest() or comparison.most_accurate()
+    against = {
+        comparison.baseline(row).name for row in comparison.rows if comparison.baseline(row) is not row
+    }
+    note = "± is the standard deviation over seeds."
+    note += f" Speed-up is told against {'; '.join(sorted(against))}." if against else ""
+    return _table(
+        "Figures",
+        heads,
+        [[escape(cell) for cell in cells] for cells in rows],
+        next((index for index, row in enumerate(comparison.rows) if row is best), None),
+        f'<p class="soft small">{escape(note)}</p>',
+    )
+
+
+def _reports(row: Row, folder: Path) -> str:
+    links = [
+        _link(run.folder, folder, f"seed {run.seed}" + ("" if run.outcome == "done" else f" ({run.outcome})"))
+        for run in row.runs
+    ]
+    return f"{escape(row.name)}: {', '.join(links)}"
+
+
+def comparison_plots(comparison: Comparison) -> list[Plot]:
+    """Return every plot for which the runs have data."""
+    clock = (
+        "virtual seconds" if all(run.simulated for row in comparison.rows for run in row.runs) else "seconds"
+    )
+    found = [
+        _tests(comparison, FIRST, clock, lambda run, test: test.event.time_s),
+        _tests(
+            comparison,
+            "Accuracy over images",
+            "training images of all workers",
+            lambda run, test: test.images,
+        ),
+        _tests(comparison, "Accuracy over money", "price", _price),
+        _losses(comparison, clock),
+        _scaling(comparison),
+        _bars(comparison),
+        _pareto(comparison),
+        _shares(comparison),
+    ]
+    return [plot for plot in found if plot is not None]
+
+
+def _price(run: ComparedRun, test: Test) -> float:
+    return math.nan if run.price_per_s is None else run.price_per_s * test.event.time_s
+
+
+def _tested_curves(
+    comparison: Comparison, of: Callable[[ComparedRun], tuple[list[float], list[float]]]
+) -> list[dict[str, Any]]:
+    traces = []
+    for index, row in enumerate(comparison.rows):
+        for number, run in enumerate(row.runs):
+            x, y = of(run)
+            if not any(math.isfinite(value) for value in x):
+                continue
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(x) < 30 else "lines",
+                    "name": row.name,
+                    "legendgroup": row.name,
+                    "showlegend": number == 0,
+                    "x": x,
+                    "y": y,
+                    "opacity": 1 if number == 0 else 0.45,
+                    "line": {"color": color(index, len(comparison.rows)), "width": 2 if number == 0 else 1},
+                    "marker": {"size": 5},
+                }
+            )
+    return traces
+
+
+def _legend(comparison: Comparison, *, first: bool) -> dict[str, Any]:
+    """Return the settings of the legend, which the first plot has for all that show the same rows."""
+    below = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
+    return {"showlegend": first and len(comparison.rows) <= LONGEST_LEGEND, "legend": below}
+
+
+def _tests(
+    comparison: Comparison, title: str, x: str, of: Callable[[ComparedRun, Test], float]
+) -> Plot | None:
+    traces = _tested_curves(
+        comparison,
+        lambda run: ([of(run, test) for test in run.tests], [test.event.test_top1 for test in run.tests]),
+    )
+    if not traces:
+        return None
+    shapes = []
+    target = comparison.target
+    if target is not None and target.metric == "top1":
+        line = {"color": "#8b93a3", "width": 1, "dash": "dot"}
+        shapes = [
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": target.value,
+                "y1": target.value,
+                "line": line,
+            }
+        ]
+    return Plot(
+        title=title,
+        caption="Test top-1; the first seed of each is drawn strongly, the others thinly"
+        + (f", the target {target} dotted." if shapes else "."),
+        traces=traces,
+        x=x,
+        y="test accuracy",
+        axes={
+            "yaxis": {"tickformat": ".0%"},
+            "xaxis": {"rangemode": "tozero"},
+            "shapes": shapes,
+            **_legend(comparison, first=title == FIRST),
+        },
+    )
+
+
+def _losses(comparison: Comparison, clock: str) -> Plot | None:
+    traces = _tested_curves(
+        comparison,
+        lambda run: ([time_s for time_s, _, _ in run.losses], [loss for _, _, loss in run.losses]),
+    )
+    if not traces:
+        return None
+    return Plot(
+        title="Training loss over time",
+        caption="Mean over all workers' reports; colours as in the first plot.",
+        traces=traces,
+        x=clock,
+        y="training loss",
+        axes={
+            "yaxis": {"rangemode": "tozero"},
+            "xaxis": {"rangemode": "tozero"},
+            **_legend(comparison, first=False),
+        },
+    )
+
+
+def _scaling(comparison: Comparison) -> Plot | None:
+    strategies: dict[str, list[Row]] = {}
+    for row in comparison.rows:
+        if row.values(throughput):
+            strategies.setdefault(", ".join([row.strategy, *row.options.values()]), []).append(row)
+    if not any(len({row.workers for row in rows}) > 1 for rows in strategies.values()):
+        return None
+    traces: list[dict[str, Any]] = []
+    for index, (name, rows) in enumerate(strategies.items()):
+        ordered = sorted(rows, key=lambda row: row.workers)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": [row.workers for row in ordered],
+                "y": [row.mean(throughput) for row in ordered],
+                "error_y": _errors([row.deviation(throughput) for row in ordered]),
+                "line": {"color": color(index, len(strategies)), "width": 2},
+            }
+        )
+    base = comparison.baseline(
+        min((row for rows in strategies.values() for row in rows), key=lambda row: row.workers)
+    )
+    most = max(row.workers for rows in strategies.values() for row in rows)
+    each = base.mean(throughput) / base.workers
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "ideal",
+            "x": [base.workers, most],
+            "y": [each * base.workers, each * most],
+            "line": {"color": "#8b93a3", "width": 1, "dash": "dash"},
+        }
+    )
+    return Plot(
+        title="Throughput against workers",
+        caption=f"Images a second of all workers; the dashed line is {base.name}, times as many.",
+        traces=traces,
+        x="workers",
+        y="images/s",
+        axes={
+            "yaxis": {"rangemode": "tozero"},
+            "xaxis": {"rangemode": "tozero"},
+            "showlegend": True,
+            "legend": {"orientation": "h", "x": 0, "y": -0.35, "yanchor": "top"},
+        },
+    )
+
+
+def _errors(deviations: Sequence[float]) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "array": [value if math.isfinite(value) else 0 for value in deviations],
+        "visible": True,
+    }
+
+
+def _bars(comparison: Comparison) -> Plot | None:
+    target = comparison.target
+    if target is None:
+        return None
+    reach = time_to(target)
+    rows = comparison.through()
+    if not rows:
+        return None
+    rows.sort(key=lambda row: row.mean(reach), reverse=True)
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [row.mean(reach) for row in rows],
+        "y": [row.name for row in rows],
+        "error_x": _errors([row.deviation(reach) for row in rows]),
+        "marker": {"color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]},
+    }
+    return Plot(
+        title=f"Time to {target}",
+        caption="Of the first test that reaches it, mean over seeds; rows of which a seed never does are left out.",
+        traces=[bars],
+        x="seconds",
+        y="",
+    )
+
+
+def _pareto(comparison: Comparison) -> Plot | None:
+    """Return price against time to the target, with a line along the rows than which none is faster and cheaper."""
+    target = comparison.target
+    if target is None:
+        return None
+    reach, cost = time_to(target), price_to(target)
+    rows = [row for row in comparison.through() if row.values(cost)]
+    if len(rows) < 2:
+        return None
+    rows.sort(key=lambda row: (row.mean(reach), row.mean(cost)))
+    best: list[Row] = []
+    for row in rows:
+        if not best or row.mean(cost) < best[-1].mean(cost):
+            best.append(row)
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "ways",
+        "x": [row.mean(reach) for row in rows],
+        "y": [row.mean(cost) for row in rows],
+        "text": [row.name for row in rows],
+        "marker": {
+            "size": 9,
+            "color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows],
+        },
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "none is faster and cheaper",
+        "x": [row.mean(reach) for row in best],
+        "y": [row.mean(cost) for row in best],
+        "line": {"color": "#8b93a3", "width": 1, "dash": "dash", "shape": "hv"},
+    }
+    return Plot(
+        title=f"Price against time to {target}",
+        caption="Means over seeds; along the dashed line are those than which none is faster and cheaper: "
+        + "; ".join(row.name for row in best)
+        + ".",
+        traces=[points, line],
+        x="seconds",
+        y="price",
+        axes={"xaxis": {"rangemode": "tozero"}, "yaxis": {"rangemode": "tozero"}, "showlegend": False},
+    )
+
+
+def _shares(comparison: Comparison) -> Plot | None:
+    rows = sorted((row for row in comparison.rows if row.values(waiting)), key=lambda row: row.mean(waiting))
+    if not any(row.mean(waiting) > 0 for row in rows):
+        return None
+    bars = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": "share of time waiting",
+            "x": [row.mean(waiting) for row in rows],
+            "y": [row.name for row in rows],
+            "marker": {"color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]},
+        }
+    ]
+    return Plot(
+        title="Waiting",
+        caption="The share of workers' time that was spent waiting for others or the network.",
+        traces=bars,
+        x="share of time",
+        y="",
+        axes={"xaxis": {"tickformat": ".0%", "rangemode": "tozero"}},
+    )
+
+
+# A search
+
+
+def render_search(search: Search, folder: Path, command: str) -> str:
+    """Return the HTML of a search: verdict, best trials and curves.
+
+    Args:
+        search: its trials.
+        folder: where the page will stand; links to runs' reports are relative to it.
+        command: that repeats it.
+    """
+    title = f"Search by {search.method}: {len(search.trials)} trials"
+    drawn = search_plots(search)
+    failed = [f"trial {trial.number}: {escape(trial.error)}" for trial in search.trials if trial.error]
+    sections = [
+        _title(title),
+        _verdict(search.verdict()),
+        _trials(search, folder),
+        curves(drawn, "the table above does"),
+        _list("Failed", failed),
+        section("How to repeat it", command_to_copy(command)),
+    ]
+    return page(title, sections, drawn, source="the trials of the search")
+
+
+def _trials(search: Search, folder: Path) -> str:
+    heads, rows = search.table(MOST_ROWS)
+    folders = {str(trial.number): trial.folder for trial in search.trials}
+    lines = [
+        [_link(folder / folders[cells[0]], folder, cells[0]), *map(escape, cells[1:])] for cells in rows
+    ]
+    more = len(search.trials) - len(rows)
+    note = f'<p class="soft small">{more} more in search.json.</p>' if more > 0 else ""
+    return _table("Best trials", heads, lines, 0 if search.best() else None, note)
+
+
+def search_plots(search: Search) -> list[Plot]:
+    """Return every plot for which the trials have data."""
+    found = [_progress(search), _importance(search), _parallel(search), _learning_curves(search)]
+    return [plot for plot in found if plot is not None]
+
+
+def _axis(search: Search) -> dict[str, Any]:
+    return {"tickformat": ".0%"} if search.goal in {"top1", "top5"} else {}
+
+
+def _progress(search: Search) -> Plot | None:
+    ended = [trial for trial in search.trials if trial.state != "running"]
+    points = [(place, trial) for place, trial in enumerate(ended, 1) if trial.value is not None]
+    best = search.best_so_far()
+    if not points:
+        return None
+    shapes = {"done": "circle", "stopped": "x", "failed": "triangle-down"}
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": {"done": "trial", "stopped": "ended early", "failed": "failed"}[state],
+            "x": [place for place, trial in points if trial.state == state],
+            "y": [trial.value for _, trial in points if trial.state == state],
+            "text": [f"trial {trial.number}" for _, trial in points if trial.state == state],
+            "marker": {"size": 7, "symbol": symbol, "color": _FAINT if state != "done" else "#3b7dd8"},
+        }
+        for state, symbol in shapes.items()
+        if any(trial.state == state for _, trial in points)
+    ]
+    line = {"color": _STRONG, "width": 2, "shape": "hv"}
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "best so far",
+            "x": [place for place, _ in best],
+            "y": [value for _, value in best],
+            "line": line,
+        }
+    )
+    return Plot(
+        title="Progress",
+        caption="Each trial in the order in which it began, and the best so far.",
+        traces=traces,
+        x="trials",
+        y=search.goal,
+        axes={"yaxis": _axis(search), "showlegend": True},
+    )
+
+
+def _importance(search: Search) -> Plot | None:
+    if not search.importance:
+        return None
+    ordered = sorted(search.importance.items(), key=lambda each: each[1])
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [share for _, share in ordered],
+        "y": [name for name, _ in ordered],
+        "marker": {"color": color(0, 1)},
+    }
+    return Plot(
+        title="What matters",
+        caption="The share of the differences between trials that each option explains (fANOVA).",
+        traces=[bars],
+        x="share",
+        y="",
+        axes={"xaxis": {"tickformat": ".0%", "rangemode": "tozero"}, "yaxis": {"automargin": True}},
+    )
+
+
+def _parallel(search: Search) -> Plot | None:
+    """Return the plot of parallel coordinates: a line a trial, through its value on each option's own axis."""
+    names = list(dict.fromkeys(name for trial in search.trials for name in trial.parameters))
+    trials = [trial for trial in search.trials if trial.value is not None]
+    if len(names) < 2 or len(trials) < 2:
+        return None
+    heights = {name: _heights([trial.parameters.get(name) for trial in trials]) for name in names}
+    values = _heights([trial.value for trial in trials])
+    ranked = sorted(range(len(trials)), key=lambda place: values[place] or 0.0, reverse=search.maximize)
+    best = set(ranked[: max(1, len(ranked) // 10)])
+    traces = []
+    for place in reversed(ranked):
+        trial = trials[place]
+        said = [f"{name}: {trial.shown.get(name, '–')}" for name in names]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [*names, search.goal],
+                "y": [*(heights[name][place] for name in names), values[place]],
+                "text": [*said, f"trial {trial.number}: {shown(search.goal, trial.value)}"],
+                "hoverinfo": "text",
+                "connectgaps": True,
+                "line": {"color": _STRONG if place in best else _FAINT, "width": 2 if place in best else 1},
+                "opacity": 1 if place in best else 0.45,
+            }
+        )
+    return Plot(
+        title="Parallel coordinates",
+        caption="A line a trial, from its least to its greatest value on each axis; the best tenth is orange.",
+        traces=traces,
+        x="",
+        y="least to greatest",
+        axes={"yaxis": {"showticklabels": False}, "showlegend": False, "hovermode": "closest"},
+    )
+
+
+def _heights(values: Sequence[Any]) -> list[float | None]:
+    """Return where each value is on an axis from 0 to 1: numbers by size or logarithm, others in order."""
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == sum(value is not None for value in values) and numbers:
+        low, high = min(numbers), max(numbers)
+        if low > 0 and high / low > 100:
+            values = [None if value is None else math.log(value) for value in values]
+            low, high = math.log(low), math.log(high)
+        return [
+            None if value is None else (value - low) / (high - low) if high > low else 0.5 for value in values
+        ]
+    known = sorted({str(value) for value in values if value is not None})
+    step = max(1, len(known) - 1)
+    return [None if value is None else known.index(str(value)) / step for value in values]
+
+
+def _learning_curves(search: Search) -> Plot | None:
+    trials = [trial for trial in search.trials if len(trial.curve) > 1]
+    if not trials:
+        return None
+    best = search.best()
+    shown_trials = trials[-MOST_CURVES:]
+    if best is not None and len(best.curve) > 1:  # last, so that no other lies over it
+        shown_trials = [*[trial for trial in shown_trials if trial is not best][1 - MOST_CURVES :], best]
+    traces = [
+        _curve(trial, index, len(shown_trials), trial is best) for index, trial in enumerate(shown_trials)
+    ]
+    note = f" It and the newest others are shown, {MOST_CURVES} in all." if len(trials) > MOST_CURVES else ""
+    return Plot(
+        title="Learning curves",
+        caption=f"The {search.goal} of each trial's tests; the best trial is drawn strongly.{note}",
+        traces=traces,
+        x="epochs",
+        y=search.goal,
+        axes={"yaxis": _axis(search), "xaxis": _whole(trials), "showlegend": False},
+    )
+
+
+_FEW_EPOCHS = 10
+
+
+def _whole(trials: Sequence[Tried]) -> dict[str, Any]:
+    """Return an axis of epochs without marks between them."""
+    return {"dtick": 1} if max(trial.curve[-1][0] for trial in trials) <= _FEW_EPOCHS else {}
+
+
+def _curve(trial: Tried, index: int, of: int, strong: bool) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": f"trial {trial.number}",
+        "x": [epochs for epochs, _ in trial.curve],
+        "y": [value for _, value in trial.curve],
+        "line": {"color": _STRONG if strong else color(index, of), "width": 3 if strong else 1},
+        "opacity": 1 if strong else 0.5,
+    }
+
+
+# An ensemble
+
+
+def render_ensemble(figures: Mapping[str, Any], *, student: bool) -> str:
+    """Return the HTML of an ensemble's report: its members alone and together, and the network that learned from them.
+
+    Args:
+        figures: of the ensemble, as `train --json` prints them.
+        student: whether they are those of a network that learned from the members.
+    """
+    members, folder = figures["members"], Path(figures["run"])
+    title = f"Ensemble of {counted(len(members), 'network')}"
+    rows = []
+    for each in members:
+        run = Path(each["run"])
+        rows.append([_link(run, folder, os.path.relpath(run, folder)), *_tested_cells(each)])
+    if figures["ensemble"]:
+        rows.append(["together", *_tested_cells(figures["ensemble"])])
+    if student:
+        rows.append([_link(folder / "student", folder, "student"), *_tested_cells(figures)])
+    note = "Together: the mean of the members' probabilities."
+    note += " The student learned from these, and is one network." if student else ""
+    of = f"{figures['strategy']} on {figures['data']}, {counted(int(figures['workers']), 'worker')}"
+    heads = ("run", "top-1", "top-5", "loss", "time")
+    best = len(members) if figures["ensemble"] else None
+    sections = [
+        f"<header><h1>{escape(title)}</h1><p class=soft>{escape(of)}</p></header>",
+        _table("Networks", heads, rows, best, f"<p class=soft>{note}</p>"),
+    ]
+    return page(title, sections)
+
+
+def _tested_cells(tested: Mapping[str, Any]) -> list[str]:
+    cells = ["–" if (share := tested.get(key)) is None else percent(share) for key in ("test_top1", "test_top5")]
+    cells.append("–" if (loss := tested.get("test_loss")) is None else f"{loss:.4f}")
+    cells.append("" if (seconds := tested.get("seconds")) is None else duration(seconds))
+    return [escape(cell) for cell in cells]
+
+
+# Robustness: what pictures may suffer before networks err
+
+
+def write_robustness(
+    path: Path, data: str, models: Sequence[Mapping[str, Any]], pictures: Mapping[str, bytes]
+) -> None:
+    """Write the page.
+
+    Args:
+        path: of the file.
+        data: name of the data set.
+        models: as `polyrhythm.robustness` returns them.
+        pictures: for every kind of change, a JPEG file: a picture as it is, and at every strength.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    plots = robustness_plots(models)
+    strips = [_strip(decline["name"], pictures) for decline in models[0]["declines"]]
+    sections = [
+        _title(f"Robustness on {data}"),
+        curves(plots, "the table below does", below=strips, wide=()),
+        section("Figures", "".join(map(_of_kinds, models))),
+    ]
+    try:
+        path.write_text(page("Robustness", sections, plots), "utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot write {path} ({error.strerror}): name another with --plot") from None
+
+
+def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
+    """Make a plot for every kind of change, with a line a model; step 0 is the picture as it is."""
+    return [
+        Plot(
+            title=decline["name"].replace("_", " "),
+            caption=f"Test top-1 under this {decline['kind']}, ever stronger.",
+            traces=[
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": Path(model["weights"]).parent.name or model["weights"],
+                    "x": [0, *decline["strengths"]],
+                    "y": [model["clean_top1"], *model["declines"][number]["top1"]],
+                    "line": {"color": _COLOURS[which % len(_COLOURS)]},
+                }
+                for which, model in enumerate(models)
+            ],
+            x="strength" if decline["kind"] == "augmentation" else "severity",
+            y="test top-1",
+            axes={"yaxis": {"range": [0, 1]}},
+        )
+        for number, decline in enumerate(models[0]["declines"])
+    ]
+
+
+def _strip(name: str, pictures: Mapping[str, bytes]) -> str:
+    address = base64.b64encode(pictures[name]).decode("ascii")
+    what = f"a test picture as it is, and under {name.replace('_', ' ')}, ever stronger"
+    return f'<img style="width:100%" alt="{escape(what)}" src="data:image/jpeg;base64,{address}">'
+
+
+def _summary(model: Mapping[str, Any]) -> str:
+    mean = model.get("corrupted_top1")
+    return "" if mean is None else f", {100 * mean:.1f} % on average over corruptions"
+
+
+def _of_kinds(model: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(each["name"])}</th>'
+        + "".join(
+            f"<td>{100 * top1:.1f} % at {strength:g}</td>"
+            for strength, top1 in zip(each["strengths"], each["top1"], strict=True)
+        )
+        + "</tr>"
+        for each in model["declines"]
+    )
+    heading = (
+        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on the pictures as they are"
+        f"{_summary(model)}</h3>"
+    )
+    return f'{heading}<div class="scroll"><table>{rows}</table></div>'
