@@ -59,7 +59,7 @@ from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.event_log import LOG_FILE, Observer
 from polyrhythm.reporting.quantities import counted, duration
-from polyrhythm.reporting.step_trace import TRACE_FILE, StepTrace
+from polyrhythm.reporting.loggers import TRACE_FILE, StepTrace
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.strategies.strategy import HasStages

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData, whole_numbers
 from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 
@@ -79,14 +79,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _refuse(options: dict[str, Any], why: str) -> None:
     for name in _given(options):
         raise RequestError(f"--{name.replace('_', '-')} {why}")
-
-
-def whole_numbers(option: str, text: str | None) -> list[int]:
-    """Return the numbers of a list such as 224,256; raise `RequestError` where it is none."""
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise RequestError(f"{option} {text!r} is not a list of whole numbers: write 224,256") from None
 
 
 def _names(text: str | None) -> list[str]:

@@ -20,7 +20,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polyrhythm.cli.run import CONTEXT
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
@@ -101,7 +100,8 @@ def command_line(only: str | None = None) -> typer.Typer:
         for verb in verbs:
             if only not in (None, verb):
                 continue
-            settings = CONTEXT if verb in ("run", "submit") else None
+            # what follows the script, or the command that is submitted, belongs to it
+            settings = {"allow_interspersed_args": False} if verb in ("run", "submit") else None
             add = app.command(cls=Verb, rich_help_panel=panel, context_settings=settings)
             add(getattr(import_module(f"polyrhythm.cli.{verb}"), verb))
     return app

@@ -12,6 +12,7 @@ import typer
 
 from polyrhythm.cli.output import JSON_HELP
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.errors import RequestError
 
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
@@ -26,6 +27,14 @@ Scales = Annotated[
     str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
 ]
 """Options of several verbs."""
+
+
+def whole_numbers(option: str, text: str | None) -> list[int]:
+    """Return the numbers of a list such as 224,256; raise `RequestError` where it is none."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise RequestError(f"{option} {text!r} is not a list of whole numbers: write 224,256") from None
 
 
 def with_run_options(

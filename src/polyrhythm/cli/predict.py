@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.evaluate import whole_numbers
-from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, whole_numbers
 from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-CONTEXT: dict[str, Any] = {"allow_interspersed_args": False}
-"""Context settings of the verb: what follows the script belongs to the script."""
 
 
 def run(

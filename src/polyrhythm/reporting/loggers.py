@@ -1,8 +1,9 @@
-"""Other tools that keep track of runs: one protocol, written by all of them alike, from the events of a run.
+"""What a run leaves for other tools, from its events: scalars for those that keep track of runs, spans for Perfetto.
 
     events ─▶ Scalars: names and numbers ─▶ TensorBoardWriter
-                                         └▶ LoggedRun ─▶ Logger: begin, log, end
-                                                          MLflowLogger, WandbLogger, or one of your own
+           │                             └▶ LoggedRun ─▶ Logger: begin, log, end
+           │                                              MLflowLogger, WandbLogger, or one of your own
+           └▶ StepTrace: what every worker did when
 
 A logger sees a run of `polyrhythm.train`, of `simulate` and of a user's own loop alike:
 
@@ -19,10 +20,22 @@ import io
 import math
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from polyrhythm.chrome_trace import Record, TraceRank, write_trace
+from polyrhythm.claim import UNCLAIMED, Superseded, Unclaimed
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Evaluated, Event, Logged, RunEnded, RunStarted, ServerProgress, WorkerProgress
+from polyrhythm.events import (
+    Evaluated,
+    Event,
+    Logged,
+    RunEnded,
+    RunStarted,
+    ServerProgress,
+    WorkerProgress,
+    WorkerTimings,
+)
 from polyrhythm.reporting.figures import RunFigures, Staleness
 
 if TYPE_CHECKING:
@@ -270,3 +283,38 @@ class WandbLogger:
         """Write the run's figures into its summary, and finish it."""
         self._run.summary.update({"outcome": outcome, **_numbers(figures)})
         self._run.finish(exit_code=0 if outcome == "done" else 1)
+
+
+TRACE_FILE = "trace.json"
+
+
+class StepTrace:
+    """Writes the trace of a real run's first steps, what every worker did when, at its end: one line a span.
+
+    Time is every worker's own since training started, which all do at about the same moment.
+    """
+
+    def __init__(self, path: Path, claim: Unclaimed = UNCLAIMED) -> None:
+        self._path = path
+        self._claim = claim
+        self._name = ""
+        self._spans: dict[int, list[Record]] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Handle one event."""
+        if isinstance(event, RunStarted):
+            self._name = f"{event.model} on {event.data}: {event.strategy}"
+        if isinstance(event, WorkerTimings) and event.spans:
+            told = self._spans.setdefault(event.worker, [])
+            told += [TraceRank(0, event.worker).does(what, start, end) for what, start, end in event.spans]
+
+    def close(self) -> None:
+        """Write the file."""
+        if not self._spans or not self._claim.holds():
+            return
+        records: list[Record] = []
+        for worker, told in sorted(self._spans.items()):
+            records += TraceRank(0, worker).named(self._name, f"worker {worker}") + told
+        with suppress(Superseded):
+            write_trace(self._claim.draft(self._path), records)
+            self._claim.publish(self._path)

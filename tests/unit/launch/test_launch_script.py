@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from polyrhythm.cli.run import CONTEXT, run
+from polyrhythm.cli.main import command_line
 from polyrhythm.communication.transports.torch_distributed.rendezvous import PREFIX
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import RequestError, RunError
@@ -153,10 +152,7 @@ def test_wrong_requests_are_refused_before_anything_starts(tmp_path: Path) -> No
 
 def test_the_verb_leaves_a_scripts_own_options_alone(tmp_path: Path) -> None:
     script = write(tmp_path, f"open({str(tmp_path / 'heard')!r}, 'a').write(repr(sys.argv[1:]))")
-    app = typer.Typer(add_completion=False)
-    app.callback()(lambda: None)
-    app.command(context_settings=CONTEXT)(run)
-    app(
+    command_line("run")(
         ["run", "--workers", "1", str(script), "--epochs", "3", "--workers", "8", "--", "-x"],
         standalone_mode=False,
     )
