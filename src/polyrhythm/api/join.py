@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from polyrhythm.api.loop.checkpoint_folder import read_folder, write_folder
 from polyrhythm.api.loop.coordination import Coordination, say
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.position import Kept
-from polyrhythm.api.loop.run_state import resume, run_state, worker_state
+from polyrhythm.api.loop.run_state import read_folder, resume, run_state, worker_state, write_folder
 from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
-from polyrhythm.api.loop.store_board import Posted, StoreBoard, where_all_are
+from polyrhythm.api.loop.store_board import LoopWatch, Posted, StoreBoard, where_all_are
 from polyrhythm.api.loop.synchronized_norms import NormPeers, synchronize, synchronized_norms
-from polyrhythm.api.loop.watch import LoopWatch
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.config.assemble import strategy_from, warn_of

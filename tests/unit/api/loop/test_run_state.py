@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils.data import DataLoader, Dataset
 
 from polyrhythm.api.join import Group, LoopStage, stage_of
-from polyrhythm.api.loop.checkpoint_folder import INDEX, read_folder, write_folder
+from polyrhythm.api.loop.run_state import INDEX, read_folder, write_folder
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.script import STAGE_VARIABLE

@@ -13,7 +13,7 @@ from torch import nn
 
 from polyrhythm.api import join
 from polyrhythm.api.join import Group
-from polyrhythm.api.loop.watch import LoopWatch
+from polyrhythm.api.loop.store_board import LoopWatch
 from unit.api.loop.threads import run_in_threads
 
 
