@@ -21,7 +21,7 @@ from polyrhythm.evaluation.evaluate import PartialEvaluation
 from polyrhythm.events import Event
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import FinalModel, TakenBatches
-from polyrhythm.roles.regrouping.regroup import RegroupControl
+from polyrhythm.roles.regroup import RegroupControl
 
 EvaluatesPart = Callable[[], PartialEvaluation]
 """Tests the part of one of several workers that hold the same model."""

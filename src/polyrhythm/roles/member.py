@@ -39,7 +39,7 @@ from polyrhythm.roles.control_messages import (
 )
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry, EvaluatesPart
 from polyrhythm.roles.leader_channel import LeaderChannel
-from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
+from polyrhythm.roles.regroup import GroupRegroup, Regroup
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, Departed, World
 from polyrhythm.strategies.strategy import Strategy

@@ -36,7 +36,7 @@ from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Hand
-from polyrhythm.roles.regrouping.regroup import GroupRegroup, Participant, Regroup, RegroupControl
+from polyrhythm.roles.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.step_metrics import Tally, processor_wait_s
 from polyrhythm.roles.world import LEADER, World

@@ -66,8 +66,7 @@ from polyrhythm.roles.control_plane import Boundary, ControlPlane, Entry, Evalua
 from polyrhythm.roles.deal import Deal
 from polyrhythm.roles.ledger import Attendance, Ledger, ServerAttendance, ServerLosses
 from polyrhythm.roles.member import load_untrained, share_untrained
-from polyrhythm.roles.regrouping.regroup import GroupRegroup, Regroup
-from polyrhythm.roles.regrouping.regroup_coordinator import RegroupCoordinator
+from polyrhythm.roles.regroup import GroupRegroup, Regroup, RegroupCoordinator
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy, Rejoin

@@ -22,7 +22,7 @@ from polyrhythm.roles.control_messages import EnterLeader, Introduction, Progres
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.member import Member
-from polyrhythm.roles.regrouping.regroup import Regroup
+from polyrhythm.roles.regroup import Regroup
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.roles.control_messages import NOTHING, MembershipView, Progress, StepBroken
-from polyrhythm.roles.regrouping.regroup_coordinator import NobodyLeft, PendingMembers
+from polyrhythm.roles.regroup import NobodyLeft, PendingMembers
 
 
 def members(workers=4):
