@@ -10,7 +10,7 @@ A(j, p, r) is the least time between two minibatches with the first j layers on 
 pipeline that never empties takes as long for a minibatch as its slowest stage or link.
 
 Departure: the paper's state does not have the copies of the last stage, by which the time of a transfer is divided
-here. With a flush, what counts is the makespan of a batch (`partition/timetable.py`).
+here. With a flush, what counts is the makespan of a batch (`partition/schedule.py`).
 """
 
 from __future__ import annotations

@@ -25,10 +25,9 @@ from polyrhythm.communication.message import HEADER_BYTES
 from polyrhythm.cost.pipedream import LayerCost, planned
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.pipeline_pass import FORWARD_SHARE
-from polyrhythm.partition.schedule import Schedule
+from polyrhythm.partition.schedule import Schedule, StageTimes, Timetable, timetable
 from polyrhythm.partition.stage import Bounds, balanced, shares
 from polyrhythm.partition.stage_memory import RankBytes
-from polyrhythm.partition.timetable import StageTimes, Timetable, timetable
 from polyrhythm.training.model_sizes import PieceSize
 
 EXHAUSTIVE = 3000

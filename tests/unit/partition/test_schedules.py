@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.partition.schedule import SCHEDULES, Schedule
-from polyrhythm.partition.timetable import StageTimes, Timetable, timetable
+from polyrhythm.partition.schedule import SCHEDULES, Schedule, StageTimes, Timetable, timetable
 from polyrhythm.specs import build, choices
 
 TABLES = {
