@@ -25,7 +25,7 @@ from polyrhythm.launch.torchrun.report_rank import leader_speaks, leads, started
 from polyrhythm.planning.analysis import step_multiply_adds
 from polyrhythm.planning.link import MeasuredLink, answer_link, measure_inside, measure_link
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
-from polyrhythm.planning.step import measure_server_update, StepProfile, profile_step
+from polyrhythm.planning.step import StepProfile, measure_server_update, profile_step
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import StepWork, cluster_text
 from polyrhythm.user_files import check_output

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from polyrhythm.communication.message import MalformedMessage
-from polyrhythm.compression.elias import decode_entries, delta_bits, encode_entries
+from polyrhythm.compression.compressors.qsgd import decode_entries, delta_bits, encode_entries
 from polyrhythm.compression.packing import pack, packed_bytes, unpack
 
 AWKWARD = [0, 1, 7, 8, 9, 63, 64, 65, 1000]

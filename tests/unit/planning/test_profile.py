@@ -11,7 +11,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
-from polyrhythm.planning.step import measure_server_update, StepProfile
+from polyrhythm.planning.step import StepProfile, measure_server_update
 from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.cluster import ServerUpdate, cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal

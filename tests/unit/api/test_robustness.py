@@ -17,7 +17,7 @@ from torch import nn
 import polyrhythm
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.evaluation.robustness import FACTORS, declines
+from polyrhythm.api.robustness import FACTORS, declines
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import save_weights
 
