@@ -44,8 +44,8 @@ The leader (`RegroupCoordinator`) makes the next view when all that are there ha
 
 It does not wait for workers that have left or are about to. But a leader that has just come holds nothing, and at the
 very end there may be no other worker to have it from: those who only wait for permission to leave take part once more.
-Such a leader knows of no view either. The messages that it receives are all addressed to it, so each is of the latest view that its
-worker took part in; the highest number counts.
+Such a leader knows of no view either. The messages that it receives are all addressed to it, so each is of the latest
+view that its worker took part in; the highest number counts.
 """
 
 from __future__ import annotations

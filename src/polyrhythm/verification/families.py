@@ -1,4 +1,4 @@
-"""Which invariants a strategy must keep, by its traits and by the family it belongs to.
+"""The invariants of each family of strategies, and which of them a strategy must keep, by its class and traits.
 
 `invariants_for` dispatches on the class of the strategy: a derived strategy keeps the invariants of the class it
 derives from, and one that is registered nowhere keeps those of `general` alone. A strategy of one's own registers
@@ -7,15 +7,22 @@ more beside its class or, better, beside its tests:
     @invariants_for.register
     def _(strategy: MyStrategy, conditions: Conditions) -> list[Invariant]:
         return [*general(strategy, conditions), Replicas(conditions, [conditions.roles.workers], alone=False)]
+
+Those of gossip are in `gossip.py`, those of one server in `servers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
+from itertools import combinations
 
-from polyrhythm.communication.message import Kind
+import torch
+from torch import Tensor
+
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazySynchronous
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.averaging.diloco import DiLoCo
@@ -36,13 +43,29 @@ from polyrhythm.strategies.parameter_server.mixed import Mixed
 from polyrhythm.strategies.parameter_server.periodic_averaging import PeriodicAveraging
 from polyrhythm.strategies.parameter_server.sandblaster import Sandblaster
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
+from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.verification.averaging import Elastic, LocalModels
-from polyrhythm.verification.general import EveryBatch, EveryStep, Meetings, Progress, Undisturbed, Versions
+from polyrhythm.training.flat_parameters import shards
+from polyrhythm.verification.general import (
+    EveryBatch,
+    EveryStep,
+    Filter,
+    Meetings,
+    Progress,
+    Undisturbed,
+    Versions,
+)
 from polyrhythm.verification.gossip import Exchanges, MatrixMixing
-from polyrhythm.verification.groups import AtRoots, InRounds, Means, OfGroups, OfMembers, of_rounds
-from polyrhythm.verification.invariant import Conditions, Invariant
-from polyrhythm.verification.replicas import LateReplicas, OneVector, Replicas
+from polyrhythm.verification.invariant import (
+    Conditions,
+    Delivered,
+    Ended,
+    Handled,
+    Invariant,
+    Regrouped,
+    Stepped,
+    Violation,
+)
 from polyrhythm.verification.servers import (
     Answers,
     Batches,
@@ -52,7 +75,6 @@ from polyrhythm.verification.servers import (
     adds_up,
     serving_invariants,
 )
-from polyrhythm.verification.sites import Sites
 
 
 def general(
@@ -88,7 +110,228 @@ def invariants_for(strategy: Strategy, conditions: Conditions) -> list[Invariant
     return general(strategy, conditions)
 
 
-# All-reduce: replicas
+# Replicas: equal bits after equal steps, and every gradient in them exactly once
+
+
+def differing(first: Tensor, second: Tensor) -> int:
+    """Return how many numbers of two vectors differ; what has overflowed to no number at both places does not."""
+    return int(((first != second) & ~(first.isnan() & second.isnan())).sum())
+
+
+class Replicas(Invariant):
+    """Members of a group hold the same bits after the same step; if gradients are known, the right ones.
+
+    When a group regroups, a step that only lost members had finished is repeated by the survivors. No member that has
+    finished it goes on beside them.
+
+    Args:
+        conditions: of the run.
+        groups: ranks of workers that step together.
+        alone: whether a group's parameters are the sum of its own gradients only, so that they can be predicted.
+    """
+
+    def __init__(self, conditions: Conditions, groups: Sequence[Sequence[int]], *, alone: bool) -> None:
+        self._group_of = {rank: number for number, group in enumerate(groups) for rank in group}
+        self._groups = [tuple(group) for group in groups]
+        self._workers = conditions.roles.workers
+        self._gradient = conditions.gradient if alone else None
+        self._latest: dict[int, Stepped] = {}
+        self._finishers: dict[int, set[tuple[int, int]]] = {}
+        zeros = torch.zeros(conditions.numbers if self._gradient else 0)
+        self._sums = {number: zeros.clone() for number in range(len(groups))}
+        self._sums_before = dict(self._sums)
+
+    def stepped(self, event: Stepped) -> None:
+        """Compare with the first member of the group to have finished this step."""
+        number = self._group_of[event.rank]
+        latest = self._latest.get(number)
+        step, first = (-1, event.vector) if latest is None else (latest.step, latest.vector)
+        if latest is not None and self._is_taken_again(event, latest, number):
+            self._sums[number] = self._sums_before[number]
+            step -= 1
+        if event.step > step:
+            self._latest[number] = replace(event, vector=event.vector.clone())
+            self._finishers[number] = set()
+            self._sums_before[number] = self._sums[number].clone()
+            self._check_first(event, number, step)
+        elif event.step < step or differing(first, event.vector):
+            raise Violation(
+                "a replica beside the others of its group",
+                event.rank,
+                event.time_s,
+                expected=f"step {step} and the same bits",
+                found=f"step {event.step}, {differing(first, event.vector)} numbers differ",
+            )
+        self._finishers[number].add((event.rank, (event.regrouped or {}).get(event.rank, 0)))
+
+    def _is_taken_again(self, event: Stepped, latest: Stepped, number: int) -> bool:
+        """Return whether a later view repeats the latest step, none of whose members had finished it."""
+        if event.step != latest.step or event.regrouped in (None, latest.regrouped):
+            return False
+        return self._finishers[number].isdisjoint((event.regrouped or {}).items())
+
+    def _check_first(self, event: Stepped, number: int, step: int) -> None:
+        if self._gradient is None:
+            return
+        members = self._groups[number] if event.regrouped is None else tuple(event.regrouped)
+        for missed in range(step + 1, event.step + 1):
+            for rank in members:
+                self._sums[number] -= self._gradient(self._workers.index(rank), missed) / len(members)
+        wrong = int((self._sums[number] != event.vector.to(self._sums[number].dtype)).sum())
+        if wrong:
+            raise Violation(
+                f"parameters after step {event.step}",
+                event.rank,
+                event.time_s,
+                expected="the sum of all workers' mean gradients",
+                found=f"{wrong} of {len(event.vector)} numbers wrong",
+            )
+
+
+_Membership = tuple[str | int | None, tuple[int, ...]]
+"""A membership view and its members."""
+
+
+@dataclass
+class _Taken:
+    """One step.
+
+    Attributes:
+        before: `(numbers,)`, with the updates of all steps before it.
+        by_view: parameters after it, for each view that has taken it.
+        finishers: rank and generation of every worker that has taken it.
+    """
+
+    before: Tensor
+    by_view: dict[_Membership, Tensor] = field(default_factory=dict)
+    finishers: set[tuple[int, int]] = field(default_factory=set)
+
+
+class LateReplicas(Invariant):
+    """Replicas are equal, while updates come up to a step late: each number gets each step's update once.
+
+        after step s      a number has the updates of all steps before s; of step s too, if its worker is alone
+                          or if the update had come before workers regrouped and repeated the step,
+                          or where some numbers need not wait (`at_once`)
+
+    Args:
+        conditions: of the run; without known gradients, members are only compared with each other.
+        at_once: whether a server may give its numbers at once, whose shard is of one bucket only.
+        alike: whether all are given the same numbers at once; not where one who takes over from a lost server does.
+    """
+
+    def __init__(self, conditions: Conditions, *, at_once: bool = False, alike: bool = True) -> None:
+        self._at_once, self._alike = at_once, alike
+        self._workers = conditions.roles.workers
+        self._gradient = conditions.gradient
+        nothing = torch.zeros(conditions.numbers if self._gradient else 0)
+        self._steps = [_Taken(nothing)]
+
+    def stepped(self, event: Stepped) -> None:
+        there = event.regrouped if event.regrouped is not None else dict.fromkeys(self._workers, 0)
+        view = event.view, tuple(there)
+        self._go_to(event, set(there.items()), view)
+        taken = self._steps[-1]
+        taken.finishers.add((event.rank, there.get(event.rank, 0)))
+        known = taken.by_view.setdefault(view, event.vector.clone())
+        if self._alike and (wrong := differing(known, event.vector)):
+            self._refuse(event, "the same bits as the others", wrong)
+        if self._gradient is not None:
+            own = [self._update(event.step, view)] if len(view[1]) == 1 or self._at_once else []
+            self._compare(event, taken.before, [*self._updates(event.step, taken, view), *own])
+
+    def _go_to(self, event: Stepped, there: set[tuple[int, int]], view: _Membership) -> None:
+        """Make the event's step the latest one; it is the next, or one beyond which only lost workers had got."""
+        latest = len(self._steps) - 1
+        if event.step == latest + 1:
+            self._steps.append(_Taken(self._before_next(event, view)))
+            return
+        beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
+        if event.step > latest or beyond:
+            self._refuse(event, f"a step beside step {latest} of the others", 0)
+        del self._steps[event.step + 1 :]
+
+    def _before_next(self, event: Stepped, view: _Membership) -> Tensor:
+        """Return the parameters before this step, of which the event shows all but its own update."""
+        if self._gradient is None:
+            return self._steps[-1].before
+        taken = self._steps[-1]
+        if self._at_once:  # nobody regroups
+            return taken.before - self._update(event.step - 1, view) if event.step else taken.before
+        shown = event.vector.to(taken.before.dtype)
+        if len(view[1]) == 1:
+            shown = shown + self._update(event.step, view)
+        updates = torch.stack([self._update(event.step - 1, each) for each in taken.by_view])
+        wrong = int((taken.before - updates != shown).all(0).sum())
+        if wrong:
+            self._refuse(event, f"each number with one update of step {event.step - 1}", wrong)
+        return shown.clone()
+
+    def _compare(self, event: Stepped, before: Tensor, updates: Sequence[Tensor]) -> None:
+        shown = event.vector.to(before.dtype)
+        possible = torch.stack([torch.zeros_like(before), *updates])
+        wrong = int((before - possible != shown).all(0).sum())
+        if wrong:
+            self._refuse(event, "all updates before this step's", wrong)
+
+    def _updates(self, step: int, taken: _Taken, view: _Membership) -> list[Tensor]:
+        """Return the updates that other views have made of a step; some numbers may have one of them."""
+        return [self._update(step, each) for each in taken.by_view if each != view]
+
+    def _update(self, step: int, view: _Membership) -> Tensor:
+        assert self._gradient is not None, "asked only where gradients are known"
+        gradients = [self._gradient(self._workers.index(rank), step) for rank in view[1]]
+        return torch.stack(gradients).sum(0) / len(gradients)
+
+    def _refuse(self, event: Stepped, expected: str, wrong: int) -> None:
+        raise Violation(
+            f"parameters after step {event.step}",
+            event.rank,
+            event.time_s,
+            expected=expected,
+            found=f"{wrong} of {len(event.vector)} numbers differ",
+        )
+
+
+class OneVector(Invariant):
+    """Workers share one vector: no update is lost, torn or doubled.
+
+        w = 0 - sum over all steps of all workers of their gradients      steps of rate 1, exact numbers
+
+    Args:
+        conditions: with known gradients.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        assert conditions.gradient is not None, "updates are checked that are known"
+        self._gradient = conditions.gradient
+        self._workers = conditions.roles.workers
+        self._sum = torch.zeros(conditions.numbers)
+        self._steps: Counter[int] = Counter()
+
+    def stepped(self, event: Stepped) -> None:
+        self._sum -= self._gradient(self._workers.index(event.rank), event.step)
+        self._steps[event.rank] += 1
+        wrong = int((self._sum != event.vector.to(self._sum.dtype)).sum())
+        if wrong:
+            raise Violation(
+                f"the shared vector after step {event.step}",
+                event.rank,
+                event.time_s,
+                expected=f"the sum of {self._steps.total()} updates",
+                found=f"{wrong} of {len(self._sum)} numbers wrong",
+            )
+
+    def ended(self, event: Ended) -> None:
+        for rank in event.survivors:
+            if event.steps_of(rank) not in (None, self._steps[rank]):
+                raise Violation(
+                    f"updates of rank {rank} at the end",
+                    rank,
+                    event.time_s,
+                    expected=event.steps_of(rank),
+                    found=self._steps[rank],
+                )
 
 
 @invariants_for.register
@@ -103,7 +346,214 @@ def _(strategy: LazySynchronous, conditions: Conditions) -> list[Invariant]:
     return [*general(strategy, conditions), LateReplicas(conditions)]
 
 
-# Averaging: models of one's own, equal at the end of a round
+@invariants_for.register
+def _(strategy: Hogwild, conditions: Conditions) -> list[Invariant]:
+    found = general(strategy, conditions)
+    return found if conditions.gradient is None else [*found, OneVector(conditions)]
+
+
+# Averaging: models of one's own that are averaged, with each other in rounds, or with a centre on servers
+
+
+_NEVER = -1
+
+
+@dataclass
+class _Model:
+    """One worker: its vector after step `at`, and whether it counts in a mean."""
+
+    vector: Tensor
+    generation: int = 0
+    at: int = _NEVER
+    counts: bool = True
+
+
+class LocalModels(Invariant):
+    """No update is lost or doubled, neither between two means nor by a mean.
+
+        w_i(s) = w_i(s-1) - g_i(s)                          between two means
+        w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a mean; a worker that came since the last one does not
+                                                            count, unless no other is left
+
+    Args:
+        conditions: of the run; without known gradients nothing is checked.
+        meet: whether all workers have met after a step, by its number.
+    """
+
+    def __init__(self, conditions: Conditions, meet: Callable[[int], bool]) -> None:
+        self._gradient = conditions.gradient
+        self._workers = conditions.roles.workers
+        self._meet = meet
+        zeros = torch.zeros(conditions.numbers if self._gradient else 0)
+        self._models = {rank: _Model(zeros) for rank in self._workers}
+        self._met = _NEVER
+        self._outcome = self._before = zeros
+        self._brought: dict[tuple[int, int], Tensor] = {}
+
+    def stepped(self, event: Stepped) -> None:
+        if self._gradient is None:
+            return
+        model = self._models[event.rank]
+        if event.generation != model.generation:
+            model = self._came(event)
+        elif model.at < self._met < event.step:  # the mean broke for this worker, and was handed on to it
+            model.vector, model.at, model.counts = self._outcome, self._met, True
+        if self._meet(event.step):
+            self._check_mean(event)
+            model.counts = True
+        elif model.at == event.step - 1:
+            self._compare(event, [self._stepped_on(model.vector, event.rank, event.step)])
+        model.vector, model.at = event.vector.clone(), event.step
+
+    def _came(self, event: Stepped) -> _Model:
+        """Enter a successor: it holds the last mean at the beginning of a round, else a model of another worker."""
+        first = self._met == event.step - 1 and not self._meet(event.step)
+        model = _Model(self._outcome, event.generation, event.step - 1 if first else _NEVER, first)
+        self._models[event.rank] = model
+        return model
+
+    def _check_mean(self, event: Stepped) -> None:
+        if event.step > self._met:
+            self._met, self._before = event.step, self._outcome
+            self._brought = {
+                (rank, model.generation): self._stepped_on(model.vector, rank, event.step)
+                for rank, model in self._models.items()
+                if model.counts and model.at == event.step - 1 and (event.step == 0 or model.at > _NEVER)
+            }
+        there = event.regrouped or dict.fromkeys(self._workers, 0)
+        brought = [self._brought[member] for member in there.items() if member in self._brought]
+        if event.regrouped is not None and not brought:  # all have come since, with models of who is lost
+            self._outcome = event.vector.clone()
+            return
+        wholes = [
+            brought + list(some)
+            for many in range(len(there) if event.regrouped is not None else 1)
+            for some in combinations(self._doubtful(event.step, there), many)
+        ]
+        self._compare(event, [torch.stack(whole).sum(0) / len(whole) for whole in wholes if whole])
+        self._outcome = event.vector.clone()
+
+    def _doubtful(self, step: int, there: dict[int, int]) -> list[Tensor]:
+        """Return what may be in a mean or not.
+
+        A worker whose first step ends with a mean counts if it came before the others took that step. A worker that has
+        been replaced may have taken part, or was lost before.
+        """
+        new = [member for member in there.items() if member not in self._brought]
+        early = [self._stepped_on(self._before, rank, step) for rank, _ in new]
+        replaced = [
+            vector
+            for (rank, generation), vector in self._brought.items()
+            if there.get(rank, generation) != generation
+        ]
+        return early + replaced
+
+    def _stepped_on(self, vector: Tensor, rank: int, step: int) -> Tensor:
+        assert self._gradient is not None, "asked only where gradients are known"
+        return vector - self._gradient(self._workers.index(rank), step)
+
+    def _compare(self, event: Stepped, possible: list[Tensor]) -> None:
+        vector = event.vector.to(self._outcome.dtype)
+        wrong = [int((expected != vector).sum()) for expected in possible]
+        if min(wrong, default=1):
+            raise Violation(
+                f"parameters after step {event.step}",
+                event.rank,
+                event.time_s,
+                expected="the sum of all workers' mean gradients"
+                if self._meet(event.step)
+                else "its own step",
+                found=f"{min(wrong, default=len(vector))} of {len(vector)} numbers wrong",
+            )
+
+
+class Elastic(Invariant):
+    """What the centre gains in an exchange is what the worker loses, bit for bit, and nothing else moves either.
+
+        d = alpha (x - c),   c' = c + d   at a server,   x' = x - d - g   at a worker      steps of rate 1, in order
+
+    Args:
+        conditions: of the run; without known gradients workers are not followed.
+        alpha: share of the difference by which each side moves.
+        plain: whether a worker's flat vector holds its parameters after a step.
+        pull: by how much a worker moves, over how much the centre does.
+    """
+
+    def __init__(self, conditions: Conditions, alpha: float, *, plain: bool, pull: float = 1.0) -> None:
+        roles = conditions.roles
+        self._alpha = alpha
+        self._pull = pull
+        self._gradient = conditions.gradient if plain else None
+        self._workers = roles.workers
+        self._shards = dict(zip(roles.servers, shards(conditions.numbers, len(roles.servers)), strict=True))
+        self._centre: dict[int, Tensor] = {}
+        self._offered: dict[tuple[int, int], Tensor] = {}
+        self._own = {rank: torch.zeros(conditions.numbers) for rank in roles.workers}
+        self._parting: defaultdict[int, set[int]] = defaultdict(set)
+        self._generation: dict[tuple[int, int], int] = {}
+
+    def delivered(self, event: Delivered) -> None:
+        """Note what a worker offers, begins with, and is given."""
+        tensor = event.message.tensor
+        if tensor is None or tensor.dtype == torch.uint8:
+            return
+        if event.to in self._shards:
+            self._offered[event.to, event.source] = tensor.clone()
+        elif event.source in self._shards:
+            own = self._own[event.to][self._shards[event.source]]
+            key = event.source, event.to
+            if event.message.kind is Kind.DIFFERENCE:
+                own.sub_(tensor)
+            elif self._generation.get(key) != event.to_generation:
+                self._generation[key] = event.to_generation
+                own.copy_(tensor)
+
+    def handled(self, event: Handled) -> None:
+        """Compute every difference, and move the centre."""
+        message, server = event.message, event.server
+        if message is not None and message.kind is Kind.PARAMETERS:
+            self._centre[server] = self._offered[server, event.source].clone()
+        if message is not None and message.kind is Kind.LEAVE and message.tensor is not None:
+            self._parting[server].add(event.source)
+        given = {to: reply.tensor for to, reply in event.replies if reply.kind is Kind.DIFFERENCE}
+        if event.version != event.version_before:
+            self._move(event, given)
+        for to, reply in event.replies:
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None:
+                self._compare(
+                    server, event.time_s, f"the centre for rank {to}", (self._centre[server], reply.tensor)
+                )
+
+    def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:
+        """Add the differences of all who exchanged, in the order of their ranks."""
+        before = self._centre[event.server].clone()
+        for rank in sorted(given.keys() | self._parting.pop(event.server, set())):
+            difference = (self._offered[event.server, rank] - before) * self._alpha
+            found = given.get(rank)
+            if found is not None:
+                self._compare(
+                    event.server,
+                    event.time_s,
+                    f"the difference for rank {rank}",
+                    (difference * self._pull, found),
+                )
+            self._centre[event.server] += difference
+
+    def stepped(self, event: Stepped) -> None:
+        if self._gradient is None:
+            return
+        own = self._own[event.rank]
+        own.sub_(self._gradient(self._workers.index(event.rank), event.step))
+        self._compare(
+            event.rank, event.time_s, f"own parameters after step {event.step}", (own, event.vector)
+        )
+
+    @staticmethod
+    def _compare(rank: int, time_s: float, what: str, values: tuple[Tensor, Tensor]) -> None:
+        expected, found = values
+        if not torch.equal(expected, found.to(expected.dtype)):
+            away = (expected - found).abs().max()
+            raise Violation(what, rank, time_s, expected="the same bits", found=f"up to {float(away):g} away")
 
 
 def _meets(strategy: Averaging, conditions: Conditions) -> Callable[[int], bool]:
@@ -133,6 +583,20 @@ def _(strategy: HierarchicalAveraging, conditions: Conditions) -> list[Invariant
     inside = Undisturbed(Meetings(Replicas(conditions, groups, alone=False), every(strategy.steps)))
     whole = Undisturbed(Meetings(Replicas(conditions, [workers], alone=True), _meets(strategy, conditions)))
     return [*_averaging(strategy, conditions), inside, whole]
+
+
+@invariants_for.register
+def _(strategy: ElasticAveraging, conditions: Conditions) -> list[Invariant]:
+    alpha = strategy.rule(len(conditions.roles.workers)).alpha
+    elastic = Elastic(conditions, alpha, plain=strategy.plain_steps)
+    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
+
+
+@invariants_for.register
+def _(strategy: PeriodicAveraging, conditions: Conditions) -> list[Invariant]:
+    alpha = strategy.rule(len(conditions.roles.workers)).alpha
+    elastic = Elastic(conditions, alpha, plain=True, pull=(1 - alpha) / alpha)
+    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
 
 
 # Gossip: what the matrices of the topology give, or one answer to every question
@@ -190,24 +654,139 @@ def _(strategy: Sandblaster, conditions: Conditions) -> list[Invariant]:
     return [*general(strategy, conditions), answers, Batches(conditions.roles), together]
 
 
-@invariants_for.register
-def _(strategy: ElasticAveraging, conditions: Conditions) -> list[Invariant]:
-    alpha = strategy.rule(len(conditions.roles.workers)).alpha
-    elastic = Elastic(conditions, alpha, plain=strategy.plain_steps)
-    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
+# Sites (Gaia)
+#
+# In the end worker 0's site holds all updates of all sites, each once; none was ever too far ahead:
+#
+#     w = 0 - sum over sites and rounds of the mean of a site's gradients      steps of rate 1, exact numbers
 
 
-@invariants_for.register
-def _(strategy: PeriodicAveraging, conditions: Conditions) -> list[Invariant]:
-    alpha = strategy.rule(len(conditions.roles.workers)).alpha
-    elastic = Elastic(conditions, alpha, plain=True, pull=(1 - alpha) / alpha)
-    return [*general(strategy, conditions), Answers(conditions.roles), elastic]
+class Sites(Invariant):
+    """What was sent and what was kept add up.
 
+    Args:
+        conditions: of the run.
+        sites: which workers and servers are at which.
+        lag: rounds by which the slowest site may be behind.
+    """
 
-@invariants_for.register
-def _(strategy: Hogwild, conditions: Conditions) -> list[Invariant]:
-    found = general(strategy, conditions)
-    return found if conditions.gradient is None else [*found, OneVector(conditions)]
+    def __init__(self, conditions: Conditions, sites: SiteMap, lag: int) -> None:
+        self._gradient = conditions.gradient
+        self._workers = conditions.roles.workers
+        self._sites = sites
+        self._lag = lag
+        cuts = shards(conditions.numbers, len(sites.servers[0]))
+        self._place = {
+            rank: (site, cut)
+            for site, ranks in enumerate(sites.servers)
+            for rank, cut in zip(ranks, cuts, strict=True)
+        }
+        self._clocks: Counter[int] = Counter()
+        self._present = {rank: set(sites.members[site]) for rank, (site, _) in self._place.items()}
+        self._asleep: set[int] = set()
+        self._unawaited: set[tuple[int, int]] = set()
+        """Which server has heard that all workers of which other are lost, and nothing since."""
+        self._let_on: Counter[int] = Counter()
+        """Up to which round a server's workers did not have to wait for another, all of whose workers were lost."""
+        self._come: Counter[tuple[int, int]] = Counter()
+        self._held: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        """For every server, whose gradients of which steps it has not applied yet."""
+        self._sum = torch.zeros(conditions.numbers)
+        self._shown: dict[int, Tensor] = {}
+
+    def handled(self, event: Handled) -> None:
+        """Follow which workers are there and what they push, book a round, and note what is answered."""
+        server = event.server
+        if event.source not in self._workers:
+            self._hear(event)
+        else:
+            self._follow(event)
+            if event.version != event.version_before:
+                self._book(server)
+        told = [
+            reply.version
+            for to, reply in event.replies
+            if to in self._place and reply.kind is Kind.DIFFERENCE
+        ]
+        if told and event.source in self._workers:
+            self._tick(event, told[0])
+        if not self._present[server]:
+            self._asleep.add(server)  # after a round that the loss of its last worker has ended
+        for to, reply in event.replies:
+            if reply.kind is Kind.PARAMETERS and reply.tensor is not None and to in self._workers:
+                self._shown[server] = reply.tensor
+                self._present[server].add(to)
+
+    def _follow(self, event: Handled) -> None:
+        server, source, message = event.server, event.source, event.message
+        if message is None or (message.kind is Kind.LEAVE and not message.stop):
+            self._present[server].discard(source)
+        elif message.kind is Kind.PUSH and message.step >= self._come[server, source]:
+            self._come[server, source] = message.step + 1
+            if message.weight > 0:
+                self._held[server].append((source, message.step))
+
+    def _hear(self, event: Handled) -> None:
+        message, pair = event.message, (event.server, event.source)
+        if message is not None and message.kind is Kind.ANNOUNCE and message.stop:
+            self._unawaited.add(pair)
+        elif message is not None and message.kind is Kind.DIFFERENCE and pair in self._unawaited:
+            self._unawaited.discard(pair)
+            # Its workers may be under way already.
+            self._let_on[event.server] = self._clocks[event.server] + 1
+
+    def _book(self, server: int) -> None:
+        held = self._held.pop(server, [])
+        if self._gradient is not None and held:
+            cut = self._place[server][1]
+            gradients = [self._gradient(self._workers.index(rank), step)[cut] for rank, step in held]
+            self._sum[cut] -= torch.stack(gradients).sum(0) / len(gradients)
+
+    def _tick(self, event: Handled, clock: int) -> None:
+        """Check a round of a site; one without workers may skip some, since none was waiting for them."""
+        server = event.server
+        site, cut = self._place[server]
+        left_out = clock - self._clocks[server] - 1
+        if left_out < 0 or (left_out and server not in self._asleep):
+            raise Violation(
+                f"the round of site {site}",
+                server,
+                event.time_s,
+                expected=self._clocks[server] + 1,
+                found=clock,
+            )
+        self._clocks[server] = clock
+        self._asleep.discard(server)
+        same = [rank for rank, (_, where) in self._place.items() if where == cut and self._trains(rank)]
+        others = [rank for rank in same if (server, rank) not in self._unawaited]
+        slowest = min((self._clocks[rank] for rank in others), default=clock)
+        if clock - slowest > self._lag + 1 and clock > self._let_on[server]:
+            raise Violation(
+                f"rounds of site {site}",
+                server,
+                event.time_s,
+                expected=f"at most {self._lag + 1} more than the slowest site's {slowest}",
+                found=clock,
+            )
+
+    def _trains(self, server: int) -> bool:
+        return bool(self._present[server])
+
+    def ended(self, event: Ended) -> None:
+        """Worker 0's site has the sum of everything."""
+        if self._gradient is None:
+            return
+        for server in self._sites.servers[0]:
+            expected = self._sum[self._place[server][1]]
+            wrong = int((expected != self._shown[server].to(expected.dtype)).sum())
+            if wrong:
+                raise Violation(
+                    "the final parameters",
+                    server,
+                    event.time_s,
+                    expected="the sum of all sites' updates",
+                    found=f"{wrong} of {len(expected)} numbers wrong",
+                )
 
 
 @invariants_for.register
@@ -216,7 +795,212 @@ def _(strategy: Gaia, conditions: Conditions) -> list[Invariant]:
     return [*general(strategy, conditions), Sites(conditions, sites, strategy.lag)]
 
 
-# Groups in front of servers
+# Groups in front of servers: invariants of servers, with a group or a leaf in a worker's place
+
+
+_NO_NEWS = Message(Kind.BROKEN)
+
+
+class OfMembers(Filter):
+    """Pass on only the steps of some workers.
+
+    Args:
+        inner: the other invariant.
+        ranks: of the workers.
+    """
+
+    def __init__(self, inner: Invariant, ranks: Collection[int]) -> None:
+        super().__init__(inner)
+        self._ranks = ranks
+
+    def stepped(self, event: Stepped) -> None:
+        if event.rank in self._ranks:
+            self._inner.stepped(event)
+
+    def regrouped(self, event: Regrouped) -> None:
+        if event.rank in self._ranks:
+            self._inner.regrouped(event)
+
+    def ended(self, event: Ended) -> None:
+        there = tuple(rank for rank in event.survivors if rank in self._ranks)
+        if there:
+            self._inner.ended(replace(event, survivors=there))
+
+
+class OfGroups(Filter):
+    """Show another invariant each group as one pusher, under the rank of its first member.
+
+    Of the losses, only that of the member that speaks for its group is a loss of the pusher. A group survives if any
+    member does.
+
+    Args:
+        inner: the other invariant.
+        roles: which ranks do what.
+        groups: ranks of the members of each.
+    """
+
+    def __init__(self, inner: Invariant, roles: RoleAssignment, groups: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(inner)
+        self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
+        self._speaks: dict[tuple[int, int], int | None] = {
+            (server, ranks[0]): ranks[0] for ranks in groups for server in roles.servers
+        }
+        self._speaks_next: dict[tuple[int, int], int] = {}
+
+    def delivered(self, event: Delivered) -> None:
+        source, to = self._named(event.source), self._named(event.to)
+        self._inner.delivered(replace(event, source=source, to=to))
+
+    def handled(self, event: Handled) -> None:
+        name, message = self._named(event.source), event.message
+        key = event.server, name
+        speaker = self._speaks.get(key)
+        if message is None and speaker != event.source:
+            message = _NO_NEWS
+        elif message is None:
+            self._speaks[key] = self._speaks_next.pop(key, None)
+        elif message.kind is Kind.PULL and speaker is None:
+            self._speaks[key] = event.source
+        elif message.kind is Kind.PULL and speaker != event.source:
+            self._speaks_next[key] = event.source
+        replies = [(self._named(to), reply) for to, reply in event.replies]
+        self._inner.handled(replace(event, source=name, message=message, replies=replies))
+
+    def ended(self, event: Ended) -> None:
+        there = tuple(sorted({self._named(rank) for rank in event.survivors}))
+        taken, generations = event.taken, dict[int, int]()
+        if taken is not None:
+            members = {name: [rank for rank in taken if self._named(rank) == name] for name in there}
+            taken = {name: max(taken[rank] for rank in ranks) for name, ranks in members.items()}
+            generations = {
+                name: max(event.generations.get(rank, 1) for rank in ranks) for name, ranks in members.items()
+            }
+        self._inner.ended(replace(event, survivors=there, generations=generations, taken=taken))
+
+    def _named(self, rank: int) -> int:
+        return self._name_of.get(rank, rank)
+
+
+class Means(Invariant):
+    """Note whose gradients are in what a group pushes; finds nothing wrong itself.
+
+    Args:
+        roles: which ranks do what.
+        groups: ranks of the members of each.
+        drops: whether a gradient may be dropped, and come again.
+    """
+
+    def __init__(self, roles: RoleAssignment, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
+        self._indices = {rank: index for index, rank in enumerate(roles.workers)}
+        self._name_of = {rank: ranks[0] for ranks in groups for rank in ranks}
+        self._there = {rank: ranks for ranks in groups for rank in ranks}
+        self._behind: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._drops = drops
+
+    def behind(self, server: int, name: int, step: int) -> tuple[int, ...]:
+        """Return the indices of the workers whose mean a gradient of a group is; see `Ledger`."""
+        ranks = self._behind.get((server, name, step), self._there.get(name, ()))
+        return tuple(self._indices[rank] for rank in ranks)
+
+    def regrouped(self, event: Regrouped) -> None:
+        self._there[event.rank] = tuple(event.members)
+
+    def handled(self, event: Handled) -> None:
+        """Note whose mean a gradient is that has come, or has come again after it was dropped."""
+        message = event.message
+        if message is None or message.kind is not Kind.PUSH:
+            return
+        key = event.server, self._name_of[event.source], message.step
+        if key not in self._behind or (self._drops and message.step >= event.version_before):
+            self._behind[key] = self._there[event.source]
+
+
+def of_rounds(conditions: Conditions, steps: int) -> Conditions:
+    """Return conditions in which a round stands for a step, and what a model moves by in it for a gradient.
+
+    Args:
+        conditions: of the run.
+        steps: of a round; the last of a run may have fewer.
+    """
+    # Where batches are drawn, nobody knows beforehand how long a group's last round is.
+    gradient = None if conditions.units and steps > 1 else conditions.gradient
+    total = None if conditions.units else conditions.steps
+
+    def moved(worker: int, number: int) -> Tensor:
+        assert gradient is not None, "asked only where gradients are known"
+        stop = (number + 1) * steps if total is None else min((number + 1) * steps, total)
+        return torch.stack([gradient(worker, step) for step in range(number * steps, stop)]).sum(0)
+
+    return replace(
+        conditions,
+        gradient=None if gradient is None else moved,
+        steps=None if conditions.steps is None else -(-conditions.steps // steps),
+    )
+
+
+class InRounds(Filter):
+    """Show another invariant rounds as steps; servers hear of rounds only anyway.
+
+    Args:
+        inner: the other invariant.
+        steps: of a round.
+    """
+
+    def __init__(self, inner: Invariant, steps: int) -> None:
+        super().__init__(inner)
+        self._steps = steps
+
+    def stepped(self, event: Stepped) -> None:
+        if (event.step + 1) % self._steps == 0:
+            self._inner.stepped(replace(event, step=event.step // self._steps))
+
+    def ended(self, event: Ended) -> None:
+        taken = event.taken
+        if taken is not None:
+            taken = {rank: -(-steps // self._steps) for rank, steps in taken.items()}
+        self._inner.ended(replace(event, steps=-(-event.steps // self._steps), taken=taken))
+
+
+class AtRoots(Invariant):
+    """Roots hold the sum of the leaves' means, and every gradient that a leaf has taken is in one, on all shards.
+
+    Args:
+        conditions: with known gradients.
+        levels: which workers, leaves and roots belong together.
+        drops: whether late means are dropped.
+    """
+
+    def __init__(self, conditions: Conditions, levels: Levels, *, drops: bool) -> None:
+        roles = conditions.roles
+        self._indices = {rank: index for index, rank in enumerate(roles.workers)}
+        self._leaves, self._roots = set(levels.leaves), set(levels.roots)
+        self._taken: defaultdict[int, set[int]] = defaultdict(set)
+        self._behind: dict[tuple[int, int], tuple[int, ...]] = {}
+        roots = replace(conditions, roles=RoleAssignment(roles.workers, levels.roots))
+        self._ledger = Ledger(roots, self._members, drops=drops)
+
+    def handled(self, event: Handled) -> None:
+        """Note which workers are in a mean that a leaf makes, and check what roots do."""
+        if event.server in self._leaves:
+            self._note(event)
+        elif event.server in self._roots:
+            answers = [
+                (to, reply._replace(kind=Kind.PARAMETERS) if reply.kind is Kind.VECTOR else reply)
+                for to, reply in event.replies
+            ]
+            self._ledger.handled(replace(event, replies=answers))
+
+    def _note(self, event: Handled) -> None:
+        taken = self._taken[event.server]
+        if event.message is not None and event.message.kind is Kind.PUSH:
+            taken.add(self._indices[event.source])
+        steps = {reply.step for _, reply in event.replies if reply.kind is Kind.PUSH}
+        for step in steps:
+            self._behind[event.server, step] = tuple(sorted(taken))
+            taken.clear()
+
+    def _members(self, root: int, leaf: int, step: int) -> tuple[int, ...]:
+        return self._behind.get((leaf, step), ())
 
 
 @invariants_for.register

@@ -12,9 +12,8 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy
-from polyrhythm.verification.families import general, invariants_for
+from polyrhythm.verification.families import Replicas, general, invariants_for
 from polyrhythm.verification.invariant import Conditions, Invariant
-from polyrhythm.verification.replicas import Replicas
 
 GENERAL = ["Progress", "Versions", "EveryStep"]
 

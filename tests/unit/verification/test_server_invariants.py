@@ -12,7 +12,7 @@ from polyrhythm.strategies.parameter_server.replication.replicated_server import
 from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.verification.general import Progress, Versions
 from polyrhythm.verification.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
-from polyrhythm.verification.replicas import Replicas
+from polyrhythm.verification.families import Replicas
 from polyrhythm.verification.servers import Answers, Ledger, OfShards, ShardsTogether, Staleness
 
 WORKERS, SERVER = 2, 2
