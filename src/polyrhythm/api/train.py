@@ -67,7 +67,7 @@ from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
 
 if TYPE_CHECKING:  # it simulates, which takes a quarter of our imports, and one run in a hundred needs it
-    from polyrhythm.api.auto import Auto, Choice
+    from polyrhythm.api.rehearsal import Auto, Choice
 
 _log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ def _left_to_start(config: RunConfig) -> Auto | None:
     strategy = str(config.strategy).strip()
     if not strategy.startswith(AUTOMATIC):
         return None
-    from polyrhythm.api.auto import Auto
+    from polyrhythm.api.rehearsal import Auto
 
     return Auto.parse(strategy)
 

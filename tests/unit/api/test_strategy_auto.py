@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from polyrhythm.api import auto as deciding
-from polyrhythm.api.auto import Auto
+from polyrhythm.api import rehearsal as deciding
+from polyrhythm.api.rehearsal import Auto
 from polyrhythm.api.train import train
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
