@@ -1,4 +1,17 @@
-"""A cluster: hosts, links, prices and step times, as a YAML file describes them."""
+"""A cluster: hosts, links, prices and step times, as a YAML file describes them.
+
+A price list says what an hour of a machine costs, in a file of its own with currency, date and source:
+
+    currency: EUR
+    date: 2025-01
+    source: our own invoices
+    machines:
+      rented: {per_hour: 0.19}                 or per_second, per_minute, per_year
+      bought: {purchase: 2400, years: 4, watts: 250, electricity_per_kwh: 0.30}
+      larger: {per_hour: 0.76, cores: 16, speed: 3.5}         what it is, for plans that choose among machines
+
+Own hardware costs `purchase / years` and its electricity, for every hour of a year of 8,760, used or not.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +20,25 @@ import types
 import typing
 from functools import cached_property
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from polyrhythm.data.seeding import seed_for
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.simulation.injection.fault import Faults
-from polyrhythm.simulation.prices import open_prices
 from polyrhythm.simulation.step_time import STEP_TIMES, StepTime
 from polyrhythm.specs import Config, chosen, plainly
 from polyrhythm.training.quantities import Count, NonNegative, Positive
 from polyrhythm.user_files import parse_yaml, read_text
+
+HOURS_A_YEAR = 8760
+_RATES = {"per_second": 3600.0, "per_minute": 60.0, "per_hour": 1.0, "per_year": 1 / HOURS_A_YEAR}
 
 
 class Described(BaseModel):
@@ -265,14 +281,90 @@ class Cluster(Described):
         return tuple(kind for kind in self.hosts for _ in range(kind.count))
 
 
-_READY = files("polyrhythm.simulation") / "clusters"
+class MachinePrice(Described):
+    """What a machine costs: one rate, or what it was bought for; and what it is, where that is told.
+
+    Attributes:
+        cores: of it; None: nobody says what it is.
+        accelerators: of it.
+        workers: places for workers; None: one an accelerator, else one.
+        speed: of a worker, over one on a host of speed 1 of a cluster; None: as its cores are to those of the cluster's
+            first host, where it has no accelerators.
+    """
+
+    per_second: NonNegative | None = None
+    per_minute: NonNegative | None = None
+    per_hour: NonNegative | None = None
+    per_year: NonNegative | None = None
+    purchase: NonNegative | None = None
+    years: Positive | None = None
+    watts: NonNegative = 0.0
+    electricity_per_kwh: NonNegative = 0.0
+    cores: Count | None = None
+    accelerators: Annotated[int, Field(ge=0)] = 0
+    workers: Count | None = None
+    speed: Positive | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> MachinePrice:
+        given = [name for name in (*_RATES, "purchase") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise RequestError(
+                f"give one of {', '.join(_RATES)} or purchase (given {', '.join(given) or 'none'})"
+            )
+        if (self.purchase is None) != (self.years is None):
+            raise RequestError("purchase goes with years, over which it is written off")
+        return self
+
+    @property
+    def described(self) -> bool:
+        """Whether its price list says what it is, so that a plan may choose it."""
+        return self.cores is not None and (self.speed is not None or not self.accelerators)
+
+    @property
+    def of_an_hour(self) -> float:
+        """Of an hour, electricity included."""
+        rates = [
+            value * hours for name, hours in _RATES.items() if (value := getattr(self, name)) is not None
+        ]
+        if self.purchase is not None and self.years is not None:
+            rates = [self.purchase / self.years / HOURS_A_YEAR]
+        return float(rates[0] + self.watts / 1000 * self.electricity_per_kwh)
+
+
+class PriceList(Described):
+    """Prices of machines by name, with where and when they hold."""
+
+    currency: str
+    date: Annotated[str, BeforeValidator(str)]
+    source: str
+    machines: dict[str, MachinePrice]
+
+    def of_an_hour(self, machine: str) -> float:
+        """Return the price of an hour of a machine.
+
+        Raises:
+            RequestError: the list has none of that name.
+        """
+        if machine not in self.machines:
+            raise unknown("machine of the price list", machine, self.machines)
+        return self.machines[machine].of_an_hour
+
+
+def _ready(folder: str) -> dict[str, Traversable]:
+    """Return the files of this kind that come with the package, by name."""
+    entries = [entry for entry in (files("polyrhythm.simulation") / folder).iterdir() if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 def ready_clusters() -> list[str]:
     """Return the names of the clusters that come with the package."""
-    return sorted(
-        entry.name.removesuffix(".yaml") for entry in _READY.iterdir() if entry.name.endswith(".yaml")
-    )
+    return list(_ready("clusters"))
+
+
+def ready_price_lists() -> list[str]:
+    """Return the names of the price lists that come with the package."""
+    return list(_ready("price_lists"))
 
 
 def open_cluster(name_or_file: str | Path) -> Cluster:
@@ -281,12 +373,38 @@ def open_cluster(name_or_file: str | Path) -> Cluster:
     Raises:
         RequestError: there is no such cluster, or a value in it is missing or impossible.
     """
-    if str(name_or_file) in ready_clusters():
-        return parse_cluster((_READY / f"{name_or_file}.yaml").read_text(encoding="utf-8"), str(name_or_file))
+    return parse_cluster(_text_of(name_or_file, "clusters", "cluster"), str(name_or_file))
+
+
+def open_prices(name_or_file: str | Path) -> PriceList:
+    """Return a ready price list by name, or the one of a file.
+
+    Raises:
+        RequestError: there is none, or a value in it is missing or impossible.
+    """
+    what = f"price list {name_or_file}"
+    values = _values_in(_text_of(name_or_file, "price_lists", "price list"), what, "currency, date, source, machines")
+    try:
+        return PriceList(**values)
+    except ValidationError as error:
+        raise _explained(error, what, PriceList) from None
+
+
+def _text_of(name_or_file: str | Path, folder: str, kind: str) -> str:
+    ready = _ready(folder)
+    if str(name_or_file) in ready:
+        return ready[str(name_or_file)].read_text(encoding="utf-8")
     path = Path(name_or_file)
     if not path.suffix and not path.exists():
-        raise unknown("cluster", str(name_or_file), ready_clusters())
-    return parse_cluster(read_text(path, "the cluster file"), str(path))
+        raise unknown(kind, str(name_or_file), ready)
+    return read_text(path, f"the {kind} file")
+
+
+def _values_in(text: str, what: str, keys: str) -> dict[str, Any]:
+    read = parse_yaml(text, what)
+    if not isinstance(read, dict):
+        raise RequestError(f"{what} must be lines of `key: value`, with {keys}")
+    return {str(key): value for key, value in read.items()}
 
 
 def parse_cluster(text: str, where: str) -> Cluster:
@@ -299,16 +417,12 @@ def parse_cluster(text: str, where: str) -> Cluster:
     Raises:
         RequestError: a value is missing or impossible.
     """
-    read = parse_yaml(text, f"cluster {where}")
-    if not isinstance(read, dict):
-        raise RequestError(
-            f"cluster {where} must be lines of `key: value`, with hosts, nic, inside, step_time"
-        )
-    read.setdefault("name", Path(where).stem)
+    values = _values_in(text, f"cluster {where}", "hosts, nic, inside, step_time")
+    values.setdefault("name", Path(where).stem)
     try:
-        return _priced(Cluster(**{str(key): value for key, value in read.items()}))
+        return _priced(Cluster(**values))
     except ValidationError as error:
-        raise _explained(error, where) from None
+        raise _explained(error, f"cluster {where}", Cluster) from None
 
 
 def _priced(cluster: Cluster) -> Cluster:
@@ -392,40 +506,42 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Config) else value
 
 
-def _explained(error: ValidationError, where: str) -> RequestError:
+def _explained(error: ValidationError, what: str, model: type[BaseModel]) -> RequestError:
     """Return an error of one line: of pydantic's complaints an unknown key is often why another is missing."""
     complaints = error.errors()
     first = next((entry for entry in complaints if entry["type"] == "extra_forbidden"), complaints[0])
     place, kind = first["loc"], first["type"]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
     if kind == "missing":
-        return RequestError(f"cluster {where}: {path} is missing")
+        return RequestError(f"{what}: {path} is missing")
     if kind == "extra_forbidden":
-        model = _model_at(place[:-1])
+        known = _model_at(model, place[:-1]).model_fields
         parent = path.rpartition(".")[0]
-        return unknown(
-            f"key of cluster {where}" + (f", {parent}," if parent else ""), str(place[-1]), model.model_fields
-        )
+        return unknown(f"key of {what}" + (f", {parent}," if parent else ""), str(place[-1]), known)
     cause = first.get("ctx", {}).get("error")
     reason = str(cause) if isinstance(cause, RequestError) else plainly(first["msg"])
     given = "" if isinstance(cause, RequestError) else f" (given {first['input']!r:.200})"
-    return RequestError(f"cluster {where}: {path}: {reason}{given}")
+    return RequestError(f"{what}: {path}: {reason}{given}")
 
 
-def _model_at(place: tuple[int | str, ...]) -> type[BaseModel]:
-    """Return the model that a place in a cluster file belongs to."""
-    model: type[BaseModel] = Cluster
+def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the model that a place in a file belongs to, inside that of the whole file."""
+    is_key = False  # of a mapping, such as the name of a machine
     for part in place:
-        if isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation)
+        if isinstance(part, str) and not is_key:
+            annotation = model.model_fields[part].annotation
+            model = _model_in(annotation)
+            is_key = typing.get_origin(annotation) is dict
+        else:
+            is_key = False
     return model
 
 
 def _model_in(annotation: Any) -> type[BaseModel]:
-    """Return the model in `Link | None` or `tuple[HostKind, ...]`."""
+    """Return the model in `Link | None`, `tuple[HostKind, ...]` or `dict[str, MachinePrice]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    assert typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple)
+    assert typing.get_origin(annotation) in (types.UnionType, typing.Union, tuple, dict)
     return next(
         part for part in typing.get_args(annotation) if isinstance(part, type) and issubclass(part, BaseModel)
     )

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.cluster import cluster_text, parse_cluster
-from polyrhythm.simulation.prices import MachinePrice, open_prices, ready_price_lists
+from polyrhythm.simulation.cluster import (
+    MachinePrice,
+    cluster_text,
+    open_prices,
+    parse_cluster,
+    ready_price_lists,
+)
 
 LIST = """
 currency: EUR
@@ -71,4 +76,10 @@ def test_what_is_missing_or_twice_is_refused(tmp_path: Path) -> None:
         open_prices(file)
     file.write_text(LIST.replace("years: 2, ", ""))
     with pytest.raises(RequestError, match="purchase goes with years"):
+        open_prices(file)
+    file.write_text(LIST.replace("per_second", "per_secnd"))
+    with pytest.raises(RequestError, match=r"key of price list .*, machines\.rented, .*per_secnd.*per_second"):
+        open_prices(file)
+    file.write_text(LIST.replace("source: invoices\n", ""))
+    with pytest.raises(RequestError, match="source is missing"):
         open_prices(file)
