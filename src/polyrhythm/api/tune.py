@@ -7,7 +7,7 @@
         …
         search.json  report.html  best.yaml: a recipe
 
-Optuna samples, prunes and stores; what it lacks is in `search/methods.py`. Several processes, on several hosts if they
+Optuna samples, prunes and stores; what it lacks is in `search/space.py`. Several processes, on several hosts if they
 share the folder, may work at one study: whoever is free takes the next trial.
 
     process 1   ── trial 0 ────────┬─ trial 2 …
@@ -51,12 +51,23 @@ from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
+from polyrhythm.planning.learning_curve import hopeless
 from polyrhythm.reporting.pages.several_runs import render_search
 from polyrhythm.reporting.quantities import duration
 from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.roles.job import CheckpointConfig
-from polyrhythm.search.methods import METHODS, PRUNERS, Parent, evolved, hopeless, succeeded
-from polyrhythm.search.space import RATE, Domain, Range, Space, Values
+from polyrhythm.search.space import (
+    METHODS,
+    PRUNERS,
+    RATE,
+    Domain,
+    Parent,
+    Range,
+    Space,
+    Values,
+    evolved,
+    succeeded,
+)
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build
 from polyrhythm.user_files import parse_yaml, read_text

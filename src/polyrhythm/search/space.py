@@ -7,13 +7,22 @@
     label_smoothing: {from: 0.0, to: 0.2}                      numbers with a point: not only whole ones
 
 A name in braces is only drawn where the value that was chosen has it, so a space may be a tree.
+
+Where a search goes in it, by pure rules over the trials that have ended. `random`, `tpe` and the pruning rules of
+Hyperband, successive halving and the median are Optuna's; here is what it lacks.
+
+    evolution   E. Real, A. Aggarwal, Y. Huang, Q. Le, "Regularized evolution for image classifier architecture search",
+                AAAI 2019, arXiv:1802.01548: of the P youngest, the best of S drawn ones has a child that differs in one
+                place; who is older than the P youngest is no parent any more, however good.
+    pbt         M. Jaderberg and others, "Population based training of neural networks", 2017, arXiv:1711.09846: a
+                member among the worst fifth goes on from a checkpoint of one of the best fifth, with other parameters.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,6 +37,8 @@ RATE = "lr"
 LEFT_OUT = ("seed", "until")
 """Options that a search sets by itself."""
 _NAMED = re.compile(r"\{(\w+)\}")
+METHODS = ("grid", "random", "tpe", "hyperband", "evolution", "pbt", "darts")
+PRUNERS = ("none", "median", "halving", "curve")
 _KEYS = {"from", "to", "log", "step"}
 
 
@@ -342,3 +353,61 @@ def _names_in(domain: Domain) -> set[str]:
     return (
         {name for value in domain.values for name in _named(value)} if isinstance(domain, Values) else set()
     )
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A trial that may have children.
+
+    Attributes:
+        number: of the trial.
+        parameters: its own.
+        value: what it came to; more is better.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    value: float
+
+
+def evolved(
+    ended: Sequence[Parent], space: Space, population: int, sample: int, rng: Random
+) -> dict[str, Any]:
+    """Return the parameters of the next trial of regularised evolution.
+
+    Args:
+        ended: all trials so far, in the order in which they ended.
+        space: of the parameters.
+        population: how many of the youngest may be parents; while there are fewer, parameters are drawn.
+        sample: how many of them are drawn, of whom the best is the parent.
+        rng: decides what is drawn.
+    """
+    if len(ended) < population:
+        return space.draw(lambda name, domain: domain.draw(rng))
+    alive = list(ended[-population:])
+    parent = max(rng.sample(alive, min(sample, len(alive))), key=lambda each: each.value)
+    return space.mutate(parent.parameters, rng)
+
+
+def succeeded(
+    member: int, newest: Mapping[int, Parent], space: Space, rng: Random, share: float = 0.2
+) -> tuple[Parent, dict[str, Any]]:
+    """Return from which trial a member of a population goes on, and with which parameters.
+
+    Args:
+        member: which one; it has a trial that has ended.
+        newest: of every member that has one, the newest trial that has ended.
+        space: of the parameters.
+        rng: decides what is drawn.
+        share: of the members who are copied, and who copy.
+    """
+    own = newest[member]
+    ranked = sorted(newest.values(), key=lambda each: (each.value, each.number))
+    count = max(1, math.floor(share * len(ranked)))
+    if len(ranked) < 2 or own not in ranked[:count]:
+        return own, dict(own.parameters)
+    better = [each for each in ranked[-count:] if each.value > own.value]
+    if not better:
+        return own, dict(own.parameters)
+    parent = rng.choice(better)
+    return parent, space.explore(parent.parameters, rng)

@@ -7,8 +7,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from polyrhythm.search.methods import Parent, evolved, extrapolated, hopeless, succeeded
-from polyrhythm.search.space import Space
+from polyrhythm.planning.learning_curve import extrapolated, hopeless
+from polyrhythm.search.space import Parent, Space, evolved, succeeded
 
 SPACE = Space.of({"lr": {"from": 0.001, "to": 1.0, "log": True}, "batch_size": [8, 16, 32, 64]})
 
