@@ -23,8 +23,13 @@ from typer.core import TyperCommand, TyperGroup
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
-from polyrhythm.launch.srun import adopt_step
-from polyrhythm.launch.torchrun.report_rank import SaidByLeader, is_silent, linger, started_by_torchrun
+from polyrhythm.launch.torchrun.report_rank import (
+    SaidByLeader,
+    adopt_step,
+    is_silent,
+    linger,
+    started_by_torchrun,
+)
 
 
 class Interrupted(Exception):

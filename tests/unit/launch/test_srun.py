@@ -2,7 +2,7 @@
 
 import pytest
 
-from polyrhythm.launch.srun import adopt_step, first_host, tasks_of
+from polyrhythm.launch.torchrun.report_rank import adopt_step, first_host, tasks_of
 
 STEP = {
     "SLURM_STEP_ID": "0",

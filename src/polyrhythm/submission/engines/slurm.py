@@ -1,6 +1,6 @@
 """Slurm: a batch script whose `srun` starts every rank as a task.
 
-    sbatch script ─▶ srun ─▶ task p of n = rank p      (launch/srun.py says in torchrun's words what srun says in its)
+    sbatch script ─▶ srun ─▶ task p of n = rank p      (launch/torchrun/report_rank.py: variables of srun as torchrun's)
                        │
                        ├─ 0       the job is done
                        ├─ 75      the host is taken away, or the time is up: `scontrol requeue`, and the run goes on
