@@ -10,7 +10,7 @@ H = `steps`; lr and m belong to `outer`, which may be any optimiser. The inner o
 stays with its worker and is never averaged, as in the paper. Batch-norm statistics are never averaged in training.
 
 With `fragments`, `delay` or `mixing` it is streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512): one part of the
-model after the other is averaged while training goes on; see `rounds/streaming.py`.
+model after the other is averaged while training goes on; see `StreamingWorker`.
 
 Departure from the paper: there, H is 500 and runs take 88,000 steps. Here, rounds are short enough for runs of a few
 hundred steps.
@@ -18,24 +18,39 @@ hundred steps.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 
-from polyrhythm.errors import RequestError
+from polyrhythm.communication.all_reduce import AllReduce
+from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
+from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.averaging.rounds.streaming import Streaming, StreamingWorker, fragments_of
-from polyrhythm.strategies.state import Resharding, State, same_for_all
+from polyrhythm.strategies.state import Resharding, State, below, same_for_all
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
-from polyrhythm.strategies.worker_part import WorkerPart, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    Follows,
+    HoldsModel,
+    Presents,
+    Regroups,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+    Writes,
+)
 from polyrhythm.training.flat_optimizer import FlatOptimizer
-from polyrhythm.training.flat_parameters import FlatParameters
+from polyrhythm.training.flat_parameters import TAIL, FlatParameters, shards
 from polyrhythm.training.optimizer import OptimizerConfig
-from polyrhythm.training.optimizer_plan import OptimizerPlan
+from polyrhythm.training.optimizer_plan import OptimizerPlan, SlicedOptimizer
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.training.quantities import Count
 
@@ -95,6 +110,23 @@ class DiLoCo(CompressedAveraging):
         """Whether it is streaming DiLoCo."""
         return self.fragments > 1 or self.delay > 0 or self.mixing > 0
 
+    @property
+    def every(self) -> int:
+        """Steps from one fragment to the next."""
+        return self.steps // self.fragments
+
+    def starts(self, step: int) -> bool:
+        """Whether a fragment's mean sets out after a step."""
+        return step % self.every + 1 == self.every - self.delay
+
+    def ends(self, step: int) -> bool:
+        """Whether it is used after a step."""
+        return step % self.every + 1 == self.every
+
+    def turn(self, step: int) -> int:
+        """Return the fragment whose turn it is at a step."""
+        return step // self.every % self.fragments
+
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
         super().check(workers, plan)
         if self.steps % self.fragments:
@@ -102,7 +134,7 @@ class DiLoCo(CompressedAveraging):
                 f"diloco: {self.fragments} fragments cannot take turns evenly in steps={self.steps}: make steps a "
                 "multiple of fragments"
             )
-        every = self.steps // self.fragments
+        every = self.every
         if self.delay >= every:
             raise RequestError(
                 f"diloco: a fragment is due every {every} steps (steps over fragments), and a mean that takes "
@@ -118,8 +150,7 @@ class DiLoCo(CompressedAveraging):
         found = super().traits(workers)
         if not self.streams:
             return found
-        every = self.steps // self.fragments
-        return replace(found, local_models=workers > 1, exchange_every=every)
+        return replace(found, local_models=workers > 1, exchange_every=self.every)
 
     def resharding(self, before: int, after: int) -> Resharding:
         if not self.streams:
@@ -130,16 +161,7 @@ class DiLoCo(CompressedAveraging):
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         if self.streams:
-            terms = Streaming(
-                steps=self.steps,
-                fragments=self.fragments,
-                delay=self.delay,
-                mixing=self.mixing,
-                outer=self.outer,
-                collective=self.collective,
-                compress=self.compress,
-            )
-            return StreamingWorker(setting, terms)
+            return StreamingWorker(setting, self)
         outer = OuterOptimizer(self.outer, setting.flat)
         rounds = Rounds(steps=self.steps, collective=self.collective, outer=outer, mean=self.mean)
         return RoundsWorker(setting, rounds)
@@ -183,3 +205,477 @@ class OuterOptimizer:
         tensors = dict(state[0])
         self.start(tensors.pop("model"))
         self._optimizer.load_state(tensors, state[1])
+
+
+Fragment = tuple[slice, ...]
+"""Stretches of the flat vector that travel together."""
+
+
+def fragments_of(flat: FlatParameters, count: int) -> list[Fragment]:
+    """Cut a model's vector into so many fragments: layer i, a module with parameters of its own, to i mod `count`.
+
+    Raises:
+        RequestError: it has fewer numbers than fragments are asked for.
+    """
+    layers: dict[str, list[slice]] = {}
+    for view in flat.views:
+        layer = view.name.rpartition(".")[0] or view.name
+        stretches = layers.setdefault(layer, [])
+        if stretches and stretches[-1].stop == view.start:
+            stretches[-1] = slice(stretches[-1].start, view.stop)
+        else:
+            stretches.append(slice(view.start, view.stop))
+    if len(layers) < count:
+        if flat.size < count:
+            raise RequestError(f"{count} fragments of a model of {flat.size} numbers: ask for fewer")
+        return [(stretch,) for stretch in shards(flat.size, count)]
+    found: list[list[slice]] = [[] for _ in range(count)]
+    for number, stretches in enumerate(layers.values()):
+        found[number % count] += stretches
+    return [tuple(fragment) for fragment in found]
+
+
+def numbers_of(fragment: Fragment) -> int:
+    """Return how many numbers a fragment has."""
+    return sum(place.stop - place.start for place in fragment)
+
+
+def taken(vector: Tensor, fragment: Fragment) -> Tensor:
+    """Return the numbers of a fragment, in memory of their own."""
+    return torch.cat([vector[stretch] for stretch in fragment])
+
+
+@dataclass
+class Arrived:
+    """The mean of a fragment's movements.
+
+    Attributes:
+        movement: `(n,)`; None: there was none of any weight.
+        stops: whether any worker was asked to stop.
+    """
+
+    movement: Tensor | None
+    stops: bool
+
+
+class FragmentMean:
+    """The mean of one fragment's movements over all workers, in the background.
+
+    Args:
+        workers: who takes part.
+        add_up: adds fragments up one after the other.
+        numbers: of the fragment.
+    """
+
+    def __init__(self, workers: Communicator, add_up: AllReduce, numbers: int) -> None:
+        self._alone = workers.size == 1
+        self._add_up = add_up
+        self._numbers = numbers
+
+    def over(self, workers: Communicator, add_up: AllReduce) -> FragmentMean:
+        """Return the mean over other workers."""
+        return FragmentMean(workers, add_up, self._numbers)
+
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
+        """Start; return what waits for the mean."""
+        if self._alone:
+            return lambda: Arrived(movement if step.weight > 0 else None, step.stop)
+        outgoing = movement.new_empty(self._numbers + TAIL)
+        torch.mul(movement, step.weight, out=outgoing[: self._numbers])
+        outgoing[self._numbers :] = outgoing.new_tensor([step.weight, float(step.stop)])
+        handle = self._add_up.start(outgoing)
+
+        def arrived() -> Arrived:
+            handle.wait()
+            total, stops = outgoing[self._numbers :].tolist()
+            mean = outgoing[: self._numbers].div_(total) if total > 0 else None
+            return Arrived(mean, stops > 0)
+
+        return arrived
+
+    def state(self) -> State:
+        """Return what it keeps from mean to mean."""
+        return {}, {}
+
+    def load_state(self, state: State) -> None:
+        """Restore what `state` returned."""
+
+    def commit(self) -> None:
+        """Take note that the last mean was whole, as others know."""
+
+
+class CompressedFragmentMean(FragmentMean):
+    """As `FragmentMean`, with little of a movement on the way; see `strategies.compressed_mean`."""
+
+    def __init__(
+        self,
+        workers: Communicator,
+        add_up: AllReduce,
+        layers: Sequence[Tensor],
+        terms: DiLoCo,
+        stands_for: float,
+    ) -> None:
+        from polyrhythm.strategies.compressed_mean import CompressedMean  # no other run pays for it
+
+        assert terms.compress is not None, "else a plain one is made"
+        super().__init__(workers, add_up, sum(layer.numel() for layer in layers))
+        self._workers = workers
+        model = nn.ParameterList(nn.Parameter(torch.zeros_like(layer)) for layer in layers)
+        self._flat = FlatParameters(model, stands_for=stands_for)
+        self._mean = CompressedMean(workers, self._flat, terms.compress, terms.collective)
+
+    def over(self, workers: Communicator, add_up: AllReduce) -> CompressedFragmentMean:
+        made = copy(self)
+        FragmentMean.__init__(made, workers, add_up, self._numbers)
+        made._workers, made._mean = workers, self._mean.over(workers)
+        return made
+
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
+        if self._alone:
+            return super().start(movement, step)
+        self._flat.gradients.copy_(movement)
+
+        handle: Handle = self._workers.start(lambda: self._mean.finish(step))
+
+        def arrived() -> Arrived:
+            total, stops = handle.wait()
+            return Arrived(self._flat.gradients.clone() if total > 0 else None, stops)
+
+        return arrived
+
+    def state(self) -> State:
+        return self._mean.state()
+
+    def load_state(self, state: State) -> None:
+        self._mean.load_state(state)
+
+    def commit(self) -> None:
+        self._mean.commit()
+
+
+@dataclass
+class Sent:
+    """What a worker has sent of a fragment, whose mean it has not used.
+
+    Attributes:
+        number: of the fragment.
+        movement: `(n,)`, of this worker.
+        step: of this worker.
+        before: what was kept back of the fragment before.
+    """
+
+    number: int
+    movement: Tensor
+    step: Step
+    before: State
+
+
+_OPTIMIZER, _OUTER = "optimizer.", "outer."
+_KEPT, _NEVER = "kept.", -1
+
+
+class StreamingWorker(Regroups, Presents, HoldsModel):
+    """Trains on its own; one fragment after the other meets those of the others, whose means are on their way meanwhile.
+
+    Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a
+    distributed free lunch", 2025, arXiv 2501.18512.
+
+        after local step h - tau   d = mean_i (g - w_i)                 of the fragment whose turn it is; travels from here
+        after local step h         g <- outer(g, d)                     g: the fragment as all have it
+                                   w_i <- (1 - alpha) g + alpha w_i     w_i as it is then
+
+        worker 0   step step step step │ step step step step │ step …        h = H / P steps from one fragment to the
+                           fragment 0 ▔▔▔          fragment 1 ▔▔▔            next: each of P comes once in H
+
+    H = `steps`, P = `fragments`, tau = `delay`, alpha = `mixing`. With one fragment and neither delay nor mixing it is
+    DiLoCo. Fragments are strided: layer i belongs to fragment i mod P. A model of fewer layers is cut into equal
+    stretches.
+
+    A request to stop travels with a mean, so all hear of it after the same step. When a run ends, what is under way is
+    taken, and all fragments that have moved since their last mean meet once more, so that one model is left.
+
+    Each keeps the movement that it has sent until its mean is used. If a worker is lost, the others send theirs again,
+    and the mean is theirs. If some have used a mean that broke for others, these are given what came of it, mix it with
+    what they have, and go on behind it. A successor begins at g; until it has moved, it counts for nothing in a mean.
+
+    Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without feedback.
+
+    Args:
+        setting: the worker's.
+        terms: how models stream.
+    """
+
+    def __init__(self, setting: WorkerSetting, terms: DiLoCo) -> None:
+        super().__init__()
+        flat = setting.flat
+        self._workers, self._flat, self._terms = setting.workers, flat, terms
+        self._optimizer = LocalOptimizer(setting.plan, flat, "keep")
+        self.writes = Writes.KEPT
+        self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
+        self._fragments = fragments_of(flat, terms.fragments)
+        places = [stretch for fragment in self._fragments for stretch in fragment]
+        self._numbers = {(place.start, place.stop): number for number, place in enumerate(places)}
+        self._places = places
+        self._outer_rate = terms.outer.lr
+        self._outer_plan = OptimizerPlan.of(terms.outer.create([view.parameter for view in flat.views]), flat)
+        self._global = flat.vector.clone()
+        self._outer: SlicedOptimizer
+        self._add_up = AllReduce(terms.collective, setting.workers, "fragments", in_turn=True)
+        self._whole = ModelMean(setting.workers, flat, terms.collective)
+        self._means = [self._mean_of(fragment) for fragment in self._fragments]
+        self._under_way: Callable[[], Arrived] | None = None
+        self._arrived: Arrived | None = None
+        self._sent: Sent | None = None
+        self._own = flat.vector
+        self._moved = [False] * terms.fragments
+        self._shares, self._counted = 0.0, 0
+        self._stops = self._heard = False
+        self._updated = self._sent_at = _NEVER
+        self._presented = self._presented_to_all = _NEVER
+        self._met = 0
+        """Means that others had used before this worker came to it, and all before them."""
+        self._ended: int | None = None
+        """Means that were used since the last step; None: there are steps left."""
+        self._last: int | None = None
+        """The fragment whose last mean others had used before this worker came to its last step."""
+        self._done = 0
+        self._resumed: State | None = None
+
+    def start(self, step: int) -> int:
+        self._done = step
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            self._begin()  # before anything can break
+            self._workers.broadcast(self._flat.vector)
+            self._begin()
+        else:
+            self._flat.vector.copy_(resumed[0]["vector"])
+            self._take_common(resumed)
+        self._prepare()
+        return step
+
+    def gradients_ready(self, step: Step, learning_rate: float) -> bool:
+        terms, number = self._terms, step.number
+        self._stops |= step.stop
+        if self._updated != number:  # else only a mean broke
+            self._updated = number
+            self._shares, self._counted = self._shares + step.share, self._counted + 1
+            if step.weight > 0:
+                self._optimizer.step(learning_rate)
+                self._moved = [True] * terms.fragments
+                self.staleness[0] += 1
+        turn = terms.turn(number)
+        if terms.starts(number) and self._sent_at != number:
+            self._sent_at = number
+            self._send(turn, number)
+        if terms.ends(number) and self._met <= number // terms.every:
+            self._adopt(turn, terms.mixing)
+        self._done = number + 1
+        return self._heard or (self._stops and self._workers.size == 1)
+
+    def present(self) -> Tensor | None:
+        """Return the mean of all current models; None where others have had it before they regrouped."""
+        self._presented = self._done
+        if self._done <= self._presented_to_all:
+            return None
+        if self._terms.compress is not None:
+            self._wait()  # what it adds up in the background must not meet this in another order elsewhere
+        return self._whole.take(stop=False).vector
+
+    def end(self) -> None:
+        """Leave the run's model in the flat vector, on all workers."""
+        if self._ended is None:
+            self._ended = 0
+        if self._last is not None:
+            self._mix(self._last, 0.0)
+        if self._under_way is not None or self._arrived is not None:
+            turn = self._terms.turn(self._done) if self._sent is None else self._sent.number
+            self._adopt(turn, 0.0)
+            self._ended += 1
+        for number in range(self._terms.fragments):
+            if self._moved[number]:
+                self._send(number, self._done)
+                self._adopt(number, 0.0)
+                self._ended += 1
+
+    def meetings(self, step: int) -> int:
+        return max(step // self._terms.every, self._met) + (self._ended or 0)
+
+    def break_off(self) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            with suppress(PeerLost):
+                under_way()
+        self._own = self._flat.vector.clone()  # it may be overwritten before `take_over`
+
+    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        sent = self._sent
+        if sent is not None:
+            self._means[sent.number].load_state(sent.before)
+        self._workers = workers
+        self._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
+        self._whole = self._whole.over(workers)
+        self._means = [mean.over(workers, self._add_up) for mean in self._means]
+        told = torch.zeros(workers.size + 1, dtype=torch.float64, device=self._flat.vector.device)
+        told[workers.rank], told[-1] = self._presented - _NEVER, float(self._heard)
+        workers.all_reduce(told)
+        self._presented_to_all = int(told[:-1].max()) + _NEVER
+        self._heard = bool(told[-1] > 0)
+        self._prepare()
+        if sent is not None:
+            self._arrived = None
+            sent.before = self._means[sent.number].state()
+            self._under_way = self._means[sent.number].start(sent.movement, sent.step)
+
+    def take_over(self, newest: State, done: int, step: int) -> int:
+        """Begin where the newest worker has what is common, or use the mean that this one has missed."""
+        tensors, facts = newest
+        sent = self._sent
+        if done < 0:
+            kept = {name: value for name, value in tensors.items() if not name.startswith(_KEPT)}
+            self.load_state((kept, facts | {"kept": []}))
+            self._take_common(newest)
+            self._flat.vector.copy_(self._global)
+            self._resumed, self._presented = None, step  # at no presentation
+            self._shares, self._counted = 0.0, 0
+            if facts["sent"] is not None:
+                number, sent_at = facts["sent"]
+                nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))
+                before = self._means[number].state()
+                self._sent, self._sent_at = Sent(number, nothing, Step(sent_at, 0.0), before), sent_at
+            self._ended = facts["ended"] or None
+            self._done = step
+            return step
+        assert sent is not None, "others have used a mean that it is part of"
+        self._means[sent.number].commit()
+        self._flat.vector.copy_(self._own)
+        self._take_common(newest)
+        ended = facts["ended"] or 0
+        self._mix(sent.number, 0.0 if ended else self._terms.mixing)
+        if ended and self._ended is None:  # what it moves by in the steps that are left is not met any more
+            self._last = sent.number
+        self._ended = ended or self._ended
+        self._met = max(self._met, sent.step.number // self._terms.every + (ended == 0))
+        self._sent = self._arrived = None
+        return done
+
+    @property
+    def has_stopped(self) -> bool:
+        return self._heard
+
+    def _prepare(self) -> None:
+        if self._workers.size > 1:
+            self._add_up.prepare()
+            self._whole.prepare()
+
+    def _begin(self) -> None:
+        self._global = self._flat.vector.clone()
+        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
+
+    def _take_common(self, state: State) -> None:
+        """Take over the point from which all count movements, and the outer optimiser, which changes it in place."""
+        tensors, facts = state
+        self._global = tensors["global"].clone()
+        self._outer = SlicedOptimizer(self._outer_plan, self._global, self._places)
+        self._outer.load_pieces(below(_OUTER, tensors), facts["outer"])
+
+    def state(self) -> State:
+        tensors, facts = self._optimizer.state()
+        outer, outer_facts = self._outer.pieces()
+        named = {"vector": self._flat.vector, "global": self._global}
+        named |= {_OPTIMIZER + name: value for name, value in tensors.items()}
+        named |= {_OUTER + name: value for name, value in outer.items()}
+        arrived = self._wait()
+        if arrived is not None and arrived.movement is not None:
+            named["movement"] = arrived.movement
+        kept = []
+        for number, mean in enumerate(self._means):
+            tensors, told = mean.state()
+            named |= {f"{_KEPT}{number}.{name}": value for name, value in tensors.items()}
+            kept.append(told)
+        return named, {
+            "optimizer": facts,
+            "outer": outer_facts,
+            "arrived": None if arrived is None else arrived.stops,
+            "moved": list(self._moved),
+            "shares": self._shares,
+            "counted": self._counted,
+            "kept": kept,
+            "sent": None if self._sent is None else [self._sent.number, self._sent_at],
+            "ended": self._ended,
+        }
+
+    def load_state(self, state: State) -> None:
+        tensors, facts = self._resumed = state
+        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+        self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
+        self._under_way = self._arrived = self._sent = None
+        if facts["arrived"] is not None:
+            movement = tensors["movement"].clone() if "movement" in tensors else None
+            self._arrived = Arrived(movement, stops=False)  # who goes on was not asked to stop
+        for number, (mean, told) in enumerate(zip(self._means, facts["kept"], strict=False)):
+            mean.load_state((below(f"{_KEPT}{number}.", tensors), told))
+
+    def model_in(self, state: State) -> Tensor | None:
+        return state[0]["vector"]
+
+    def _mean_of(self, fragment: Fragment) -> FragmentMean:
+        """Return what averages a fragment; one in which nothing is large enough to be compressed travels whole."""
+        plain = FragmentMean(self._workers, self._add_up, numbers_of(fragment))
+        if self._terms.compress is None:
+            return plain
+        flat = self._flat
+        inside = [
+            view
+            for place in fragment
+            for view in flat.views
+            if place.start <= view.start and view.stop <= place.stop
+        ]
+        layers: list[Tensor] = [view.gradient for view in inside]
+        if sum(view.stop - view.start for view in inside) != numbers_of(fragment):  # it cuts layers
+            layers = [flat.gradients[place] for place in fragment]
+        try:
+            return CompressedFragmentMean(self._workers, self._add_up, layers, self._terms, flat.stands_for)
+        except RequestError:
+            return plain
+
+    def _send(self, number: int, step: int) -> None:
+        """Start the mean of a fragment's movement since its last one."""
+        fragment = self._fragments[number]
+        movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
+        weight = self._shares / self._counted if self._counted else 1.0
+        self._shares, self._counted = 0.0, 0
+        mean, told = self._means[number], Step(step, weight, self._stops)
+        before: State = mean.state() if self._workers.size > 1 else ({}, {})
+        self._sent = Sent(number, movement, told, before)
+        self._under_way = mean.start(movement, told)
+
+    def _wait(self) -> Arrived | None:
+        """Return the mean that has set out last and is not used yet, once it is there."""
+        if self._under_way is not None:
+            self._arrived, self._under_way = self._under_way(), None
+        return self._arrived
+
+    def _adopt(self, number: int, mixing: float) -> None:
+        """Take the outer step of a fragment with the mean that is on its way, and go on from there."""
+        arrived = self._wait()
+        assert arrived is not None, "it has set out"
+        self._arrived = self._sent = None
+        self._heard |= arrived.stops
+        if arrived.movement is None:
+            return
+        fragment = self._fragments[number]
+        parts = arrived.movement.split([place.stop - place.start for place in fragment])
+        for place, part in zip(fragment, parts, strict=True):
+            self._outer.step(self._numbers[place.start, place.stop], part, self._outer_rate)
+        self._mix(number, mixing)
+
+    def _mix(self, number: int, mixing: float) -> None:
+        """Go on from where a fragment is now for all, mixed with this worker's own."""
+        for place in self._fragments[number]:
+            own, common = self._flat.vector[place], self._global[place]
+            if mixing:
+                own.mul_(mixing).add_(common, alpha=1 - mixing)
+            else:
+                own.copy_(common)
+        self._moved[number] = mixing > 0

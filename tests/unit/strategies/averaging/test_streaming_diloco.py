@@ -15,7 +15,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.simulation.run import ConstantCluster
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.averaging.rounds.streaming import StreamingWorker, fragments_of
+from polyrhythm.strategies.averaging.diloco import StreamingWorker, fragments_of
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.worker_part import Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
