@@ -12,8 +12,7 @@ from functools import partial
 from torch import nn
 
 from polyrhythm.events import Event
-from polyrhythm.roles.dry_run import DryRun, as_it_was_sent
-from polyrhythm.roles.dry_run_worker import work_dry
+from polyrhythm.roles.dry_run import DryRun, as_it_was_sent, work_dry
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.server import serve
 from polyrhythm.roles.worker import work

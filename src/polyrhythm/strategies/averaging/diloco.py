@@ -375,14 +375,14 @@ _KEPT, _NEVER = "kept.", -1
 
 
 class StreamingWorker(Regroups, Presents, HoldsModel):
-    """Trains on its own; one fragment after the other meets those of the others, whose means are on their way meanwhile.
+    """Trains on its own; one fragment after the other meets the others', and means travel meanwhile.
 
     Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a
     distributed free lunch", 2025, arXiv 2501.18512.
 
-        after local step h - tau   d = mean_i (g - w_i)                 of the fragment whose turn it is; travels from here
-        after local step h         g <- outer(g, d)                     g: the fragment as all have it
-                                   w_i <- (1 - alpha) g + alpha w_i     w_i as it is then
+        after local step h - tau   d = mean_i (g - w_i)              of the fragment whose turn it is; travels from here
+        after local step h         g <- outer(g, d)                  g: the fragment as all have it
+                                   w_i <- (1 - alpha) g + alpha w_i  w_i as it is then
 
         worker 0   step step step step │ step step step step │ step …        h = H / P steps from one fragment to the
                            fragment 0 ▔▔▔          fragment 1 ▔▔▔            next: each of P comes once in H
