@@ -5,7 +5,7 @@
     step                                  when the last unit of a batch ends; without a flush, what one more takes
 
 `fastest` looks for the cut with the shortest step among those whose ranks have the memory: all cuts, where they are
-few; else from the evenest cuts and from that of PipeDream's dynamic programme (`cost/pipedream.py`) on, moving cuts as
+few; else from the evenest cuts and from that of PipeDream's dynamic programme (`planned`) on, moving cuts as
 long as that gains. With a flush the makespan counts and not the slowest stage alone, which the programme minimises.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, pairwise, permutations, product
+from itertools import accumulate, combinations, pairwise, permutations, product
 from math import comb
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from polyrhythm.communication.message import HEADER_BYTES
-from polyrhythm.cost.pipedream import LayerCost, planned
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.pipeline_pass import FORWARD_SHARE
 from polyrhythm.partition.schedule import Schedule, StageTimes, Timetable, timetable
@@ -240,6 +239,90 @@ def _seconds_of_copies(pieces: Sequence[PieceSize], copies: tuple[int, ...], wor
         for each, (start, stop), speed in zip(copies, pairwise(bounds), pace.bytes_per_s, strict=True)
     ]
     return seconds + max(exchanged)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What a layer costs.
+
+    Attributes:
+        seconds: of its forward and backward pass of one minibatch, on one rank.
+        weight_bytes: of its parameters.
+        output_bytes: of what it passes on of one minibatch.
+    """
+
+    seconds: float
+    weight_bytes: float
+    output_bytes: float
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Stages, and the ranks that each has.
+
+    Attributes:
+        bounds: the first layer of every stage, and at the end the number of layers.
+        copies: ranks of every stage.
+        seconds: between two minibatches.
+    """
+
+    bounds: tuple[int, ...]
+    copies: tuple[int, ...]
+    seconds: float
+
+
+def planned(layers: Sequence[LayerCost], ranks: int, bandwidth_bytes_per_s: float) -> StagePlan:
+    """Return the plan that takes the least time for a minibatch, without a flush; of several, one with the fewest stages.
+
+    Narayanan, Harlap, Phanishayee and others, "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
+    2019, arXiv 1806.03377, section 3.1.
+
+        T(i..j, r) = 1/r max(sum of seconds of layers i..j, 2 (r-1)/r weights of layers i..j / bandwidth)
+        A(j, p, r) = min over i, r' of max(A(i, p - r, r'), 2 outputs of layer i / (min(r, r') bandwidth), T(i+1..j, r))
+
+    A(j, p, r) is the least time between two minibatches with the first j layers on p ranks, r of them on the last
+    stage. A pipeline that never empties takes as long for a minibatch as its slowest stage or link.
+
+    Departure: the paper's state does not have the copies of the last stage, by which the time of a transfer is divided
+    here.
+
+    Args:
+        layers: in order; at least one.
+        ranks: that are there; all are used.
+        bandwidth_bytes_per_s: of every link.
+    """
+    count = len(layers)
+    seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
+    weights = [0.0, *accumulate(layer.weight_bytes for layer in layers)]
+
+    def stage(start: int, stop: int, copies: int) -> float:
+        exchanged = 2 * (copies - 1) / copies * (weights[stop] - weights[start]) / bandwidth_bytes_per_s
+        return max(seconds[stop] - seconds[start], exchanged) / copies
+
+    best: dict[tuple[int, int, int], StagePlan] = {}
+    for stop in range(1, count + 1):
+        for used in range(1, ranks + 1):
+            for copies in range(1, used + 1):
+                found: StagePlan | None = None
+                if copies == used:
+                    found = StagePlan((0, stop), (copies,), stage(0, stop, copies))
+                for start in range(1, stop):
+                    own = stage(start, stop, copies)
+                    sent = 2 * layers[start - 1].output_bytes / bandwidth_bytes_per_s
+                    for others in range(1, used - copies + 1):
+                        before = best.get((start, used - copies, others))
+                        if before is None:
+                            continue
+                        slowest = max(before.seconds, sent / min(copies, others), own)
+                        if found is None or (slowest, len(before.copies) + 1) < (
+                            found.seconds,
+                            len(found.copies),
+                        ):
+                            found = StagePlan((*before.bounds, stop), (*before.copies, copies), slowest)
+                if found is not None:
+                    best[stop, used, copies] = found
+    plans = [best[count, ranks, copies] for copies in range(1, ranks + 1) if (count, ranks, copies) in best]
+    return min(plans, key=lambda plan: (plan.seconds, len(plan.copies)))
 
 
 def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: Pace) -> tuple[int, ...]:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
 from random import Random
 
 import pytest
 
-from polyrhythm.cost.pipedream import LayerCost, planned, seconds_of
+from polyrhythm.partition.outlook import LayerCost, planned
+
+
+def seconds_of(
+    layers: Sequence[LayerCost], bounds: Sequence[int], copies: Sequence[int], bandwidth_bytes_per_s: float
+) -> float:
+    """Return the seconds between two minibatches of given stages."""
+    found = []
+    for (start, stop), ranks in zip(pairwise(bounds), copies, strict=True):
+        own = layers[start:stop]
+        exchanged = 2 * (ranks - 1) / ranks * sum(each.weight_bytes for each in own) / bandwidth_bytes_per_s
+        found.append(max(sum(each.seconds for each in own), exchanged) / ranks)
+    for cut, pair in zip(bounds[1:-1], pairwise(copies), strict=True):
+        found.append(2 * layers[cut - 1].output_bytes / bandwidth_bytes_per_s / min(pair))
+    return max(found)
 
 
 def least(layers: list[LayerCost], ranks: int, bandwidth: float) -> float:
