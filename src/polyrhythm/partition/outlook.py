@@ -272,7 +272,7 @@ class StagePlan:
 
 
 def planned(layers: Sequence[LayerCost], ranks: int, bandwidth_bytes_per_s: float) -> StagePlan:
-    """Return the plan that takes the least time for a minibatch, without a flush; of several, one with the fewest stages.
+    """Return the plan with the least time for a minibatch, without a flush; of several, that with the fewest stages.
 
     Narayanan, Harlap, Phanishayee and others, "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
     2019, arXiv 1806.03377, section 3.1.

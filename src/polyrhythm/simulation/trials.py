@@ -37,8 +37,7 @@ from polyrhythm.simulation.timeline import Timeline
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.training.optimizers.sgd import SGD
 from polyrhythm.verification.families import invariants_for
-from polyrhythm.verification.invariant import Conditions
-from polyrhythm.verification.watch import Watch
+from polyrhythm.verification.invariant import Conditions, Watch
 
 _DRAWS = 15
 _STEPS_OF_PATIENCE = 100

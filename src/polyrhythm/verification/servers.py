@@ -14,7 +14,7 @@ from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
-from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT, Entry
+from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -580,38 +580,6 @@ def _(
 def adds_up(handling: Handling) -> bool:
     """Return whether the parameters are the sum of the means of the gradients as they came."""
     return handling.merge.keeps_gradients and not handling.aggregator.robust
-
-
-def agreement(roles: RoleAssignment) -> Callable[[Entry, float], bool]:
-    """Return what compares the replicas of each shard after each of its entries; all that a checkpoint holds counts.
-
-    It takes an entry and the time, returns whether this is the entry's first report, and raises `Violation` if another
-    server of the shard was not the same after it.
-
-    Args:
-        roles: which ranks do what.
-    """
-    length = [0] * len(roles.servers)
-    digests: dict[tuple[int, int], str] = {}
-
-    def is_new(entry: Entry, time_s: float) -> bool:
-        key = entry.shard, entry.number
-        if entry.number >= length[entry.shard]:
-            length[entry.shard] = entry.number + 1
-            digests[key] = entry.digest
-            return True
-        expected = digests.pop(key)
-        if expected != entry.digest:
-            raise Violation(
-                f"the replicas of shard {entry.shard} after entry {entry.number}",
-                roles.servers[entry.shard],
-                time_s,
-                expected=expected,
-                found=entry.digest,
-            )
-        return False
-
-    return is_new
 
 
 class OfShards(Invariant):
