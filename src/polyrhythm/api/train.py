@@ -20,12 +20,11 @@ learning-rate schedule.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2, prod
 from pathlib import Path
@@ -108,33 +107,33 @@ def train(
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
+        asked = _Asked(config, out, resume, again, observers, start_method)
         ensemble = Ensemble.parse(str(config.strategy))
         if ensemble is not None:
-            return _train_ensemble(ensemble, config, out, resume, again, observers, start_method)
+            return _train_ensemble(ensemble, asked)
         refuse_distill(config)
         if started_by_torchrun() and _left_to_start(config) is not None:
             raise RequestError(
                 "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
                 "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
             )
-        config, choice = _decided(config, resume, start_method)
-        config = _with_copies(config, resume, start_method)
-        stages = Stages.parse(str(config.strategy))
+        asked, choice = _decided(asked)
+        asked = _with_copies(asked)
+        stages = Stages.parse(str(asked.config.strategy))
         parts = None
-        if stages is not None or by_noise(config) is not None:
-            parts = _part_by_part(stages, config, options, out, resume, again, observers, start_method)
+        if stages is not None or by_noise(asked.config) is not None:
+            parts = _part_by_part(stages, asked, options)
     if parts is not None:
         return parts()
     with leader_speaks():
+        config = asked.config
         if started_by_torchrun():
             config = _with_torchruns_workers(config, options)
         config, remark = suited(config, alone=not started_by_torchrun())
         name = strategy_from(config.strategy, config.compress).name
-        folder = _folder(name, config, out, resume)
+        folder = replace(asked, config=config).folder(name)
         if config.fine_tuning != "none":
-            done = finished_run(folder) if resume is not None else None
-            if done is not None and not again:
-                raise all_done(folder, done.figures["epochs"])
+            done = asked.done(finished_run(folder) if resume is not None else None)
             return done or FineTuning(train, config, folder, observers, start_method).run(remark)
         if remark:
             _log.warning(remark)
@@ -146,9 +145,7 @@ def train(
         )
         job = assemble(config, checkpointing)
         # who comes late would look while checkpoints come and go
-        run = finished(job) if checkpointing.resume and not is_silent() else None
-        if run is not None and not again:
-            raise all_done(folder, run.figures["epochs"])
+        run = asked.done(finished(job) if checkpointing.resume and not is_silent() else None)
     if run is not None:
         if started_by_torchrun():
             torchrun.take_leave(config.gather_s)
@@ -163,36 +160,80 @@ def train(
     return _train_here(job, config, observers, start_method, choice=choice)
 
 
-def _decided(
-    config: RunConfig, resume: str | Path | None, start_method: str
-) -> tuple[RunConfig, Choice | None]:
-    """Choose a run's strategy if that was left to its start; return the configuration, and what was chosen."""
-    auto = _left_to_start(config)
+@dataclass(frozen=True)
+class _Asked:
+    """What `train` is asked to do.
+
+    Attributes:
+        config: of the run.
+        out: its folder, if it is a new one that was named.
+        resume: its folder, if it goes on.
+        again: whether the figures of a run that has nothing left to do are returned again; else it is refused.
+        observers: as for `train`.
+        start_method: likewise.
+    """
+
+    config: RunConfig
+    out: str | Path | None
+    resume: str | Path | None
+    again: bool
+    observers: Sequence[Observer]
+    start_method: str
+
+    def with_strategy(self, strategy: str) -> _Asked:
+        """Return the same with another strategy."""
+        return replace(self, config=self.config.model_copy(update={"strategy": strategy}))
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of the run; a new one that was not named has this name and the network's."""
+        if self.resume is None:
+            if self.out is not None and is_silent():
+                return Path(self.out)  # which the rank that leads looks at, and may have begun to fill by now
+            return choose_folder(self.out, f"{name}-{name_of(self.config.model).split('(')[0]}")
+        if self.out is not None:
+            raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
+        return Path(self.resume)
+
+    def done(self, run: Run | None) -> Run | None:
+        """Return a run that has nothing left to do, if there is one.
+
+        Raises:
+            RequestError: it is not to be returned again.
+        """
+        if run is not None and not self.again:
+            raise all_done(run.folder, run.figures["epochs"])
+        return run
+
+
+def _decided(asked: _Asked) -> tuple[_Asked, Choice | None]:
+    """Choose a run's strategy if that was left to its start; return what is asked then, and what was chosen."""
+    auto = _left_to_start(asked.config)
     if auto is None:
-        return config, None
-    if resume is not None:
+        return asked, None
+    if asked.resume is not None:
         raise RequestError("--strategy auto decides at a run's start: name the strategy to go on with")
-    choice = auto.choose(config, start_method)
-    return config.model_copy(update={"strategy": choice.candidate.strategy}), choice
+    choice = auto.choose(asked.config, asked.start_method)
+    return asked.with_strategy(choice.candidate.strategy), choice
 
 
-def _with_copies(config: RunConfig, resume: str | Path | None, start_method: str) -> RunConfig:
+def _with_copies(asked: _Asked) -> _Asked:
     """Choose how many copies stages have, by measured times, where the strategy leaves that to a run's start.
 
     A resumed run has those that it had. Under torchrun, where no one process measures for all before they meet, and of
     several strategies, the operations of layers tell (`assemble`).
     """
+    config = asked.config
     if Stages.parse(str(config.strategy)) is not None:
-        return config
+        return asked
     strategy = strategy_from(config.strategy, config.compress)
     if not (isinstance(strategy, HasStages) and strategy.chooses_copies):
-        return config
-    if resume is not None:
-        was = str(read_run(_resumed_config(Path(resume)))["strategy"])
+        return asked
+    if asked.resume is not None:
+        was = str(read_run(_resumed_config(Path(asked.resume)))["strategy"])
         if Stages.parse(was) is None and strategy.has_become(strategy_from(was)):
-            return config.model_copy(update={"strategy": was})
+            return asked.with_strategy(was)
     if started_by_torchrun():
-        return config
+        return asked
     from polyrhythm.partition.outlook import seconds_of_pieces  # it traces networks, which others need not
 
     strategy.check(config.workers)
@@ -200,14 +241,14 @@ def _with_copies(config: RunConfig, resume: str | Path | None, start_method: str
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
 
     def measured(rows: int) -> Sequence[float]:
-        method = "spawn" if device.type == "cuda" else start_method
+        method = "spawn" if device.type == "cuda" else asked.start_method
         arguments = (make_model, dataset.image_shape, rows, str(device))
         found: Sequence[float] = call_apart(method, seconds_of_pieces, *arguments)
         return found
 
     images = config.workers * config.worker_batch
     chosen = strategy.with_copies(make_model, dataset.image_shape, config.workers, images, measured=measured)
-    return config.model_copy(update={"strategy": str(chosen)})
+    return asked.with_strategy(str(chosen))
 
 
 def _left_to_start(config: RunConfig) -> Auto | None:
@@ -221,21 +262,14 @@ def _left_to_start(config: RunConfig) -> Auto | None:
 
 
 def _part_by_part(
-    stages: Stages | None,
-    config: RunConfig,
-    options: RunOptions,
-    out: str | Path | None,
-    resume: str | Path | None,
-    again: bool,
-    observers: Sequence[Observer],
-    start_method: str,
+    stages: Stages | None, asked: _Asked, options: RunOptions
 ) -> Callable[[], Run | None]:
     """Return what trains with one strategy after the other, or where there are none with batches that grow by noise.
 
     Raises:
         RequestError: the parts are impossible.
     """
-    under_torchrun = started_by_torchrun()
+    config, under_torchrun = asked.config, started_by_torchrun()
     if under_torchrun and stages is None:
         raise RequestError(
             "--batch-schedule auto starts ranks anew when batches grow, which torchrun does not: take another"
@@ -244,30 +278,29 @@ def _part_by_part(
     if suited(first, alone=not under_torchrun)[0].fine_tuning != "none":
         what = "stages" if stages is not None else "growing batches"
         raise RequestError(f"{what} train a whole network: give --fine-tuning none, or a single strategy")
-    folder = _folder("stages" if stages is not None else "growing", config, out, resume)
-    done = finished_run(folder) if resume is not None and not is_silent() else None
+    folder = asked.folder("stages" if stages is not None else "growing")
+    done = finished_run(folder) if asked.resume is not None and not is_silent() else None
     reached = done is not None and config.until is not None and done.figures.get("reached")
     if done is not None and not (reached or done.figures["epochs"] >= (config.epochs or 0)):
         done = None
-    if done is not None and not again:
-        raise all_done(folder, done.figures["epochs"])
+    done = asked.done(done)
     if under_torchrun:
         assert stages is not None, "growing batches are refused"
         staged = staged_run(stages, config, folder, partial(_with_torchruns_workers, options=options))
-        return partial(_stages_under_torchrun, staged, config, observers, done)
+        return partial(_stages_under_torchrun, staged, config, asked.observers, done)
     if done is not None:
         return lambda: done
     check_loopback(config.port)
 
     def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
         allow_descriptors(config.workers + job.traits.servers)
-        return _train_here(job, config, watching, start_method, reports=last)
+        return _train_here(job, config, watching, asked.start_method, reports=last)
 
     if stages is None:
         schedule = by_noise(config)
         assert schedule is not None, "there is one of both"
-        return partial(with_growing_batches, schedule, config, folder, observers, play)
-    return partial(in_stages, staged_run(stages, config, folder), observers, play)
+        return partial(with_growing_batches, schedule, config, folder, asked.observers, play)
+    return partial(in_stages, staged_run(stages, config, folder), asked.observers, play)
 
 
 def _stages_under_torchrun(
@@ -288,7 +321,7 @@ def _stages_under_torchrun(
                 parts, number, observed.claimed(job), observed.on_event, config.threads, config.gather_s
             )
             observed.skips_report = preempted or not last
-        return dataclasses.replace(observed.run(), preempted=preempted)
+        return replace(observed.run(), preempted=preempted)
 
     run = in_stages(staged, observers, play) if done is None else done
     if not run.preempted:
@@ -301,15 +334,7 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
-def _train_ensemble(
-    ensemble: Ensemble,
-    config: RunConfig,
-    out: str | Path | None,
-    resume: str | Path | None,
-    again: bool,
-    observers: Sequence[Observer],
-    start_method: str,
-) -> Run:
+def _train_ensemble(ensemble: Ensemble, asked: _Asked) -> Run:
     """Train networks side by side, and perhaps one that learns from them."""
     from polyrhythm.api.members import finished_ensemble, train_ensemble  # no other run pays for it
 
@@ -318,21 +343,16 @@ def _train_ensemble(
             "an ensemble starts its members' ranks itself: under torchrun train each member as a run of its own, with "
             "another --seed, and name them all to `polyrhythm evaluate`"
         )
-    folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
-    done = finished_ensemble(folder) if resume is not None else None
+    folder = asked.folder("ensemble")
+    done = asked.done(finished_ensemble(folder) if asked.resume is not None else None)
     if done is not None:
-        if not again:
-            raise all_done(folder, done.figures["epochs"])
         return done
 
     def student(place: Path, told: dict[str, Any]) -> Run | None:
-        return train(out=place, resume=AUTOMATIC, observers=observers, start_method=start_method, **told)
+        how: dict[str, Any] = {"observers": asked.observers, "start_method": asked.start_method}
+        return train(out=place, resume=AUTOMATIC, **how, **told)
 
-    return train_ensemble(ensemble, config, folder, observers, student)
-
-
-def _short_name(config: RunConfig) -> str:
-    return name_of(config.model).split("(")[0]
+    return train_ensemble(ensemble, asked.config, folder, asked.observers, student)
 
 
 def _check_importable(start_method: str) -> None:
@@ -398,16 +418,6 @@ def _resumed_config(folder: Path) -> Path:
     if not path.is_file():
         raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the one to resume")
     return path
-
-
-def _folder(name: str, config: RunConfig, out: str | Path | None, resume: str | Path | None) -> Path:
-    if resume is None:
-        if out is not None and is_silent():
-            return Path(out)  # which the rank that leads looks at, and may have begun to fill by now
-        return choose_folder(out, f"{name}-{_short_name(config)}")
-    if out is not None:
-        raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
-    return Path(resume)
 
 
 _PATIENT_S = 1800.0
@@ -509,7 +519,7 @@ def _train_here(
         preempted = run_restarting(observed.claimed(job), play, observed.on_event, restarts)
         observed.skips_report = preempted or not reports
     run = observed.run()
-    return dataclasses.replace(run, preempted=preempted and run.outcome == "interrupted")
+    return replace(run, preempted=preempted and run.outcome == "interrupted")
 
 
 _BYTES_A_NUMBER, _HEADER_BYTES = 4, 1 << 14  # of a file of weights
@@ -547,7 +557,7 @@ def _for_torchrun(job: Job, config: RunConfig) -> Job:
         )
     allow_descriptors(job.workers + job.traits.servers)
     tolerance = replace(job.fault_tolerance, restarts=0)
-    return dataclasses.replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
+    return replace(job, device=torchrun.device_of(job.device), fault_tolerance=tolerance)
 
 
 def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Observer]) -> Run | None:
@@ -567,7 +577,7 @@ def _train_under_torchrun(job: Job, config: RunConfig, observers: Sequence[Obser
             observed.claimed(job), observed.on_event, config.threads, admission, config.gather_s
         )
         observed.skips_report = preempted
-    return dataclasses.replace(observed.run(), preempted=preempted)
+    return replace(observed.run(), preempted=preempted)
 
 
 def _say_notices(event: Event) -> None:
