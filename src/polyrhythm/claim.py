@@ -86,6 +86,20 @@ class Unclaimed:
         """
         move(self.draft(path), path)
 
+    def write(self, path: Path, text: str) -> None:
+        """Write a text file whole or not at all; an existing one is replaced.
+
+        Raises:
+            Superseded: a later start has claimed the folder.
+            OSError: the file system refused.
+        """
+        draft = self.draft(path)
+        try:
+            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+            self.publish(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
     def remove(self, path: Path) -> None:
         """Remove a file, if it exists.
 

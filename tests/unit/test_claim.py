@@ -235,3 +235,26 @@ def test_a_log_is_written_again_where_it_was(tmp_path: Path) -> None:
     log.close()
     assert [event.time_s for event in read_events(folder / "events.jsonl")] == [1.0, 2.0]
     assert [event.time_s for event in read_events(tmp_path / "elsewhere" / "events.jsonl")] == [1.0]
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_text_is_written_whole_or_not_at_all(tmp_path: Path, claimed: bool) -> None:
+    own = claim(tmp_path) if claimed else UNCLAIMED
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        own.write(tmp_path / "taken", "text")
+    own.write(tmp_path / "file", "one")
+    own.write(tmp_path / "file", "two")
+    if claimed:
+        own.release()
+    assert (tmp_path / "file").read_text() == "two"
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["file", "taken"]
+
+
+def test_a_late_start_writes_no_text_over_its_successors(tmp_path: Path) -> None:
+    late = claim(tmp_path)
+    own = claim(tmp_path)
+    own.write(tmp_path / "file", "own")
+    with pytest.raises(Superseded):
+        late.write(tmp_path / "file", "late")
+    assert (tmp_path / "file").read_text() == "own"

@@ -38,7 +38,7 @@ from polyrhythm.api.observed_run import choose_folder, finished_run
 from polyrhythm.api.rehearsal import STRATEGIES
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.claim import claim
+from polyrhythm.claim import UNCLAIMED, claim
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
@@ -553,9 +553,7 @@ def write(comparison: Comparison, folder: Path, command: str) -> None:
         REPORT_FILE: render_comparison(comparison, folder, command),
     }
     for name, text in files.items():
-        draft = folder / f".{name}.draft"
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
-        draft.replace(folder / name)
+        UNCLAIMED.write(folder / name, text)
 
 
 def _make(

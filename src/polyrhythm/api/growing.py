@@ -15,6 +15,7 @@ from pathlib import Path
 
 from polyrhythm.api.observed_run import Run
 from polyrhythm.api.stages import Lasting, Play, epochs_done, refuse_together
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import BATCH_SCHEDULES, assemble
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
@@ -101,7 +102,8 @@ def with_growing_batches(
         )
         watching = [each if last else Lasting(each) for each in observers]
         if begun:  # before the first part there is nothing to remember, and no folder
-            _publish(path, schedule)
+            written = {"factors": schedule.factors, "gains": schedule.gains}
+            UNCLAIMED.write(path, json.dumps(written) + "\n")
         run = play(done, part, [*watching, measured], last)
         begun = True
         if run.outcome != "done" or last:
@@ -109,14 +111,6 @@ def with_growing_batches(
         done = end
     batches = [factor * batch for factor in schedule.factors]
     return replace(run, figures=run.figures | {"batches": batches, "batch_gains": list(schedule.gains)})
-
-
-def _publish(path: Path, schedule: Auto) -> None:
-    """Write down what was decided, whole or not at all."""
-    draft = path.with_name(f".{path.name}.draft")
-    told = {"factors": schedule.factors, "gains": schedule.gains}
-    draft.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    draft.replace(path)
 
 
 class _Noise:

@@ -92,9 +92,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     knowing = "" if file else ", with POLYRHYTHM_TOKEN in the environment"
     entrance.how = f"others may join at {entrance.address}: {command}{knowing}"
     told = {"address": str(entrance.address), "token_file": str(file) if file else None, "command": command}
-    claim = job.checkpointing.claim
-    claim.draft(folder / JOIN_FILE).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
-    claim.publish(folder / JOIN_FILE)
+    job.checkpointing.claim.write(folder / JOIN_FILE, json.dumps(told, indent=2) + "\n")
     try:
         yield entrance
     finally:

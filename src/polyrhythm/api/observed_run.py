@@ -400,8 +400,7 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
         write_recipe(config, own.draft(path))
         own.publish(path)
         text = json.dumps(_environment(config.threads or "a share of the cores", device), indent=2) + "\n"
-        own.draft(environment).write_text(text, encoding="utf-8")
-        own.publish(environment)
+        own.write(environment, text)
         return own
     except OSError as error:
         if own is not None:
@@ -428,8 +427,7 @@ def claimed_folder(folder: Path, threads: int, device: str) -> Claim:
     try:
         own = claim(folder, [])
         text = json.dumps(_environment(threads, device), indent=2) + "\n"
-        own.draft(path).write_text(text, encoding="utf-8")
-        own.publish(path)
+        own.write(path, text)
         return own
     except OSError as error:
         if own is not None:

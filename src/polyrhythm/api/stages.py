@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.api.observed_run import Run
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stage, Stages
@@ -128,7 +129,7 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
         over = [*over[:number], int(run.figures["epochs"])]
         _end_at_epoch(folder)
         told.append({"strategy": str(job.strategy), "epochs": over[-1] - (over[-2] if number else 0)})
-        (folder / STAGES_FILE).write_text(json.dumps({"epochs_done": over}) + "\n", encoding="utf-8")
+        UNCLAIMED.write(folder / STAGES_FILE, json.dumps({"epochs_done": over}) + "\n")
         if not follows(run.figures):
             break
     assert run is not None

@@ -103,13 +103,7 @@ def write_summary(folder: Path, log: Sequence[Any], summary: Summary, claim: Unc
         "tests": [{**vars(test.event), "images": test.images} for test in summary.tests],
         "losses": summary.losses,
     }
-    path = folder / SUMMARY_FILE
-    draft = claim.draft(path)
-    try:
-        draft.write_text(json.dumps(content) + "\n", encoding="utf-8", errors="backslashreplace")
-        claim.publish(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    claim.write(folder / SUMMARY_FILE, json.dumps(content) + "\n")
 
 
 def read_summary(folder: Path) -> Summary:

@@ -51,12 +51,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
     write_summary(folder, log, summary, claim)
     html = render(figures, folder, _config(folder), _environment(folder))
     path = folder / "report.html"
-    unfinished = claim.draft(path)
-    try:
-        unfinished.write_text(html, encoding="utf-8", errors="backslashreplace")
-        claim.publish(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    claim.write(path, html)
     return path
 
 

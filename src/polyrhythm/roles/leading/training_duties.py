@@ -873,8 +873,7 @@ class CheckpointCollector:
         claim = self.job.checkpointing.claim
         for name, text in texts.items():
             try:
-                claim.draft(folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-                claim.publish(folder / name)
+                claim.write(folder / name, text)
             except OSError as error:
                 said = f"{name} could not be written ({error.strerror or error})"
                 self._emitter.say(Notice(time_s=0, text=said))
