@@ -37,7 +37,7 @@ from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
 from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, finished_run, observed_run
-from polyrhythm.api.stages import StagedRun, in_stages, staged_run
+from polyrhythm.api.stages import Lasting, StagedRun, in_stages, staged_run
 from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import devices_from, model_maker, name_of
@@ -694,7 +694,7 @@ def staged_finetuning(
     observers: Sequence[Observer] = told.pop("observers")
     first = train(
         out=first_folder,
-        observers=[_Lasting(each) for each in observers],
+        observers=[Lasting(each) for each in observers],
         **told,
         **{**options, "freeze_epochs": None, "epochs": frozen_epochs},
     )
@@ -704,16 +704,3 @@ def staged_finetuning(
     return train(
         out=folder, observers=observers, **told, **{**options, **changed, "epochs": epochs - frozen_epochs}
     )
-
-
-class _Lasting:
-    """An observer that stays open at the end of the first run."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def on_event(self, event: Event) -> None:
-        self._observer.on_event(event)
-
-    def close(self) -> None:
-        """Do nothing: the second run follows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from polyrhythm.api.train import staged_finetuning
 from polyrhythm.config.recipe import configure
 from polyrhythm.errors import RequestError
+from polyrhythm.events import RunEnded
+from polyrhythm.reporting.event_log import Observer
 
 
 class _Trainer:
@@ -30,9 +33,9 @@ class _Trainer:
 
 class _Watcher:
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.seen: list[Any] = []
 
-    def on_event(self, event: str) -> None:
+    def on_event(self, event: Any) -> None:
         self.seen.append(event)
 
     def close(self) -> None:
@@ -62,6 +65,21 @@ def test_the_second_run_starts_from_the_first_with_norms_frozen_only() -> None:
     assert run is not None
     assert run.folder == Path("runs/x")
     assert watcher.seen == ["event", "event", "closed"]
+
+
+@pytest.mark.parametrize("outcome", ["interrupted", "failed"])
+def test_observers_hear_the_end_of_a_first_run_that_is_the_last(outcome: str) -> None:
+    watcher = _Watcher()
+
+    def trainer(*, observers: Sequence[Observer], out: Path, **_: Any) -> Any:
+        for observer in observers:
+            observer.on_event(RunEnded(time_s=1.0, outcome=outcome, result={}))
+            observer.close()
+        return SimpleNamespace(outcome=outcome, folder=out)
+
+    config = configure({"freeze": "body", "freeze_epochs": 2})
+    staged_finetuning(trainer, config, 5, Path("x"), observers=[watcher], start_method="fork")
+    assert [type(each).__name__ for each in watcher.seen] == ["RunEnded", "str"]
 
 
 def test_an_interrupted_first_run_is_the_last() -> None:
