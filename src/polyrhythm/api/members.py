@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import threading
 import time
@@ -33,7 +34,6 @@ from polyrhythm.api.evaluate import evaluate
 from polyrhythm.api.observed_run import Run, create_folder_for, discard_folder, finished_run
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.stages import Lasting
-from polyrhythm.claim import Claim
 from polyrhythm.config.assemble import assemble, draws, strategy_from
 from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, plain_values, read_run
@@ -127,7 +127,7 @@ def train_ensemble(
             assert taught is not None, "only ranks of torchrun have no run"
             if taught.outcome != "done":
                 return replace(taught, folder=folder)
-        return _over(config, folder, claim, runs, taught)
+        return _over(config, folder, runs, taught)
     except RequestError:
         if not existed and not any(folder.glob("member-*/events.jsonl")):
             discard_folder(folder)
@@ -195,7 +195,7 @@ def simulate_ensemble(
         known = None if any(price is None for price, _ in prices) else prices
         price = None if known is None else sum((each or 0.0) * seconds / 3600 for each, seconds in known)
         own = {"cluster": where.name, "hosts": len(held), "price": price}
-        return _over(config, folder, claim, runs, taught, simulated=own, learns=learns)
+        return _over(config, folder, runs, taught, simulated=own, learns=learns)
     except RequestError:
         if not runs:
             discard_folder(folder)
@@ -356,7 +356,6 @@ def _ended(folder: Path) -> Run:
 def _over(
     config: RunConfig,
     folder: Path,
-    claim: Claim,
     runs: Sequence[Run],
     taught: Run | None,
     *,
@@ -374,11 +373,22 @@ def _over(
         price = None if None in prices else sum(prices)  # type: ignore[arg-type]
         kept = {key: figures[key] for key in ("run", "strategy", "members", "ensemble")}
         figures = taught.figures | kept | {"seconds": seconds, "price": price}
-        shutil.copy2(taught.folder / MODEL_FILE, claim.draft(folder / MODEL_FILE))
-        claim.publish(folder / MODEL_FILE)
-    claim.write(folder / "report.html", render_ensemble(figures, student=taught is not None))
-    claim.write(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+        draft = _draft(folder / MODEL_FILE)
+        shutil.copy2(taught.folder / MODEL_FILE, draft)
+        draft.replace(folder / MODEL_FILE)
+    _publish(folder / "report.html", render_ensemble(figures, student=taught is not None))
+    _publish(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
     return Run(folder, "done", figures)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.draft")
+
+
+def _publish(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    _draft(path).write_text(text, encoding="utf-8")
+    _draft(path).replace(path)
 
 
 def _of_all(

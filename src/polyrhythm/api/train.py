@@ -107,17 +107,16 @@ def train(
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
-        asked = _Asked(config, out, resume, again, observers, start_method)
         ensemble = Ensemble.parse(str(config.strategy))
         if ensemble is not None:
-            return _train_ensemble(ensemble, asked)
+            return _train_ensemble(ensemble, config, out, resume, again, observers, start_method)
         refuse_distill(config)
         if started_by_torchrun() and _left_to_start(config) is not None:
             raise RequestError(
                 "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
                 "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
             )
-        asked, choice = _decided(asked)
+        asked, choice = _decided(_Asked(config, out, resume, again, observers, start_method))
         asked = _with_copies(asked)
         stages = Stages.parse(str(asked.config.strategy))
         parts = None
@@ -189,7 +188,7 @@ class _Asked:
         if self.resume is None:
             if self.out is not None and is_silent():
                 return Path(self.out)  # which the rank that leads looks at, and may have begun to fill by now
-            return choose_folder(self.out, f"{name}-{name_of(self.config.model).split('(')[0]}")
+            return choose_folder(self.out, f"{name}-{_short_name(self.config)}")
         if self.out is not None:
             raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
         return Path(self.resume)
@@ -334,7 +333,15 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
-def _train_ensemble(ensemble: Ensemble, asked: _Asked) -> Run:
+def _train_ensemble(
+    ensemble: Ensemble,
+    config: RunConfig,
+    out: str | Path | None,
+    resume: str | Path | None,
+    again: bool,
+    observers: Sequence[Observer],
+    start_method: str,
+) -> Run:
     """Train networks side by side, and perhaps one that learns from them."""
     from polyrhythm.api.members import finished_ensemble, train_ensemble  # no other run pays for it
 
@@ -343,16 +350,21 @@ def _train_ensemble(ensemble: Ensemble, asked: _Asked) -> Run:
             "an ensemble starts its members' ranks itself: under torchrun train each member as a run of its own, with "
             "another --seed, and name them all to `polyrhythm evaluate`"
         )
-    folder = asked.folder("ensemble")
-    done = asked.done(finished_ensemble(folder) if asked.resume is not None else None)
+    folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
+    done = finished_ensemble(folder) if resume is not None else None
     if done is not None:
+        if not again:
+            raise all_done(folder, done.figures["epochs"])
         return done
 
     def student(place: Path, told: dict[str, Any]) -> Run | None:
-        how: dict[str, Any] = {"observers": asked.observers, "start_method": asked.start_method}
-        return train(out=place, resume=AUTOMATIC, **how, **told)
+        return train(out=place, resume=AUTOMATIC, observers=observers, start_method=start_method, **told)
 
-    return train_ensemble(ensemble, asked.config, folder, asked.observers, student)
+    return train_ensemble(ensemble, config, folder, observers, student)
+
+
+def _short_name(config: RunConfig) -> str:
+    return name_of(config.model).split("(")[0]
 
 
 def _check_importable(start_method: str) -> None:
