@@ -7,12 +7,12 @@ while its invariants are checked.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,7 +29,7 @@ from polyrhythm.api.observed_run import (
     observed_run_in,
 )
 from polyrhythm.api.stages import in_stages, staged_run
-from polyrhythm.config.assemble import assemble, optimizer_from, strategy_from
+from polyrhythm.config.assemble import assemble, opened, optimizer_from, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import name_of
@@ -37,7 +37,6 @@ from polyrhythm.config.recipe import configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.off import Off
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.events import Event, Notice, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import computing_with
@@ -121,16 +120,40 @@ def simulate(
     where = described_cluster(cluster, step_time, faults)
     if step_time is None:
         where = paced_for(where, config)
+    asked = _Asked(where, config, gradients == "real", steps, check, out, observers)
     ensemble = Ensemble.parse(str(config.strategy))
     if ensemble is not None:
-        return _simulate_ensemble(
-            ensemble, where, config, step_time is None, (gradients, steps, check), out, observers
-        )
+        return _simulate_ensemble(ensemble, asked, paced=step_time is None)
     refuse_distill(config)
-    config, foreseen = with_stages_settled(where, config)
-    if gradients == "none":
-        return _dry_run(where, config, steps, check, out, observers, foreseen)
-    return _train(where, config, out, observers, foreseen)
+    return _simulate(asked)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `simulate` is asked to do.
+
+    Attributes:
+        where: the cluster.
+        config: of the run.
+        learns: whether there are gradients; else it is a dry run.
+        steps: as for `simulate`.
+        check: likewise.
+        out: likewise.
+        observers: likewise.
+    """
+
+    where: Cluster
+    config: RunConfig
+    learns: bool
+    steps: int | None
+    check: bool
+    out: str | Path | None
+    observers: Sequence[Observer]
+
+    def folder(self, strategy: str) -> Path:
+        """Return the folder of the run; one that was not named has this strategy's, the network's and cluster's name."""
+        model = name_of(self.config.model).split("(")[0]
+        return choose_folder(self.out, f"{strategy}-{model}-{self.where.name}")
 
 
 def described_cluster(
@@ -221,9 +244,7 @@ def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, O
     if not isinstance(strategy, HasStages):
         return config, None
     strategy.check(config.workers)
-    dataset = open_data(
-        config.data, image_size=config.image_size, scale=config.scale, skip_unreadable=config.skip_unreadable
-    )
+    dataset = opened(config)
     model = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
     made = optimizer_from(config, strategy).create(
         [each for each in model.parameters() if each.requires_grad]
@@ -285,77 +306,61 @@ _DRAWS = 200
 
 
 def _multiply_adds(config: RunConfig) -> float:
-    dataset = open_data(
-        config.data,
-        image_size=config.image_size,
-        scale=config.scale,
-        skip_unreadable=config.skip_unreadable,
-    )
+    dataset = opened(config)
     shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
     return step_multiply_adds(shapes, dataset.image_shape, config.worker_batch)
 
 
-def _train(
-    where: Cluster,
-    config: RunConfig,
-    out: str | Path | None,
-    observers: Sequence[Observer],
-    foreseen: Outlook | None = None,
-) -> Run:
+def _simulate(asked: _Asked) -> Run:
+    """Simulate one network's run."""
+    config, foreseen = with_stages_settled(asked.where, asked.config)
+    asked = replace(asked, config=config)
+    if not asked.learns:
+        return _dry_run(asked, foreseen)
     stages = Stages.parse(str(config.strategy))
     if stages is not None or by_noise(config) is not None:
-        return _train_in_stages(stages, where, config, out, observers)
+        return _train_in_stages(stages, asked)
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
-    folder = _folder(out, job.strategy.name, config, where)
-    job = dataclasses.replace(job, checkpointing=dataclasses.replace(job.checkpointing, folder=folder))
-    return _play(laid_out(where, job), job, config, observers, foreseen=foreseen)
+    folder = asked.folder(job.strategy.name)
+    job = replace(job, checkpointing=replace(job.checkpointing, folder=folder))
+    return _play(laid_out(asked.where, job), job, config, asked.observers, foreseen=foreseen)
 
 
-def _simulate_ensemble(
-    ensemble: Ensemble,
-    where: Cluster,
-    config: RunConfig,
-    paced: bool,
-    how: tuple[str, int | None, bool],
-    out: str | Path | None,
-    observers: Sequence[Observer],
-) -> Run:
-    """Simulate networks side by side, and perhaps one that learns from them; `how` is gradients, steps and check."""
-    gradients, steps, check = how
-    folder = _folder(out, "ensemble", config, where)
-    learns = gradients == "real"
-    if not learns:  # of a recipe for training
+def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run:
+    """Simulate networks side by side, and perhaps one that learns from them.
+
+    Args:
+        ensemble: the networks.
+        asked: of all of them.
+        paced: whether steps take as long as the network of `asked` needs.
+    """
+    config, folder = asked.config, asked.folder("ensemble")
+    if not asked.learns:  # of a recipe for training
         config = config.model_copy(update={"distill": None})
 
     def play(part: Cluster, member: RunConfig, place: Path, watching: Sequence[Observer]) -> Run:
         if paced and member.model != config.model:
             part = paced_for(part, member)
-        member, foreseen = with_stages_settled(part, member)
-        if learns:
-            return _train(part, member, place, watching, foreseen)
-        return _dry_run(part, member, steps, check, place, watching, foreseen)
+        return _simulate(replace(asked, where=part, config=member, out=place, observers=watching))
 
-    return simulate_ensemble(ensemble, where, config, folder, observers, play, learns=learns)
+    return simulate_ensemble(
+        ensemble, asked.where, config, folder, asked.observers, play, learns=asked.learns
+    )
 
 
-def _train_in_stages(
-    stages: Stages | None,
-    where: Cluster,
-    config: RunConfig,
-    out: str | Path | None,
-    observers: Sequence[Observer],
-) -> Run:
+def _train_in_stages(stages: Stages | None, asked: _Asked) -> Run:
     """Train with one strategy after the other, or where there are none with batches that grow by noise.
 
     Raises:
         RequestError: the cluster says at what times something happens, which every stage counts from its own start.
     """
+    where, config = asked.where, asked.config
     if where.faults or where.passing_slowness:
         raise RequestError(
             f"faults and passing slowness of cluster {where.name} name times of one strategy's run, and stages are "
             "several: leave them out"
         )
-    folder = _folder(out, "stages" if stages is not None else "growing", config, where)
+    folder = asked.folder("stages" if stages is not None else "growing")
     spent: list[tuple[float, float | None]] = []  # seconds so far, and their price
 
     def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
@@ -367,8 +372,8 @@ def _train_in_stages(
     if stages is None:
         schedule = by_noise(config)
         assert schedule is not None, "there is one of both"
-        return with_growing_batches(schedule, config, folder, observers, play)
-    return in_stages(staged_run(stages, config, folder), observers, play)
+        return with_growing_batches(schedule, config, folder, asked.observers, play)
+    return in_stages(staged_run(stages, config, folder), asked.observers, play)
 
 
 def _play(
@@ -400,21 +405,14 @@ def _play(
     return observed.run()
 
 
-def _dry_run(
-    where: Cluster,
-    config: RunConfig,
-    steps: int | None,
-    check: bool,
-    out: str | Path | None,
-    observers: Sequence[Observer],
-    foreseen: Outlook | None = None,
-) -> Run:
+def _dry_run(asked: _Asked, foreseen: Outlook | None) -> Run:
+    config, steps = asked.config, asked.steps
     dry_run, images = assemble_dry_run(config, steps)
-    if check:
+    if asked.check:
         dry_run = _in_equal_parts(dry_run)
-    layout = laid_out(where, dry_run)
-    trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=check)
-    folder = _folder(out, dry_run.strategy.name, config, where)
+    layout = laid_out(asked.where, dry_run)
+    trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=asked.check)
+    folder = asked.folder(dry_run.strategy.name)
 
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)
@@ -425,7 +423,7 @@ def _dry_run(
     if steps is not None:
         known["epochs"] = round(steps * config.workers * config.worker_batch / images, 3)
     claim = create_folder_for(folder, config, "none")
-    with computing_with(1), observed_run_in(folder, config, observers, claim) as observed:
+    with computing_with(1), observed_run_in(folder, config, asked.observers, claim) as observed:
         _say_whether_compression_pays(layout, dry_run, dry_run.sizes.shapes, dry_run.sizes.dtype, observed)
         _played(layout, folder, observed, play, known, foreseen=foreseen)
     return observed.run()
@@ -454,7 +452,7 @@ def _in_equal_parts(dry_run: DryRun) -> DryRun:
         raise RequestError(
             f"invariants are checked on gradients of equal batches: leave --balance {dry_run.balance} out"
         )
-    return dataclasses.replace(dry_run, balance=Off())
+    return replace(dry_run, balance=Off())
 
 
 def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
@@ -475,11 +473,6 @@ def laid_out(where: Cluster, what: Job | DryRun) -> Layout:
     for fault in where.faults:
         fault.check(layout)
     return layout
-
-
-def _folder(out: str | Path | None, strategy: str, config: RunConfig, where: Cluster) -> Path:
-    model = name_of(config.model).split("(")[0]
-    return choose_folder(out, f"{strategy}-{model}-{where.name}")
 
 
 def _played(
@@ -548,7 +541,7 @@ class ClusterFigures:
         if isinstance(event, RunEnded):
             self._say_where_the_timeline_ends(event.time_s)
             stages = {} if self._foreseen is None else {"pipeline": self._foreseen.to_json()}
-            event = dataclasses.replace(
+            event = replace(
                 event, result={**event.result, **stages, **self._figures(event.result)}
             )
         self._emit(event)

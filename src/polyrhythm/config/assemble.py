@@ -383,15 +383,20 @@ class _Rules:
         )
 
 
-def data_of(config: RunConfig) -> Dataset:
-    """Open the data of a run; raise `RequestError` where there are fewer training images than workers."""
-    dataset = open_data(
+def opened(config: RunConfig) -> Dataset:
+    """Open the data of a run."""
+    return open_data(
         config.data,
         image_size=config.image_size,
         scale=config.scale,
         skip_unreadable=config.skip_unreadable,
         pixels=config.pixels,
     )
+
+
+def data_of(config: RunConfig) -> Dataset:
+    """Open the data of a run; raise `RequestError` where there are fewer training images than workers."""
+    dataset = opened(config)
     if config.workers > len(dataset.train):
         raise RequestError(
             f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"

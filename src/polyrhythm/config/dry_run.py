@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyrhythm.config.assemble import balance_from, check_length, draws, strategy_from, warn_of_cut
+from polyrhythm.config.assemble import (
+    balance_from,
+    check_length,
+    draws,
+    opened,
+    strategy_from,
+    warn_of_cut,
+)
 from polyrhythm.config.model import name_of
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.dealing import images_dealt, steps_per_epoch
-from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 from polyrhythm.partition.cut import cut
@@ -103,12 +109,7 @@ def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRu
     """
     strategy = strategy_from(config.strategy, config.compress)
     strategy.check(config.workers)
-    dataset = open_data(
-        config.data,
-        image_size=config.image_size,
-        scale=config.scale,
-        skip_unreadable=config.skip_unreadable,
-    )
+    dataset = opened(config)
     images = len(dataset.train)
     if steps is None and config.workers > images:
         raise RequestError(
