@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.claim import UNCLAIMED, claim
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
-from polyrhythm.config.recipe import configure, read_recipe
+from polyrhythm.config.recipe import as_command, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -150,25 +149,18 @@ class Plan:
         """Return the command that makes the same comparison."""
         if self.asked:
             return self.asked
-        words = ["polyrhythm", "compare", "--strategies", "; ".join(self.strategies)]
-        words += ["--workers", ",".join(map(str, self.workers)), "--seeds", str(len(self.seeds))]
-        if self.grid:
-            words += [
-                "--grid",
-                "; ".join(f"{key}={','.join(map(str, each))}" for key, each in self.grid.items()),
-            ]
-        if self.until:
-            words += ["--until", self.until]
-        if self.tune:
-            words += ["--tune", self.tune, "--trials", str(self.trials)]
-        for key, value in {**self.simulation, **self.options}.items():
-            if value is True:
-                words.append(f"--{key.replace('_', '-')}")
-            elif value not in (None, False):
-                words += [f"--{key.replace('_', '-')}", str(value)]
-        if self.seeds[0]:
-            words += ["--first-seed", str(self.seeds[0])]
-        return shlex.join(words)
+        grid = "; ".join(f"{key}={','.join(map(str, each))}" for key, each in self.grid.items())
+        own = {
+            "strategies": "; ".join(self.strategies),
+            "workers": ",".join(map(str, self.workers)),
+            "seeds": len(self.seeds),
+            "grid": grid or None,
+            "until": self.until or None,
+            "tune": self.tune or None,
+            "trials": self.trials if self.tune else None,
+            "first_seed": self.seeds[0] or None,
+        }
+        return as_command(["compare"], {**own, **self.simulation, **self.options})
 
 
 def compare(

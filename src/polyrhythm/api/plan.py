@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_serve
 from polyrhythm.api.simulate import laid_out
 from polyrhythm.config.assemble import default_optimizer, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
-from polyrhythm.config.recipe import configure
+from polyrhythm.config.recipe import as_command, configure
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
@@ -210,12 +209,13 @@ def plan(
     Raises:
         RequestError: the request is wrong, nothing reaches the target, or nothing does within budget and deadline.
     """
-    goal = Target.parse(target)
     where = open_cluster(cluster)
     rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
     rented = machines_of(where) if rented == ["all"] else rented
     elsewhere = [with_machine(where, name) for name in rented]
-    _check([where, *elsewhere], budget, deadline_s, optimise, trials, trial_epochs, options)
+    wanted = _Wanted(Target.parse(target), budget, deadline_s, optimise)
+    wanted.check([where, *elsewhere])
+    _check(trials, trial_epochs, options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
         raise RequestError(
             f"cluster {where.name} does not say how step times grow with the batch: leave --batch-sizes out, or take a "
@@ -251,7 +251,7 @@ def plan(
     if trial_epochs is not None:
         # A schedule that ends with the trial would have its tests flatten before their time.
         common |= {"epochs": trial_epochs, "schedule": options.get("schedule", "constant")}
-    asked = _command("plan", {"cluster": cluster, "target": target, **options})
+    asked = as_command(["plan"], {"cluster": cluster, "target": target, **options})
     trainings = Trials(
         strategies=[],
         workers=[],
@@ -271,36 +271,68 @@ def plan(
         next((of_folder[name] for name in names[start : start + seeds] if name in of_folder), None)
         for start in range(0, len(names), seeds)
     ]
-    return _ranked(
-        done, tried, rows, found, refused, where_priced, goal, budget, deadline_s, optimise, common
-    )
+    trained = list(zip(tried, rows, strict=True))
+    return _ranked(done, trained, found, refused, where_priced, wanted, common)
 
 
-def _check(
-    clusters: Sequence[Cluster],
-    budget: float | None,
-    deadline_s: float | None,
-    optimise: str | None,
-    trials: int,
-    trial_epochs: int | None,
-    options: Mapping[str, Any],
-) -> None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What a plan is for.
+
+    Attributes:
+        goal: that is to be reached.
+        budget: in the currency of the prices; None: any.
+        deadline_s: seconds; None: any.
+        optimise: `time` or `money`; None: money where only a deadline is given.
+    """
+
+    goal: Target
+    budget: float | None
+    deadline_s: float | None
+    optimise: str | None
+
+    def check(self, clusters: Sequence[Cluster]) -> None:
+        """Refuse what cannot be wanted, or not on these clusters.
+
+        Raises:
+            RequestError: so it is.
+        """
+        if self.optimise not in (None, "time", "money"):
+            raise RequestError(f"optimise is time or money (given {self.optimise!r})")
+        for name, value in (("budget", self.budget), ("deadline", self.deadline_s)):
+            if value is not None and not value > 0:
+                raise RequestError(f"{name} must be above 0 (given {value:g})")
+        priced = any(kind.price_per_hour is not None for where in clusters for kind in where.hosts)
+        if not priced and (self.budget is not None or self.optimise == "money"):
+            raise RequestError(
+                f"cluster {clusters[0].name} has no prices, so nothing is known of money: give its hosts a "
+                "price_per_hour"
+            )
+
+    @property
+    def for_money(self) -> bool:
+        """Whether the cheapest is the best; else the fastest."""
+        by_default = self.deadline_s is not None and self.budget is None
+        return self.optimise == "money" or (self.optimise is None and by_default)
+
+    def allows(self, choice: Choice) -> bool:
+        """Whether a choice keeps to budget and deadline."""
+        within = self.deadline_s is None or choice.seconds[0] <= self.deadline_s
+        return within and (self.budget is None or (choice.price is not None and choice.price <= self.budget))
+
+    def limits(self, currency: str) -> str:
+        """Return budget and deadline in words; empty without."""
+        limits = [] if self.budget is None else [f"{self.budget:g} {currency}".strip()]
+        return " and ".join(limits + ([] if self.deadline_s is None else [duration(self.deadline_s)]))
+
+
+def _check(trials: int, trial_epochs: int | None, options: Mapping[str, Any]) -> None:
     refuse_real_only(options)
     for key in ("strategy", "workers", "until", "seed"):
         if key in options:
             raise RequestError(f"plan finds the strategy and its workers itself: leave --{key} out")
-    if optimise not in (None, "time", "money"):
-        raise RequestError(f"optimise is time or money (given {optimise!r})")
-    for name, value in (("budget", budget), ("deadline", deadline_s)):
-        if value is not None and not value > 0:
-            raise RequestError(f"{name} must be above 0 (given {value:g})")
     if trials < 1 or (trial_epochs is not None and trial_epochs < 1):
         raise RequestError("trials and trial-epochs must be at least 1")
-    priced = any(kind.price_per_hour is not None for where in clusters for kind in where.hosts)
-    if not priced and (budget is not None or optimise == "money"):
-        raise RequestError(
-            f"cluster {clusters[0].name} has no prices, so nothing is known of money: give its hosts a price_per_hour"
-        )
 
 
 def _numbers(where: Cluster, workers: Sequence[int] | None) -> list[int]:
@@ -454,20 +486,16 @@ def compressed_candidates(
 
 def _ranked(
     done: Compared,
-    tried: Sequence[Candidate],
-    rows: Sequence[Row | None],
+    trained: Sequence[tuple[Candidate, Row | None]],
     found: Sequence[Candidate],
     refused: dict[str, str],
     where: Cluster,
-    goal: Target,
-    budget: float | None,
-    deadline_s: float | None,
-    optimise: str | None,
+    wanted: _Wanted,
     options: Mapping[str, Any],
 ) -> Plan:
     assert done.folder is not None
-    every = []
-    for each, row in zip(tried, rows, strict=True):
+    goal, every = wanted.goal, []
+    for each, row in trained:
         if row is None:
             refused.setdefault(each.name, "its trials did not start")
             continue
@@ -475,23 +503,15 @@ def _ranked(
     reaching = [each for each in every if math.isfinite(each.seconds[0])]
     if not reaching:
         raise RequestError(_nothing(goal, done))
-    for_money = optimise == "money" or (optimise is None and deadline_s is not None and budget is None)
-    if all(each.price is None for each in reaching):
-        for_money = False
+    for_money = wanted.for_money and any(each.price is not None for each in reaching)
 
     def cost(choice: Choice) -> tuple[float, float]:
         price = math.inf if choice.price is None else choice.price
         return (price, choice.seconds[0]) if for_money else (choice.seconds[0], price)
 
-    def allowed(choice: Choice) -> bool:
-        within = deadline_s is None or choice.seconds[0] <= deadline_s
-        return within and (budget is None or (choice.price is not None and choice.price <= budget))
-
-    choices = sorted(filter(allowed, reaching), key=cost)
-    limits = [f"{budget:g} {where.currency}".strip()] if budget is not None else []
-    limits += [duration(deadline_s)] if deadline_s is not None else []
+    choices, limits = sorted(filter(wanted.allows, reaching), key=cost), wanted.limits(where.currency)
     if not choices:
-        raise RequestError(too_little(goal, " and ".join(limits), reaching, where.currency))
+        raise RequestError(too_little(goal, limits, reaching, where.currency))
     made = Plan(
         folder=done.folder,
         cluster=where.name,
@@ -503,7 +523,7 @@ def _ranked(
         pareto=pareto_choices(choices),
         refused=refused,
         for_money=for_money,
-        allowed=" and ".join(limits),
+        allowed=limits,
     )
     (done.folder / PLAN_JSON).write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="utf-8")
     return made
@@ -564,7 +584,7 @@ def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, 
         price=price,
         reached=len(reached),
         trials=len(row.runs),
-        command=_command("train", told),
+        command=as_command(["train"], told),
     )
 
 
@@ -624,13 +644,3 @@ def _between(values: tuple[float, float, float], write: Callable[[float], str]) 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _command(verb: str, options: Mapping[str, Any]) -> str:
-    words = ["polyrhythm", verb]
-    for key, value in options.items():
-        if value is True:
-            words.append(f"--{key.replace('_', '-')}")
-        elif value not in (None, False):
-            words += [f"--{key.replace('_', '-')}", str(value)]
-    return shlex.join(words)

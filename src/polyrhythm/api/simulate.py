@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from polyrhythm.config.assemble import assemble, opened, optimizer_from, strateg
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import name_of
-from polyrhythm.config.recipe import configure, read_recipe
+from polyrhythm.config.recipe import as_command, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, RunOptions, refuse_real_only
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.off import Off
@@ -638,21 +637,11 @@ def try_strategy(
     }
     said |= {"step_time": step_time, **options}
 
+    words = ["simulate", *([] if recipe is None else [str(recipe)]), "--gradients", "none", "--check"]
+
     def command(seed: int, tried: str) -> str:
-        return _command(recipe, {**said, "faults": tried or None, "seed": seed})
+        return as_command(words, {**said, "faults": tried or None, "seed": seed})
 
     trial = Trial(layout=layout, dry_run=dry_run, faults=given, command=command)
     with computing_with(1):
         return try_seeds(trial, range(config.seed, config.seed + seeds), on_failure=on_failure)
-
-
-def _command(recipe: str | Path | None, options: dict[str, Any]) -> str:
-    """Return the command that repeats one seed; a cluster or strategy object is given by its name."""
-    words = ["polyrhythm", "simulate", *([str(recipe)] if recipe is not None else [])]
-    words += ["--gradients", "none", "--check"]
-    for key, value in options.items():
-        if value is True:
-            words.append(f"--{key.replace('_', '-')}")
-        elif value is not None and value is not False:
-            words += [f"--{key.replace('_', '-')}", str(value)]
-    return shlex.join(words)

@@ -46,7 +46,7 @@ from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import measured_time
 from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, as_command, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -154,14 +154,14 @@ class SearchPlan:
 
     def command(self) -> str:
         """Return the command that makes the same search, given the space as a file."""
-        words = ["polyrhythm", "tune", "SPACE.yaml", "--method", self.method, "--budget", f"'{self.budget}'"]
-        words += ["--goal", self.goal] if self.goal != "top1" else []
-        words += ["--prune", self.prune] if self.prune != "none" else []
-        words += ["--seed", str(self.seed)] if self.seed else []
-        for key, value in {**self.simulation, **self.options}.items():
-            if value not in (None, False):
-                words += [f"--{key.replace('_', '-')}", *([] if value is True else [f"'{value}'"])]
-        return " ".join(words)
+        own = {
+            "method": self.method,
+            "budget": self.budget,
+            "goal": None if self.goal == "top1" else self.goal,
+            "prune": None if self.prune == "none" else self.prune,
+            "seed": self.seed or None,
+        }
+        return as_command(["tune", "SPACE.yaml"], {**own, **self.simulation, **self.options})
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def read_run(path: Path) -> dict[str, Any]:
         RequestError: as `read_recipe`.
     """
     return {"deal": "fixed"} | read_recipe(path)
+
+
+def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
+    """Return a command of `polyrhythm`, to be pasted into a shell.
+
+    Args:
+        words: the verb, and what follows it.
+        options: by their keys; those that are None or False are left out.
+    """
+    said = ["polyrhythm", *words]
+    for key, value in options.items():
+        if value is not None and value is not False:
+            said += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return shlex.join(said)
 
 
 _HOW_LONG = ("epochs", "updates")

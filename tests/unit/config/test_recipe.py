@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from torch import nn
 
-from polyrhythm.config.recipe import configure, read_recipe, write_recipe
+from polyrhythm.config.recipe import as_command, configure, read_recipe, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.training.optimizers.sgd import SGD
@@ -108,3 +109,10 @@ def test_every_field_says_what_it_is() -> None:
     for name, info in RunConfig.model_fields.items():
         assert info.description, name
         assert info.description.endswith("."), name
+
+
+def test_a_command_has_every_option_that_is_set_and_can_be_pasted() -> None:
+    options = {"batch_size": 8, "notice_s": 0, "drop_last": True, "listen": None, "timings": False}
+    text = as_command(["train", "my recipe.yaml"], options | {"strategy": 'stages("easgd; ssp")'})
+    said = ["--batch-size", "8", "--notice-s", "0", "--drop-last", "--strategy", 'stages("easgd; ssp")']
+    assert shlex.split(text) == ["polyrhythm", "train", "my recipe.yaml", *said]
