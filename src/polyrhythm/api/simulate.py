@@ -150,7 +150,7 @@ class _Asked:
     observers: Sequence[Observer]
 
     def folder(self, strategy: str) -> Path:
-        """Return the folder of the run; one that was not named has this strategy's, the network's and cluster's name."""
+        """Return the folder of the run; a new one is named by the strategy, the network and the cluster."""
         model = name_of(self.config.model).split("(")[0]
         return choose_folder(self.out, f"{strategy}-{model}-{self.where.name}")
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.options import Json
+from polyrhythm.cli.options import Json, names_in
 from polyrhythm.cli.output import print_json
 from polyrhythm.errors import RequestError
 
@@ -50,7 +50,7 @@ def augment(
         )
     names = None
     if corruptions is not None:
-        names = [] if corruptions == "all" else [name.strip() for name in corruptions.split(",")]
+        names = [] if corruptions == "all" else names_in(corruptions)
     found = sheet(
         chain, preview, data=data, pictures=pictures, variants=variants, seed=seed, corruptions=names
     )

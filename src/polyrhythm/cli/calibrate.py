@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Json
+from polyrhythm.cli.options import Json, names_in
 from polyrhythm.cli.output import print_json, print_table
 
 
@@ -43,7 +43,7 @@ def calibrate(
     found = calibrated(
         cluster=cluster,
         throughput=throughput,
-        unknowns=[name.strip() for name in fit.split(",") if name.strip()],
+        unknowns=names_in(fit),
         model=model,
         data=data,
         batch_size=batch_size,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.options import Json, numbers, with_run_options
+from polyrhythm.cli.output import print_json, print_table, tell
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml
 
@@ -94,7 +93,7 @@ def compare(
             plan = comparing.plan(
                 given[0] if given else None,
                 strategies=strategies or ("" if cluster is None else STRATEGIES),
-                workers=_numbers(workers),
+                workers=numbers("--workers", workers, int, "1,2,4"),
                 seeds=seeds,
                 first_seed=first_seed,
                 grid=_grid(grid),
@@ -104,18 +103,14 @@ def compare(
                 simulation=simulation,
                 options=options,
             )
-        done = comparing.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=_tell)
+        done = comparing.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=tell)
     if json:
         print_json(done.comparison.to_json())
     else:
         _say(done.folder, done.comparison)
     if done.interrupted:
-        print(f"interrupted; go on with: polyrhythm compare --resume {done.folder}", file=sys.stderr)
+        tell(f"interrupted; go on with: polyrhythm compare --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _say(folder: Path | None, comparison: Any) -> None:
@@ -130,15 +125,6 @@ def _say(folder: Path | None, comparison: Any) -> None:
         print(f"note: {text}")
     if folder is not None:
         print(f"report      {folder}/report.html")
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(
-            f"workers must be numbers with commas between, as in 1,2,4 (given {text!r})"
-        ) from None
 
 
 def _grid(text: str | None) -> dict[str, list[Any]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData, whole_numbers
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData, names_in, numbers
 from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 
@@ -60,9 +60,9 @@ def evaluate(
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
     how: dict[str, Any] = {"batch_size": batch_size, "dense": dense, "ten_crop": ten_crop, "flip": flip}
-    how |= {"scales": whole_numbers("--scales", scales), "best": best, "greedy": greedy}
+    how |= {"scales": numbers("--scales", scales, int, "224,256"), "best": best, "greedy": greedy}
     how["calibrate"] = calibrate
-    changes = {"images": images, "kinds": _names(kinds), "plot": plot}
+    changes = {"images": images, "kinds": names_in(kinds), "plot": plot}
     if robustness:
         _refuse(how, "is not for --robustness, which shows pictures as in training: leave one of them out")
         show_robustness(weights, request | _given(changes), as_json=json)
@@ -79,10 +79,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _refuse(options: dict[str, Any], why: str) -> None:
     for name in _given(options):
         raise RequestError(f"--{name.replace('_', '-')} {why}")
-
-
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def _test(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:

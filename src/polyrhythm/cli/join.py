@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from polyrhythm.cli.output import tell
+
 RUN_FAILED = 1
 
 
@@ -35,7 +37,7 @@ def join(
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
     guest = enter_run(address, token_file=token_file, data=data, device=device)
-    print(f"joins as {guest.name}", file=sys.stderr, flush=True)
+    tell(f"joins as {guest.name}")
     try:
         status = guest.work(complain, threads)
     except PolyrhythmError as error:

@@ -6,7 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,14 +27,21 @@ Scales = Annotated[
     str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
 ]
 """Options of several verbs."""
+Number = TypeVar("Number", int, float)
 
 
-def whole_numbers(option: str, text: str | None) -> list[int]:
-    """Return the numbers of a list such as 224,256; raise `RequestError` where it is none."""
+def numbers(option: str, text: str | None, kind: type[Number], example: str) -> list[Number]:
+    """Return the numbers of a list with commas between; raise `RequestError` where it is none."""
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return [] if text is None else [kind(part) for part in text.split(",")]
     except ValueError:
-        raise RequestError(f"{option} {text!r} is not a list of whole numbers: write 224,256") from None
+        what = "whole numbers" if kind is int else "numbers"
+        raise RequestError(f"{option} {text!r} is not a list of {what}: write {example}") from None
+
+
+def names_in(text: str | None) -> list[str]:
+    """Return the names of a list with commas between."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def with_run_options(

@@ -15,6 +15,11 @@ UNBROKEN = ("name", "paper", "strategy", "layer")
 JSON_HELP = "Print exactly one JSON object on standard output."
 
 
+def tell(text: str) -> None:
+    """Print a line about what is going on, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON object (or list), and nothing else."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.options import Json, numbers, with_run_options
+from polyrhythm.cli.output import print_json, print_table, tell
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
@@ -75,9 +74,9 @@ def plan(
         cluster=cluster,
         target=target,
         strategies=CONSIDERED if strategies is None else strategies,
-        workers=None if workers is None else _list(workers, int, "workers"),
-        batch_sizes=() if batch_sizes is None else _list(batch_sizes, int, "batch-sizes"),
-        rates=() if rates is None else _list(rates, float, "rates"),
+        workers=None if workers is None else numbers("--workers", workers, int, "1,2,4"),
+        batch_sizes=numbers("--batch-sizes", batch_sizes, int, "32,64"),
+        rates=numbers("--rates", rates, float, "0.01,0.05"),
         compressors=compressors,
         machines=machines,
         budget=money,
@@ -89,7 +88,7 @@ def plan(
         trial_epochs=trial_epochs,
         out=out,
         jobs=jobs,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
+        tell=tell,
         **options,
     )
     if json:
@@ -137,13 +136,6 @@ def _say(found: Plan) -> None:
         print("price       not known: the cluster's hosts have no price_per_hour")
     print(f"report      {found.folder}/report.html")
     print(f"run it      {found.choices[0].command}")
-
-
-def _list(text: str, kind: Any, name: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(f"{name} must be numbers with commas between (given {text!r})") from None
 
 
 def _money(text: str | None) -> tuple[float | None, str]:

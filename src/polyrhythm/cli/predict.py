@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, whole_numbers
+from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, numbers
 from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 
@@ -55,7 +55,7 @@ def predict(
 ) -> None:
     """Name what pictures show: the likeliest classes, with their probabilities."""
     given: dict[str, Any] = {"data": data, "model": model, "dense": dense, "ten_crop": ten_crop, "flip": flip}
-    given["scales"] = whole_numbers("--scales", scales)
+    given["scales"] = numbers("--scales", scales, int, "224,256")
     options: Any = {name: value for name, value in given.items() if value}
     if serve:
         beside = {"IMAGE": images, "--out": out, "--json": json, "--skip-unreadable": skip_unreadable}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.options import Json
+from polyrhythm.cli.options import Json, names_in
 from polyrhythm.cli.output import print_json
 from polyrhythm.errors import RequestError
 
@@ -33,7 +33,7 @@ def report(
     from polyrhythm.reporting.pages.plots import FOLDER, write_plots
     from polyrhythm.reporting.pages.report import plots_of, read_figures, write_report
 
-    formats = [name.strip() for name in plots.split(",") if name.strip()]
+    formats = names_in(plots)
     folders = [Path(run) for run in runs]
     for folder in folders:
         if not folder.is_dir():

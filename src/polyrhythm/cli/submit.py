@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.output import JSON_HELP, print_json
+from polyrhythm.cli.output import JSON_HELP, print_json, tell
 from polyrhythm.errors import RequestError, unknown
 
 
@@ -45,11 +44,11 @@ def submit(
             for name, text in texts.items():
                 print(text if len(texts) == 1 else f"# {name}\n{text}", end="")
         return
-    outcome = chosen.submit(submission, _tell, wait)
+    outcome = chosen.submit(submission, tell, wait)
     if json:
         print_json(outcome.to_json())
     else:
-        _tell(outcome.remark)
+        tell(outcome.remark)
     if outcome.status:
         raise typer.Exit(outcome.status)
 
@@ -61,7 +60,3 @@ def _values(ctx: Any, command: list[str]) -> dict[str, Any]:
         raise unknown("verb", command[0], verbs)
     with verbs[command[0]].make_context(command[0], command[1:], parent=ctx.parent) as inside:
         return {key: value for key, value in inside.params.items() if value is not None}
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, tell
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml, read_text
 
@@ -88,7 +87,7 @@ def tune(
             storage=storage,
             options=options,
         )
-    done = tuning.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=_tell)
+    done = tuning.carry_out(plan, out=out, resume=resume, jobs=jobs, tell=tell)
     if json:
         print_json(done.search.to_json())
     else:
@@ -101,9 +100,5 @@ def tune(
         if done.search.best() is not None:
             print(f"best        polyrhythm train {done.folder}/{tuning.BEST_FILE}")
     if done.interrupted:
-        print(f"interrupted; go on with: polyrhythm tune --resume {done.folder}", file=sys.stderr)
+        tell(f"interrupted; go on with: polyrhythm tune --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.state import Held, Merged, Resharding, State
+from polyrhythm.strategies.state import Held, Merged, Resharding, State, below
 from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
@@ -131,11 +131,11 @@ class Snapshot:
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
         """Rebuild a snapshot from `tensors` and `facts`."""
         workers = {
-            int(index): WorkerState.from_tensors(_below(f"worker.{index}.", tensors), entry)
+            int(index): WorkerState.from_tensors(below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
         }
         servers = [
-            (_below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])
+            (below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])
         ]
         return cls(
             facts["epoch"],
@@ -144,15 +144,11 @@ class Snapshot:
             tensors["parameters"],
             workers,
             servers,
-            _below("average.", tensors),
+            below("average.", tensors),
             tensors.get("presented"),
             Begun.from_json(facts.get("begun", {})),  # older checkpoints had none
             facts.get("deal", {}),
         )
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 FOLDER = "checkpoints"

@@ -12,6 +12,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.roles.control_messages import Account as Account
 from polyrhythm.roles.control_messages import ControlMessage
 from polyrhythm.roles.replica import Replica
+from polyrhythm.strategies.state import below, prefixed
 
 _BUFFER, _PART = "buffer.", "part."
 
@@ -69,16 +70,10 @@ class WorkerState(ControlMessage):
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
         """Return the state with these `tensors` and `facts`."""
-        chosen = {
-            prefix: {
-                name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)
-            }
-            for prefix in (_BUFFER, _PART)
-        }
         return cls(
             Account(**facts["account"]),
-            chosen[_BUFFER],
-            chosen[_PART],
+            below(_BUFFER, tensors),
+            below(_PART, tensors),
             facts["part"],
             facts["loss_scale"],
             begun=facts.get("begun", {}),
@@ -88,8 +83,8 @@ class WorkerState(ControlMessage):
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, as a checkpoint holds them."""
         return {
-            **{_BUFFER + name: value for name, value in self.buffers.items()},
-            **{_PART + name: value for name, value in self.part.items()},
+            **prefixed(_BUFFER, self.buffers),
+            **prefixed(_PART, self.part),
         }
 
     def facts(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from polyrhythm.partition.divided_trunk import Trunk
 from polyrhythm.partition.hybrid_pass import Loss, Scheme
 from polyrhythm.partition.ownership import Division, Ownership
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.state import Held, Resharding, State
+from polyrhythm.strategies.state import Held, Resharding, State, below
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import CutsNetwork, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
@@ -250,11 +250,11 @@ class HybridUpdate:
             self._take_from(tensors, facts["slices"])
             return
         for number, optimizer in enumerate(self._optimizers):
-            optimizer.load_state(_below(f"{number}.", tensors), facts[str(number)])
+            optimizer.load_state(below(f"{number}.", tensors), facts[str(number)])
 
     def _take_from(self, tensors: dict[str, Tensor], slices: list[tuple[int, int, dict[str, Any]]]) -> None:
         given = sorted((start, stop, number, told) for number, (start, stop, told) in enumerate(slices))
-        packed = [(_below(f"{number}.", tensors), told) for _, _, number, told in given]
+        packed = [(below(f"{number}.", tensors), told) for _, _, number, told in given]
         before = [slice(start, stop) for start, stop, _, _ in given]
         for piece, optimizer in zip(self._pieces, self._optimizers, strict=True):
             if piece.start < piece.stop:
@@ -285,10 +285,6 @@ class HybridUpdate:
         return whole, stops > 0
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
 def _pair(like: Tensor, first: float, second: float) -> Tensor:
     return torch.tensor([first, second], dtype=like.dtype, device=like.device)
 
@@ -302,6 +298,6 @@ def _joined(held: Held, workers: int) -> dict[int, State]:
             # What all train alike is everybody's.
             if start == stop or (number < facts.get("shared", 1) and worker > 0):
                 continue
-            tensors |= {f"{len(slices)}.{name}": value for name, value in _below(f"{number}.", own).items()}
+            tensors |= {f"{len(slices)}.{name}": value for name, value in below(f"{number}.", own).items()}
             slices.append([start, stop, facts[str(number)]])
     return dict.fromkeys(range(workers), (tensors, {"slices": slices}))

@@ -38,7 +38,7 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Compres
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Resharding, State
+from polyrhythm.strategies.state import Resharding, State, below
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
@@ -291,8 +291,5 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
     @staticmethod
     def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
         tensors, facts = state
-        outer = {
-            name.removeprefix(_OUTER): value for name, value in tensors.items() if name.startswith(_OUTER)
-        }
         base = {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}
-        return (base, facts["base"]), ((outer, facts["outer"]), facts)
+        return (base, facts["base"]), ((below(_OUTER, tensors), facts["outer"]), facts)

@@ -29,7 +29,7 @@ from torch import Tensor
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, Mean, ModelMean
-from polyrhythm.strategies.state import State
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.strategies.worker_part import (
     Follows,
     HoldsModel,
@@ -299,7 +299,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
 
     def state(self) -> State:
         tensors, facts = self._optimizer.state()
-        named = {"vector": self._flat.vector} | _below(_OPTIMIZER, tensors)
+        named = {"vector": self._flat.vector} | prefixed(_OPTIMIZER, tensors)
         noted: dict[str, Any] = {"apart": self._apart, "rate": self._rate, "optimizer": facts}
         noted |= {"worker": self._worker, "weight": self._weight, "updated": self._updated}
         noted |= {"shares": self._shares, "steps": self._steps}
@@ -307,10 +307,10 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
             named["beginning"] = self._beginning
         for prefix, rule in self._rules():
             tensors, noted[prefix] = rule.state()
-            named |= _below(prefix, tensors)
+            named |= prefixed(prefix, tensors)
         kept, told = self._places.all.state()
         if told:
-            named |= _below(KEPT, kept)
+            named |= prefixed(KEPT, kept)
             noted[KEPT] = told
         return named, noted
 
@@ -323,10 +323,10 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         # Older checkpoints do not tell: their models count alike.
         self._shares, self._steps = facts.get("shares", 0.0), facts.get("steps", 0)
         self._beginning = tensors["beginning"].clone() if "beginning" in tensors else None
-        self._optimizer.load_state(_above(_OPTIMIZER, tensors), facts["optimizer"])
+        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
         for prefix, rule in self._rules():
-            rule.load_state((_above(prefix, tensors), facts[prefix]))
-        self._places.all.load_state((_above(KEPT, tensors), {}))
+            rule.load_state((below(prefix, tensors), facts[prefix]))
+        self._places.all.load_state((below(KEPT, tensors), {}))
 
     def model_in(self, state: State) -> Tensor | None:
         tensors, facts = state
@@ -382,25 +382,17 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
         self._places.all.commit()
         if facts["apart"]:
             self._flat.vector.copy_(tensors["beginning"])
-        of_optimizer = _above(_OPTIMIZER, tensors), facts["optimizer"]
+        of_optimizer = below(_OPTIMIZER, tensors), facts["optimizer"]
         if local:
             self._optimizer.missed_average(*of_optimizer)
         else:
             self._optimizer.load_state(*of_optimizer)
         if self._rounds.outer is not None:
-            self._rounds.outer.load_state((_above(_OUTER, tensors), facts[_OUTER]))
+            self._rounds.outer.load_state((below(_OUTER, tensors), facts[_OUTER]))
         self._begin_round()
 
     def _begin_round(self) -> None:
         self._apart, self._weight, self._beginning = False, 1.0, None
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {prefix + name: tensor for name, tensor in tensors.items()}
-
-
-def _above(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _without_kept(state: State) -> State:

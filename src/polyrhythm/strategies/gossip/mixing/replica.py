@@ -103,9 +103,6 @@ def packed(
 def unpacked(state: State, optimizer: FlatOptimizer | OwnOptimizer) -> State:
     """Restore an optimizer from what `packed` returned, and return the rest."""
     tensors, facts = state
-    inside = {
-        name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)
-    }
-    optimizer.load_state(inside, facts["optimizer"])
+    optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
     rest = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
     return rest, {name: value for name, value in facts.items() if name != "optimizer"}
