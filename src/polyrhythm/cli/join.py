@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from polyrhythm.cli.output import tell
-
 RUN_FAILED = 1
 
 
@@ -37,7 +35,7 @@ def join(
     if threads is not None and threads < 1:
         raise RequestError(f"threads must be at least 1 (given {threads})")
     guest = enter_run(address, token_file=token_file, data=data, device=device)
-    tell(f"joins as {guest.name}")
+    print(f"joins as {guest.name}", file=sys.stderr, flush=True)
     try:
         status = guest.work(complain, threads)
     except PolyrhythmError as error:
