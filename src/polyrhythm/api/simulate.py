@@ -149,10 +149,11 @@ class _Asked:
     out: str | Path | None
     observers: Sequence[Observer]
 
-    def folder(self, strategy: str) -> Path:
-        """Return the folder of the run; a new one is named by the strategy, the network and the cluster."""
-        model = name_of(self.config.model).split("(")[0]
-        return choose_folder(self.out, f"{strategy}-{model}-{self.where.name}")
+
+def _folder(asked: _Asked, strategy: str) -> Path:
+    """Return the folder of a run; a new one that was not named is called by strategy, network and cluster."""
+    model = name_of(asked.config.model).split("(")[0]
+    return choose_folder(asked.out, f"{strategy}-{model}-{asked.where.name}")
 
 
 def described_cluster(
@@ -320,7 +321,7 @@ def _simulate(asked: _Asked) -> Run:
     if stages is not None or by_noise(config) is not None:
         return _train_in_stages(stages, asked)
     job = assemble(config, CheckpointConfig(checkpoints=config.keep_checkpoints, best=config.keep_best))
-    folder = asked.folder(job.strategy.name)
+    folder = _folder(asked, job.strategy.name)
     job = replace(job, checkpointing=replace(job.checkpointing, folder=folder))
     return _play(laid_out(asked.where, job), job, config, asked.observers, foreseen=foreseen)
 
@@ -333,7 +334,7 @@ def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run
         asked: of all of them.
         paced: whether steps take as long as the network of `asked` needs.
     """
-    config, folder = asked.config, asked.folder("ensemble")
+    config, folder = asked.config, _folder(asked, "ensemble")
     if not asked.learns:  # of a recipe for training
         config = config.model_copy(update={"distill": None})
 
@@ -359,7 +360,7 @@ def _train_in_stages(stages: Stages | None, asked: _Asked) -> Run:
             f"faults and passing slowness of cluster {where.name} name times of one strategy's run, and stages are "
             "several: leave them out"
         )
-    folder = asked.folder("stages" if stages is not None else "growing")
+    folder = _folder(asked, "stages" if stages is not None else "growing")
     spent: list[tuple[float, float | None]] = []  # seconds so far, and their price
 
     def play(_number: int, job: Job, watching: Sequence[Observer], last: bool) -> Run:
@@ -411,7 +412,7 @@ def _dry_run(asked: _Asked, foreseen: Outlook | None) -> Run:
         dry_run = _in_equal_parts(dry_run)
     layout = laid_out(asked.where, dry_run)
     trial = Trial(layout=layout, dry_run=dry_run, faults=(), check=asked.check)
-    folder = asked.folder(dry_run.strategy.name)
+    folder = _folder(asked, dry_run.strategy.name)
 
     def play(emit: Callable[[Event], None], stop: StopRequest, timeline: Timeline) -> None:
         play_trial(trial, dry_run.seed, emit, stop=stop, timeline=timeline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -46,7 +47,7 @@ def submit(
         return
     outcome = chosen.submit(submission, tell, wait)
     if json:
-        print_json(outcome.to_json())
+        print_json(asdict(outcome))
     else:
         tell(outcome.remark)
     if outcome.status:

@@ -68,10 +68,6 @@ class Outcome:
     status: int | None
     remark: str
 
-    def to_json(self) -> dict[str, object]:
-        """Return it for `--json`."""
-        return {"job": self.job, "status": self.status, "remark": self.remark}
-
 
 class Engine(Config):
     """Something that places processes on machines."""
