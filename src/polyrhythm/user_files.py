@@ -120,6 +120,17 @@ def check_output(path: Path) -> None:
         raise RequestError(f"cannot write {path!s:.100}: {_reason(error)}; name another place") from None
 
 
+def check_new_file(path: Path) -> None:
+    """Check that a file can be written that is not there yet; leaves nothing behind.
+
+    Raises:
+        RequestError: it cannot, or is there.
+    """
+    if path.exists():
+        raise RequestError(f"{path} exists: name another file with --out, or remove it")
+    check_output(path)
+
+
 def check_new_folder(path: Path) -> None:
     """Check that files can be written into a folder, which may have to be made; leaves nothing behind.
 

@@ -20,7 +20,7 @@ from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.training.checkpoint import load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.weight_averaging import mean_weights, recompute_batch_norms
-from polyrhythm.user_files import check_output
+from polyrhythm.user_files import check_new_file
 
 BATCH_NORM_IMAGES = 10_000
 _BATCH = 100
@@ -37,10 +37,13 @@ def average(
 ) -> dict[str, Any]:
     """Average weights into one file, recompute batch-norm statistics, and test the result.
 
-    Args: weights: runs or files of weights of one network; a single run stands for its checkpoints, one per epoch. out:
-        the safetensors file to write. greedy: add weights in order of accuracy, leaving out those that lower it, judged
-        on every second test image; the result is tested on the others. device: `cpu`, `cuda` or `auto`. **options:
-        `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
+    Args:
+        weights: runs or files of weights of one network; a single run stands for its checkpoints, one per epoch.
+        out: the safetensors file to write.
+        greedy: add weights in order of accuracy, leaving out those that lower it, judged on every second test image;
+            the result is tested on the others.
+        device: `cpu`, `cuda` or `auto`.
+        **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
     Returns:
         `file`, `averaged` (the weights in the mean), `images`, `test_loss`, `test_top1` and `test_top5`.
@@ -49,10 +52,7 @@ def average(
         RequestError: the request is invalid; nothing has been written.
     """
     path = Path(out)
-    if path.exists() or not path.parent.is_dir():
-        what = "is there already" if path.exists() else "lies in no folder"
-        raise RequestError(f"{path} {what}: name a new file with --out")
-    check_output(path)
+    check_new_file(path)
     paths = [weights] if isinstance(weights, str | Path) else list(weights)
     trained = load_trained(paths[0], device=device, **options)
     states = _states(paths, trained, options)

@@ -23,7 +23,7 @@ from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
 from polyrhythm.simulation.run import simulate_dry_on
 from polyrhythm.training.model_sizes import ModelSizes
-from polyrhythm.user_files import check_output
+from polyrhythm.user_files import check_new_file
 
 _STEPS, _ROUNDS, _MOST_STEPS = 60, 4, 400
 _FEW = 8
@@ -126,9 +126,7 @@ def calibrate(
             "as many --throughput as unknowns"
         )
     if out is not None:
-        if Path(out).exists():
-            raise RequestError(f"{out} exists: name another file with --out, or remove it")
-        check_output(Path(out))
+        check_new_file(Path(out))
     if classes is not None and image_size is not None:
         count, shape = classes, (3, image_size, image_size)
     else:

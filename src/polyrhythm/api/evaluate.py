@@ -28,8 +28,6 @@ from polyrhythm.evaluation.evaluate import Evaluation, evaluate_scores, in_evalu
 from polyrhythm.evaluation.evaluate import evaluate as evaluate_model
 from polyrhythm.evaluation.views import ViewedClassifier, Views
 
-_ASKED = ("dense", "ten_crop", "flip", "scales")
-
 
 def evaluate(
     weights: str | Path | Sequence[str | Path],
@@ -72,7 +70,7 @@ def evaluate(
     paths: list[str | Path] = [path for each in named for path in voters(Path(each))]
     if asked.pop("best", False):
         paths = [best_of(Path(path)) for path in paths]
-    views = _views(asked)
+    views = Views.taken_from(asked)
     greedy, calibrate = bool(asked.pop("greedy", False)), bool(asked.pop("calibrate", False))
     if greedy and calibrate:
         raise RequestError(
@@ -122,11 +120,6 @@ class _Tested:
             "per_class": found.class_figures,
             "confused": found.confused(),
         }
-
-
-def _views(asked: dict[str, Any]) -> Views:
-    given = {key: asked.pop(key) for key in _ASKED if key in asked}
-    return Views(**{**given, "scales": tuple(given.get("scales") or ())})
 
 
 def _one(tested: _Tested) -> dict[str, Any]:
@@ -212,7 +205,7 @@ def _short(found: Evaluation) -> dict[str, float]:
 def _seen(views: Views, classifiers: list[ViewedClassifier]) -> dict[str, Any]:
     if views.plain:
         return {}
-    seen: dict[str, Any] = {"views": asdict(views) | {"scales": list(views.scales)}}
+    seen: dict[str, Any] = {"views": views.to_json()}
     if (views.dense or views.ten_crop or views.scales) and any(
         isinstance(each.split, HasWhole) for each in classifiers
     ):

@@ -13,7 +13,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.dense import NotConvertible, to_dense
 from polyrhythm.evaluation.views import Views
 from polyrhythm.models.exporting import export as export_network
-from polyrhythm.user_files import check_output
+from polyrhythm.user_files import check_new_file
 
 
 def export(
@@ -33,7 +33,8 @@ def export(
         any_size: take pictures of other sizes as they are, which networks that end in a global pooling can.
         **options: `data` and `model`, if the weights do not record them.
 
-    Returns: `file`, `format`, `model`, `classes`, `image_shape`, `dense`, `any_size`, `temperature` (as `evaluate` with
+    Returns:
+        `file`, `format`, `model`, `classes`, `image_shape`, `dense`, `any_size`, `temperature` (as `evaluate` with
         `calibrate` has found it, else 1), and `largest_difference` between the outputs of the file and of the network
         for random pictures.
 
@@ -42,10 +43,7 @@ def export(
         RunError: the network cannot be written in that format.
     """
     path = Path(out)
-    if path.exists() or not path.parent.is_dir():
-        what = "is there already" if path.exists() else "lies in no folder"
-        raise RequestError(f"{path} {what}: name a new file with --out")
-    check_output(path)
+    check_new_file(path)
     served = load_served(weights, device="cpu", **options)
     shape = served.preprocessing.image_shape
     network = served.network

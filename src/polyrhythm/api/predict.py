@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.api.served import PictureFiles, Served, load_served
-from polyrhythm.config.run_config import NetworkOptions, PredictOptions, ViewOptions, refuse_unknown
+from polyrhythm.config.run_config import NetworkOptions, PredictOptions, refuse_unknown
 from polyrhythm.config.trained import voters
 from polyrhythm.data.image_files import find_unreadable, image_files
 from polyrhythm.errors import RequestError, RunError
@@ -131,8 +131,7 @@ class Networks:
         if not 0 <= none_below <= 1:
             raise RequestError(f"none_below {none_below:g} is no probability: give 0 to 1")
         asked: dict[str, Any] = {**options}
-        of_views = {name: asked.pop(name) for name in ViewOptions.__annotations__ if name in asked}
-        views = Views(**{**of_views, "scales": tuple(of_views.get("scales") or ())})
+        views = Views.taken_from(asked)
         named = [weights] if isinstance(weights, str | Path) else list(weights)
         paths = [path for each in named for path in voters(Path(each))]
         of_network: NetworkOptions = {"data": asked.get("data"), "model": asked.get("model")}
@@ -156,13 +155,7 @@ class Networks:
         own = [each.temperature(self.views) if alike is None else alike for each in self.served]
         found: dict[str, Any] = {"weights": [str(each.weights) for each in self.served], "temperatures": own}
         if not self.views.plain:
-            views = self.views
-            found["views"] = {
-                "dense": views.dense,
-                "ten_crop": views.ten_crop,
-                "flip": views.flip,
-                "scales": list(views.scales),
-            }
+            found["views"] = self.views.to_json()
         if self.views.dense:
             found["dense"] = [each.method for each in self.classifiers]
         return found

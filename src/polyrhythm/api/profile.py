@@ -28,7 +28,7 @@ from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_sh
 from polyrhythm.planning.step import StepProfile, measure_server_update, profile_step
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.cluster import StepWork, cluster_text
-from polyrhythm.user_files import check_output
+from polyrhythm.user_files import check_new_file
 
 PROFILE_FILE = "profile.yaml"
 _LEAST_STEPS = 5
@@ -118,9 +118,7 @@ def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepW
 def _check(steps: int, out: Path) -> None:
     if steps < _LEAST_STEPS:
         raise RequestError(f"a median of {steps} steps says little: measure at least {_LEAST_STEPS}")
-    if out.exists():
-        raise RequestError(f"{out} exists: name another file with --out, or remove it")
-    check_output(out)
+    check_new_file(out)
 
 
 def _name(job: Job) -> str:

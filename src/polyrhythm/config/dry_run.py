@@ -98,8 +98,10 @@ def _check_steps(steps: int) -> None:
 def assemble_dry_run(config: RunConfig, steps: int | None = None) -> tuple[DryRun, int]:
     """Build the dry run that a configuration describes.
 
-    Args: config: checked values; those that only training needs are ignored. steps: full batches that every worker
-        takes; None: the steps of the epochs, with ragged last batches as in training.
+    Args:
+        config: checked values; those that only training needs are ignored.
+        steps: full batches that every worker takes; None: the steps of the epochs, with ragged last batches as in
+            training.
 
     Returns:
         The dry run, and the number of training images.

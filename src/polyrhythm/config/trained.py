@@ -115,8 +115,9 @@ def load_trained(
         dataset: an open data set instead of `data`; the network may have been trained at another size.
         **options: `image_size`, `scale` and `skip_unreadable`, as for `train`; default: as in the run.
 
-    Raises: RequestError: there are no such weights, they do not record what they were trained with, or an option is
-        unknown.
+    Raises:
+        RequestError: there are no such weights, they do not record what they were trained with, or an option is
+            unknown.
     """
     refuse_unknown(options, PictureOptions)
     configure(options)  # a size that cannot be, for example

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,16 @@ class Views:
             raise RequestError("--dense looks at every place, --ten-crop at ten: give one of them")
         if any(scale < 1 for scale in self.scales):
             raise RequestError(f"scale {min(self.scales)} is too small: give the pixels of the shorter side")
+
+    @classmethod
+    def taken_from(cls, asked: dict[str, Any]) -> Views:
+        """Return the views that options ask for, which are removed from them."""
+        given = {each.name: asked.pop(each.name) for each in fields(cls) if each.name in asked}
+        return cls(**given | {"scales": tuple(given.get("scales") or ())})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON-able dict."""
+        return asdict(self) | {"scales": list(self.scales)}
 
     @property
     def plain(self) -> bool:

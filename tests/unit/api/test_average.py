@@ -93,6 +93,6 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
         polyrhythm.average([first, other], tmp_path / "c.safetensors")
     with pytest.raises(RequestError, match="fewer than two checkpoints"):
         polyrhythm.average(first, tmp_path / "c.safetensors")
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="exists: name another file"):
         polyrhythm.average([first, first], other)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors"]

@@ -136,7 +136,7 @@ def test_an_exported_file_gives_what_predict_gives(tmp_path: Path, picture: Path
     probabilities = torch.export.load(found["file"]).module()(pictures)
     (entry,) = polyrhythm.predict(picture, path)["images"]
     assert float(probabilities.max()) == pytest.approx(entry["classes"][0]["probability"], abs=1e-5)
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="exists: name another file"):
         polyrhythm.export(path, tmp_path / "model.pt2")
 
 
