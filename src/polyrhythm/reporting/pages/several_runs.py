@@ -33,7 +33,6 @@ FIRST = "Accuracy over time"
 LONGEST_LEGEND = 12
 MOST_ROWS, MOST_CURVES = 20, 60
 _FAINT, _STRONG = "#8b93a3", "#e0752d"
-_COLOURS = ("#3b7dd8", "#e0752d", "#35a06a", "#c2477f", "#8a6fd1", "#b8901f", "#2a9aa8", "#d1504a")
 
 
 def _title(text: str) -> str:
@@ -66,6 +65,19 @@ def _link(run: Path, folder: Path, text: str) -> str:
     """Return a link to the report of a run, from a page in a folder."""
     address = os.path.relpath(run / "report.html", folder)
     return f'<a href="{escape(address, quote=True)}">{escape(text)}</a>'
+
+
+def _lines(x: Sequence[Any], y: Sequence[Any], mode: str = "lines", **more: Any) -> dict[str, Any]:
+    """Return a trace of lines, of markers, or of both."""
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, **more}
+
+
+def _bars(
+    names: Sequence[str], values: Sequence[float], colours: str | Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """Return a trace of horizontal bars."""
+    marker = {"color": colours}
+    return {"type": "bar", "orientation": "h", "x": values, "y": names, "marker": marker, **more}
 
 
 # A comparison
@@ -137,7 +149,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         _tests(comparison, "Accuracy over money", "price", _price),
         _losses(comparison, clock),
         _scaling(comparison),
-        _bars(comparison),
+        _times(comparison),
         _pareto(comparison),
         _shares(comparison),
     ]
@@ -158,18 +170,17 @@ def _tested_curves(
             if not any(math.isfinite(value) for value in x):
                 continue
             traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers" if len(x) < 30 else "lines",
-                    "name": row.name,
-                    "legendgroup": row.name,
-                    "showlegend": number == 0,
-                    "x": x,
-                    "y": y,
-                    "opacity": 1 if number == 0 else 0.45,
-                    "line": {"color": color(index, len(comparison.rows)), "width": 2 if number == 0 else 1},
-                    "marker": {"size": 5},
-                }
+                _lines(
+                    x,
+                    y,
+                    "lines+markers" if len(x) < 30 else "lines",
+                    name=row.name,
+                    legendgroup=row.name,
+                    showlegend=number == 0,
+                    opacity=1 if number == 0 else 0.45,
+                    line={"color": color(index, len(comparison.rows)), "width": 2 if number == 0 else 1},
+                    marker={"size": 5},
+                )
             )
     return traces
 
@@ -192,18 +203,9 @@ def _tests(
     shapes = []
     target = comparison.target
     if target is not None and target.metric == "top1":
-        line = {"color": "#8b93a3", "width": 1, "dash": "dot"}
-        shapes = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": target.value,
-                "y1": target.value,
-                "line": line,
-            }
-        ]
+        line = {"color": _FAINT, "width": 1, "dash": "dot"}
+        across = {"x0": 0, "x1": 1, "y0": target.value, "y1": target.value}
+        shapes = [{"type": "line", "xref": "paper", **across, "line": line}]
     return Plot(
         title=title,
         caption="Test top-1; the first seed of each is drawn strongly, the others thinly"
@@ -252,30 +254,23 @@ def _scaling(comparison: Comparison) -> Plot | None:
     for index, (name, rows) in enumerate(strategies.items()):
         ordered = sorted(rows, key=lambda row: row.workers)
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": name,
-                "x": [row.workers for row in ordered],
-                "y": [row.mean(throughput) for row in ordered],
-                "error_y": _errors([row.deviation(throughput) for row in ordered]),
-                "line": {"color": color(index, len(strategies)), "width": 2},
-            }
+            _lines(
+                [row.workers for row in ordered],
+                [row.mean(throughput) for row in ordered],
+                "lines+markers",
+                name=name,
+                error_y=_errors([row.deviation(throughput) for row in ordered]),
+                line={"color": color(index, len(strategies)), "width": 2},
+            )
         )
     base = comparison.baseline(
         min((row for rows in strategies.values() for row in rows), key=lambda row: row.workers)
     )
     most = max(row.workers for rows in strategies.values() for row in rows)
     each = base.mean(throughput) / base.workers
+    ideal = {"color": _FAINT, "width": 1, "dash": "dash"}
     traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "ideal",
-            "x": [base.workers, most],
-            "y": [each * base.workers, each * most],
-            "line": {"color": "#8b93a3", "width": 1, "dash": "dash"},
-        }
+        _lines([base.workers, most], [each * base.workers, each * most], name="ideal", line=ideal)
     )
     return Plot(
         title="Throughput against workers",
@@ -300,7 +295,11 @@ def _errors(deviations: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _bars(comparison: Comparison) -> Plot | None:
+def _colours(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    return [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]
+
+
+def _times(comparison: Comparison) -> Plot | None:
     target = comparison.target
     if target is None:
         return None
@@ -309,18 +308,11 @@ def _bars(comparison: Comparison) -> Plot | None:
     if not rows:
         return None
     rows.sort(key=lambda row: row.mean(reach), reverse=True)
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [row.mean(reach) for row in rows],
-        "y": [row.name for row in rows],
-        "error_x": _errors([row.deviation(reach) for row in rows]),
-        "marker": {"color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]},
-    }
+    times, errors = [row.mean(reach) for row in rows], _errors([row.deviation(reach) for row in rows])
     return Plot(
         title=f"Time to {target}",
         caption="Of the first test that reaches it, mean over seeds; rows of which a seed never does are left out.",
-        traces=[bars],
+        traces=[_bars([row.name for row in rows], times, _colours(comparison, rows), error_x=errors)],
         x="seconds",
         y="",
     )
@@ -340,26 +332,20 @@ def _pareto(comparison: Comparison) -> Plot | None:
     for row in rows:
         if not best or row.mean(cost) < best[-1].mean(cost):
             best.append(row)
-    points = {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "ways",
-        "x": [row.mean(reach) for row in rows],
-        "y": [row.mean(cost) for row in rows],
-        "text": [row.name for row in rows],
-        "marker": {
-            "size": 9,
-            "color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows],
-        },
-    }
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "none is faster and cheaper",
-        "x": [row.mean(reach) for row in best],
-        "y": [row.mean(cost) for row in best],
-        "line": {"color": "#8b93a3", "width": 1, "dash": "dash", "shape": "hv"},
-    }
+    points = _lines(
+        [row.mean(reach) for row in rows],
+        [row.mean(cost) for row in rows],
+        "markers",
+        name="ways",
+        text=[row.name for row in rows],
+        marker={"size": 9, "color": _colours(comparison, rows)},
+    )
+    line = _lines(
+        [row.mean(reach) for row in best],
+        [row.mean(cost) for row in best],
+        name="none is faster and cheaper",
+        line={"color": _FAINT, "width": 1, "dash": "dash", "shape": "hv"},
+    )
     return Plot(
         title=f"Price against time to {target}",
         caption="Means over seeds; along the dashed line are those than which none is faster and cheaper: "
@@ -376,20 +362,11 @@ def _shares(comparison: Comparison) -> Plot | None:
     rows = sorted((row for row in comparison.rows if row.values(waiting)), key=lambda row: row.mean(waiting))
     if not any(row.mean(waiting) > 0 for row in rows):
         return None
-    bars = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": "share of time waiting",
-            "x": [row.mean(waiting) for row in rows],
-            "y": [row.name for row in rows],
-            "marker": {"color": [color(comparison.rows.index(row), len(comparison.rows)) for row in rows]},
-        }
-    ]
+    names, shares = [row.name for row in rows], [row.mean(waiting) for row in rows]
     return Plot(
         title="Waiting",
         caption="The share of workers' time that was spent waiting for others or the network.",
-        traces=bars,
+        traces=[_bars(names, shares, _colours(comparison, rows), name="share of time waiting")],
         x="share of time",
         y="",
         axes={"xaxis": {"tickformat": ".0%", "rangemode": "tozero"}},
@@ -449,30 +426,21 @@ def _progress(search: Search) -> Plot | None:
     if not points:
         return None
     shapes = {"done": "circle", "stopped": "x", "failed": "triangle-down"}
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": {"done": "trial", "stopped": "ended early", "failed": "failed"}[state],
-            "x": [place for place, trial in points if trial.state == state],
-            "y": [trial.value for _, trial in points if trial.state == state],
-            "text": [f"trial {trial.number}" for _, trial in points if trial.state == state],
-            "marker": {"size": 7, "symbol": symbol, "color": _FAINT if state != "done" else "#3b7dd8"},
-        }
+    traces = [
+        _lines(
+            [place for place, trial in points if trial.state == state],
+            [trial.value for _, trial in points if trial.state == state],
+            "markers",
+            name={"done": "trial", "stopped": "ended early", "failed": "failed"}[state],
+            text=[f"trial {trial.number}" for _, trial in points if trial.state == state],
+            marker={"size": 7, "symbol": symbol, "color": _FAINT if state != "done" else "#3b7dd8"},
+        )
         for state, symbol in shapes.items()
         if any(trial.state == state for _, trial in points)
     ]
+    places, values = [place for place, _ in best], [value for _, value in best]
     line = {"color": _STRONG, "width": 2, "shape": "hv"}
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "best so far",
-            "x": [place for place, _ in best],
-            "y": [value for _, value in best],
-            "line": line,
-        }
-    )
+    traces.append(_lines(places, values, name="best so far", line=line))
     return Plot(
         title="Progress",
         caption="Each trial in the order in which it began, and the best so far.",
@@ -487,17 +455,11 @@ def _importance(search: Search) -> Plot | None:
     if not search.importance:
         return None
     ordered = sorted(search.importance.items(), key=lambda each: each[1])
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "x": [share for _, share in ordered],
-        "y": [name for name, _ in ordered],
-        "marker": {"color": color(0, 1)},
-    }
+    names, shares = [name for name, _ in ordered], [share for _, share in ordered]
     return Plot(
         title="What matters",
         caption="The share of the differences between trials that each option explains (fANOVA).",
-        traces=[bars],
+        traces=[_bars(names, shares, color(0, 1))],
         x="share",
         y="",
         axes={"xaxis": {"tickformat": ".0%", "rangemode": "tozero"}, "yaxis": {"automargin": True}},
@@ -519,17 +481,15 @@ def _parallel(search: Search) -> Plot | None:
         trial = trials[place]
         said = [f"{name}: {trial.shown.get(name, '–')}" for name in names]
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [*names, search.goal],
-                "y": [*(heights[name][place] for name in names), values[place]],
-                "text": [*said, f"trial {trial.number}: {shown(search.goal, trial.value)}"],
-                "hoverinfo": "text",
-                "connectgaps": True,
-                "line": {"color": _STRONG if place in best else _FAINT, "width": 2 if place in best else 1},
-                "opacity": 1 if place in best else 0.45,
-            }
+            _lines(
+                [*names, search.goal],
+                [*(heights[name][place] for name in names), values[place]],
+                text=[*said, f"trial {trial.number}: {shown(search.goal, trial.value)}"],
+                hoverinfo="text",
+                connectgaps=True,
+                line={"color": _STRONG if place in best else _FAINT, "width": 2 if place in best else 1},
+                opacity=1 if place in best else 0.45,
+            )
         )
     return Plot(
         title="Parallel coordinates",
@@ -588,15 +548,13 @@ def _whole(trials: Sequence[Tried]) -> dict[str, Any]:
 
 
 def _curve(trial: Tried, index: int, of: int, strong: bool) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": f"trial {trial.number}",
-        "x": [epochs for epochs, _ in trial.curve],
-        "y": [value for _, value in trial.curve],
-        "line": {"color": _STRONG if strong else color(index, of), "width": 3 if strong else 1},
-        "opacity": 1 if strong else 0.5,
-    }
+    return _lines(
+        [epochs for epochs, _ in trial.curve],
+        [value for _, value in trial.curve],
+        name=f"trial {trial.number}",
+        line={"color": _STRONG if strong else color(index, of), "width": 3 if strong else 1},
+        opacity=1 if strong else 0.5,
+    )
 
 
 # An ensemble
@@ -675,14 +633,13 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
             title=decline["name"].replace("_", " "),
             caption=f"Test top-1 under this {decline['kind']}, ever stronger.",
             traces=[
-                {
-                    "type": "scatter",
-                    "mode": "lines+markers",
-                    "name": Path(model["weights"]).parent.name or model["weights"],
-                    "x": [0, *decline["strengths"]],
-                    "y": [model["clean_top1"], *model["declines"][number]["top1"]],
-                    "line": {"color": _COLOURS[which % len(_COLOURS)]},
-                }
+                _lines(
+                    [0, *decline["strengths"]],
+                    [model["clean_top1"], *model["declines"][number]["top1"]],
+                    "lines+markers",
+                    name=Path(model["weights"]).parent.name or model["weights"],
+                    line={"color": color(which, len(models))},
+                )
                 for which, model in enumerate(models)
             ],
             x="strength" if decline["kind"] == "augmentation" else "severity",
