@@ -41,7 +41,7 @@ from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import merged_places
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.checkpointing.handing_over import begun_with, learned_from
-from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, held_by
 from polyrhythm.roles.replica import Replica
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
@@ -191,10 +191,12 @@ def resume(
     other = None if _goes_on_from(strategy, state["strategy"]) else _strategy(state["strategy"])
     if replica.part.replicated:
         own = replace(own, part=states[0].part, part_facts=states[0].part_facts)
-    if other is not None:
-        own, servers, text = _handed_over(states, servers, other, strategy, replica, optimizer, before)
-    elif before != workers:
-        own, servers, text = _merged(states, servers, strategy, replica, before)
+    if other is not None or before != workers:
+        held = held_by(states, before, replica.flat.vector.detach().clone(), servers)
+        if other is None:
+            own, servers, text = _merged(states, held, strategy, replica)
+        else:
+            own, servers, text = _handed_over(states, held, other, strategy, replica, optimizer)
     if other is None and isinstance(strategy, RecutsServers):
         cut = strategy.recut(servers, replica.plan)
         if len(cut) != len(servers):
@@ -274,15 +276,12 @@ def _places(states: dict[int, WorkerState], before: int) -> list[dict[str, Any]]
 
 
 def _merged(
-    states: dict[int, WorkerState], servers: list[State], strategy: Strategy, replica: Replica, before: int
+    states: dict[int, WorkerState], held: Held, strategy: Strategy, replica: Replica
 ) -> tuple[WorkerState, list[State], str]:
     """Return this worker's state and the servers', as if as many as there are now had saved them, and what to say."""
-    workers, worker = replica.workers.size, replica.workers.rank
-    rule = strategy.resharding(before, workers)
-    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
-    step = max(reached)
-    merged = rule.merged(Held(replica.flat.vector.detach().clone(), reached, parts, servers), step)
+    workers, worker, before = replica.workers.size, replica.workers.rank, len(held.steps)
+    step = max(held.steps)
+    merged = strategy.resharding(before, workers).merged(held, step)
     replica.flat.vector.copy_(merged.held.parameters)
     replica.flat.spread_parameters()
     own = states.get(worker, states[0])
@@ -295,24 +294,21 @@ def _merged(
 
 def _handed_over(
     states: dict[int, WorkerState],
-    servers: list[State],
+    held: Held,
     old: Strategy,
     strategy: Strategy,
     replica: Replica,
     optimizer: DistributedOptimizer,
-    before: int,
 ) -> tuple[WorkerState, list[State], str]:
     """Return this worker's state and the servers', as if this strategy had saved what another has, and what to say."""
     workers, worker, flat = replica.workers.size, replica.workers.rank, replica.flat
-    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    reached = tuple(states[index].account.step if index in states else 0 for index in range(before))
-    learned = learned_from(Held(flat.vector.detach().clone(), reached, parts, servers), old)
+    learned = learned_from(held, old)
     if learned.pieces == (slice(0, len(flat.vector)),):  # maybe by the user's own optimizer object
         of_spans = _of_spans(*learned.packed[0], optimizer, flat, replica.plan)
         learned = replace(learned, packed=(of_spans,))
     flat.vector.copy_(learned.parameters)
     flat.spread_parameters()
-    step = max(reached)
+    before, step = len(held.steps), max(held.steps)
     of_workers, of_servers, kept = begun_with(
         learned, strategy, workers, lambda: FlatParameters(_like(replica.model)), replica.plan, step
     )

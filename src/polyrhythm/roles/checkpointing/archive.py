@@ -33,7 +33,7 @@ from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
-from polyrhythm.roles.checkpointing.worker_state import WorkerState
+from polyrhythm.roles.checkpointing.worker_state import WorkerState, held_by
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
@@ -351,9 +351,7 @@ class Archivist:
 def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
     """Return a checkpoint whose workers are given the states of all, since they may train other parts than before."""
     states = snapshot.workers
-    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    reached = tuple(states[index].account.step for index in sorted(states))
-    held = Held(snapshot.parameters, reached, parts, snapshot.servers)
+    held = held_by(states, job.workers, snapshot.parameters, snapshot.servers)
     given = job.strategy.resharding(job.workers, job.workers).worker_states(held, snapshot.step)
     workers = {
         index: replace(state, part=given[index][0], part_facts=given[index][1])
@@ -405,10 +403,7 @@ def counted_steps(snapshot: Snapshot, old: Job, rule: Resharding) -> tuple[Held,
         old: the job that wrote it.
         rule: of its strategy.
     """
-    states = snapshot.workers
-    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
-    reached = tuple(states[index].account.step if index in states else 0 for index in range(old.workers))
-    held = Held(snapshot.parameters, reached, parts, snapshot.servers)
+    held = held_by(snapshot.workers, old.workers, snapshot.parameters, snapshot.servers)
     return held, rule.counted(held)
 
 

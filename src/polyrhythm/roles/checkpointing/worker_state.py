@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from polyrhythm.communication.message import Kind
 from polyrhythm.roles.control_messages import Account as Account
 from polyrhythm.roles.control_messages import ControlMessage
 from polyrhythm.roles.replica import Replica
-from polyrhythm.strategies.state import below, prefixed
+from polyrhythm.strategies.state import Held, State, below, prefixed
 
 _BUFFER, _PART = "buffer.", "part."
 
@@ -116,3 +117,19 @@ def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
         else value
         for name, value in first.items()
     }
+
+
+def held_by(
+    states: Mapping[int, WorkerState], workers: int, parameters: Tensor, servers: list[State]
+) -> Held:
+    """Return what a strategy has of a run whose workers, of whom some may be lost, have handed in these states.
+
+    Args:
+        states: by the workers' indices.
+        workers: how many there were.
+        parameters: `(n,)`, worker 0's flat vector.
+        servers: the states of all servers.
+    """
+    steps = tuple(states[index].account.step if index in states else 0 for index in range(workers))
+    parts = {index: (state.part, state.part_facts) for index, state in states.items()}
+    return Held(parameters, steps, parts, servers)
