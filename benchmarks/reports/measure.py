@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.reporting.comparison import Comparison, read_run
-from polyrhythm.reporting.pages.several_runs import render_comparison
 from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.reporting.pages.several_runs import render_comparison
 
 WORKERS, TESTS = 4, 50
 

@@ -46,8 +46,8 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
-from polyrhythm.reporting.pages.several_runs import comparison_plots, render_comparison
 from polyrhythm.reporting.pages.plots import Plot
+from polyrhythm.reporting.pages.several_runs import comparison_plots, render_comparison
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build, plainly, split_outside
 from polyrhythm.user_files import parse_yaml, read_text

@@ -99,7 +99,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
         entrance.close()
         with suppress(Superseded):
             for name in (JOIN_FILE, TOKEN_FILE):
-                claim.remove(folder / name)
+                job.checkpointing.claim.remove(folder / name)
 
 
 def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) -> Admission | None:

@@ -541,9 +541,7 @@ class ClusterFigures:
         if isinstance(event, RunEnded):
             self._say_where_the_timeline_ends(event.time_s)
             stages = {} if self._foreseen is None else {"pipeline": self._foreseen.to_json()}
-            event = replace(
-                event, result={**event.result, **stages, **self._figures(event.result)}
-            )
+            event = replace(event, result={**event.result, **stages, **self._figures(event.result)})
         self._emit(event)
         if isinstance(event, RunStarted) and self._foreseen is not None:
             self._emit(Notice(time_s=event.time_s, text=self._foreseen.text))

@@ -57,8 +57,8 @@ from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
 from polyrhythm.reporting.event_log import LOG_FILE, Observer
-from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.reporting.loggers import TRACE_FILE, StepTrace
+from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.strategies.strategy import HasStages
@@ -260,9 +260,7 @@ def _left_to_start(config: RunConfig) -> Auto | None:
     return Auto.parse(strategy)
 
 
-def _part_by_part(
-    stages: Stages | None, asked: _Asked, options: RunOptions
-) -> Callable[[], Run | None]:
+def _part_by_part(stages: Stages | None, asked: _Asked, options: RunOptions) -> Callable[[], Run | None]:
     """Return what trains with one strategy after the other, or where there are none with batches that grow by noise.
 
     Raises:

@@ -6,7 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, TestData, names_in, numbers
+from polyrhythm.cli.options import (
+    Dense,
+    Device,
+    Flip,
+    Json,
+    Network,
+    Scales,
+    TenCrop,
+    TestData,
+    names_in,
+    numbers,
+)
 from polyrhythm.cli.output import percent, print_json, print_table
 from polyrhythm.errors import RequestError
 

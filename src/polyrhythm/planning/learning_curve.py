@@ -118,8 +118,6 @@ class Forecast:
     deviation: float
 
 
-
-
 def extrapolated(curve: Sequence[tuple[float, float]], end: float) -> Forecast | None:
     """Return where a learning curve ends, by power laws a + b t^-c.
 

@@ -353,8 +353,12 @@ class PriceList(Described):
 
 def _ready(folder: str) -> dict[str, Traversable]:
     """Return the files of this kind that come with the package, by name."""
-    entries = [entry for entry in (files("polyrhythm.simulation") / folder).iterdir() if entry.name.endswith(".yaml")]
-    return {entry.name.removesuffix(".yaml"): entry for entry in sorted(entries, key=lambda entry: entry.name)}
+    entries = [
+        entry for entry in (files("polyrhythm.simulation") / folder).iterdir() if entry.name.endswith(".yaml")
+    ]
+    return {
+        entry.name.removesuffix(".yaml"): entry for entry in sorted(entries, key=lambda entry: entry.name)
+    }
 
 
 def ready_clusters() -> list[str]:
@@ -383,7 +387,9 @@ def open_prices(name_or_file: str | Path) -> PriceList:
         RequestError: there is none, or a value in it is missing or impossible.
     """
     what = f"price list {name_or_file}"
-    values = _values_in(_text_of(name_or_file, "price_lists", "price list"), what, "currency, date, source, machines")
+    values = _values_in(
+        _text_of(name_or_file, "price_lists", "price list"), what, "currency, date, source, machines"
+    )
     try:
         return PriceList(**values)
     except ValidationError as error:

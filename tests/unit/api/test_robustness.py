@@ -15,9 +15,9 @@ from PIL import Image
 from torch import nn
 
 import polyrhythm
+from polyrhythm.api.robustness import FACTORS, declines
 from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.errors import RequestError
-from polyrhythm.api.robustness import FACTORS, declines
 from polyrhythm.models.create import create_model
 from polyrhythm.models.weights import save_weights
 

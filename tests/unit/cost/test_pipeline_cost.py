@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from polyrhythm.cost.pipeline import bubble, gpipe_s, idle_s, sent_bytes
+from polyrhythm.partition.schedule import StageTimes, timetable
 from polyrhythm.partition.schedules.gpipe import GPipe
 from polyrhythm.partition.schedules.interleaved import Interleaved
-from polyrhythm.partition.schedule import StageTimes, timetable
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (2, 4), (4, 8), (3, 9)])

@@ -78,7 +78,9 @@ def test_what_is_missing_or_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="purchase goes with years"):
         open_prices(file)
     file.write_text(LIST.replace("per_second", "per_secnd"))
-    with pytest.raises(RequestError, match=r"key of price list .*, machines\.rented, .*per_secnd.*per_second"):
+    with pytest.raises(
+        RequestError, match=r"key of price list .*, machines\.rented, .*per_secnd.*per_second"
+    ):
         open_prices(file)
     file.write_text(LIST.replace("source: invoices\n", ""))
     with pytest.raises(RequestError, match="source is missing"):

@@ -10,9 +10,9 @@ import torch
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.strategies.parameter_server.replication.replicated_server import KEPT
 from polyrhythm.strategies.role_assignment import roles_in_order
+from polyrhythm.verification.families import Replicas
 from polyrhythm.verification.general import Progress, Versions
 from polyrhythm.verification.invariant import Conditions, Delivered, Ended, Handled, Stepped, Violation
-from polyrhythm.verification.families import Replicas
 from polyrhythm.verification.servers import Answers, Ledger, OfShards, ShardsTogether, Staleness
 
 WORKERS, SERVER = 2, 2

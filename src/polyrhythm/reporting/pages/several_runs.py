@@ -269,9 +269,7 @@ def _scaling(comparison: Comparison) -> Plot | None:
     most = max(row.workers for rows in strategies.values() for row in rows)
     each = base.mean(throughput) / base.workers
     ideal = {"color": _FAINT, "width": 1, "dash": "dash"}
-    traces.append(
-        _lines([base.workers, most], [each * base.workers, each * most], name="ideal", line=ideal)
-    )
+    traces.append(_lines([base.workers, most], [each * base.workers, each * most], name="ideal", line=ideal))
     return Plot(
         title="Throughput against workers",
         caption=f"Images a second of all workers; the dashed line is {base.name}, times as many.",
@@ -401,9 +399,7 @@ def render_search(search: Search, folder: Path, command: str) -> str:
 def _trials(search: Search, folder: Path) -> str:
     heads, rows = search.table(MOST_ROWS)
     folders = {str(trial.number): trial.folder for trial in search.trials}
-    lines = [
-        [_link(folder / folders[cells[0]], folder, cells[0]), *map(escape, cells[1:])] for cells in rows
-    ]
+    lines = [[_link(folder / folders[cells[0]], folder, cells[0]), *map(escape, cells[1:])] for cells in rows]
     more = len(search.trials) - len(rows)
     note = f'<p class="soft small">{more} more in search.json.</p>' if more > 0 else ""
     return _table("Best trials", heads, lines, 0 if search.best() else None, note)
@@ -590,7 +586,9 @@ def render_ensemble(figures: Mapping[str, Any], *, student: bool) -> str:
 
 
 def _tested_cells(tested: Mapping[str, Any]) -> list[str]:
-    cells = ["–" if (share := tested.get(key)) is None else percent(share) for key in ("test_top1", "test_top5")]
+    cells = [
+        "–" if (share := tested.get(key)) is None else percent(share) for key in ("test_top1", "test_top5")
+    ]
     cells.append("–" if (loss := tested.get("test_loss")) is None else f"{loss:.4f}")
     cells.append("" if (seconds := tested.get("seconds")) is None else duration(seconds))
     return [escape(cell) for cell in cells]

@@ -10,8 +10,8 @@ import pytest
 from polyrhythm.events import Event, RunStarted, WorkerLost, WorkerTimings
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.reporting.loggers import StepTrace
+from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.reporting.timings import PARTS, Timings, timing_lines, timing_table
 
 

@@ -28,7 +28,9 @@ def row(name: str, seconds: float, price_per_s: float | None) -> Row:
 
 def drawn(*rows: Row):
     comparison = Comparison(rows=rows, target=Target("top1", 0.9), chosen=True, warnings=())
-    return next((plot for plot in comparison_plots(comparison) if plot.title.startswith("Price against")), None)
+    return next(
+        (plot for plot in comparison_plots(comparison) if plot.title.startswith("Price against")), None
+    )
 
 
 def test_the_line_goes_along_those_that_none_beats_in_both() -> None:

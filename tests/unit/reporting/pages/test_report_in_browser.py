@@ -6,8 +6,8 @@ from browser import Browser, chromium
 from polyrhythm.events import RunEnded
 from polyrhythm.reporting.comparison import Comparison, read_run
 from polyrhythm.reporting.event_log import EventLog
-from polyrhythm.reporting.pages.several_runs import render_comparison
 from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.reporting.pages.several_runs import render_comparison
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium")
 
