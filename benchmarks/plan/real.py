@@ -201,6 +201,7 @@ def held(setting: Setting, target: str, seeds: int, folder: Path) -> dict[str, A
     told = {
         "setting": setting.name,
         "target": target,
+        "seeds": seeds,
         "cluster": where.model_dump(mode="json"),
         "cases": cases,
     }
@@ -245,7 +246,12 @@ def main() -> None:
     )
     parser.add_argument("--target", default="top1=0.88")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="how many of them")
+    parser.add_argument(
+        "--settings",
+        type=int,
+        default=len(SETTINGS),
+        help="how many of them; what FILE has of the others is kept",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.json")
     chosen = parser.parse_args()
     began_s = time.monotonic()
@@ -259,8 +265,11 @@ def main() -> None:
         "kernel": platform.release(),
         "minutes": (time.monotonic() - began_s) / 60,
     }
+    before = json.loads(chosen.out.read_text(encoding="utf-8"))["settings"] if chosen.out.is_file() else []
+    measured = {each["setting"] for each in found}
+    kept = [each for each in before if each["setting"] not in measured]
     chosen.out.write_text(
-        json.dumps({"machine": machine, "settings": found}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({"machine": machine, "settings": [*found, *kept]}, indent=1) + "\n", encoding="utf-8"
     )
     for each in found:
         print(json.dumps({key: value for key, value in each.items() if key != "cases"}))

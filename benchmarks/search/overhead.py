@@ -78,10 +78,12 @@ def main() -> None:
             told = json.loads((out / "search.json").read_text())
             assert len(told["trials"]) == given.trials
             (first, first_cpu), (second, second_cpu) = taken["search"], taken["alone"]
+            training = statistics.fmean(trial["seconds"] for trial in told["trials"])
             ratios.append((first / second, first_cpu / second_cpu))
             print(
                 f"a trial: {first:.2f} s in a search, {second:.2f} s alone ({first / second:.3f}); of processors "
-                f"{first_cpu:.2f} s, {second_cpu:.2f} s ({first_cpu / second_cpu:.3f})",
+                f"{first_cpu:.2f} s, {second_cpu:.2f} s ({first_cpu / second_cpu:.3f}); {training:.2f} s of it "
+                "are training",
                 flush=True,
             )
     clocks, processors = zip(*ratios, strict=True)

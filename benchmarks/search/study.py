@@ -5,8 +5,8 @@
 `lenet5(widths=[8, 16], hidden=64)` on the first 4,000 pictures of Fashion-MNIST, tested on 1,000 of its test pictures,
 which also choose (so all values are a little too good, alike for both). A search has 60 s of virtual time of a
 simulated host with two workers, with real gradients, whatever method it is by. PBT has 4 members and 8 epochs; the
-fixed schedule beside it (cosine, over as many epochs) the best of 4 trials that are drawn at random: as many pictures.
-What is in DIR already is not measured again; `--most` ends after so many
+fixed schedules beside it (constant, cosine) begin with the same parameters and train as many pictures, each member to
+its end. Of both the best last test counts. What is in DIR already is not measured again; `--most` ends after so many
 searches.
 """
 
@@ -23,9 +23,13 @@ import torch
 from PIL import Image
 
 import polyrhythm
+from polyrhythm.api.run_process import RunProcess
+from polyrhythm.api.tune import trial_options
 from polyrhythm.data.open import open_data
+from polyrhythm.search.space import Space
 
 TRAIN, TEST = 4_000, 1_000
+MEMBERS, EPOCHS = 4, 8
 MODEL = "lenet5(widths=[8, 16], hidden=64)"
 CLUSTER = """
 name: one host
@@ -56,30 +60,44 @@ def pictures(place: Path) -> str:
     return str(place)
 
 
-def by_method(method: str, seed: int, data: str, place: Path) -> dict[str, Any]:
-    """Makes one search; gives its best value and how many trials it had."""
+def by_method(method: str, seed: int, data: str, place: Path, begun: list[Any]) -> dict[str, Any]:
+    """Makes one search; gives its best value and how many trials it had.
+
+    Args:
+        method: of the search, or a fixed schedule.
+        seed: of the search and of its runs.
+        data: a folder of pictures.
+        place: for its runs.
+        begun: parameters with which the members of a population have begun, for a fixed schedule.
+    """
     cluster = place / "cluster.yaml"
     cluster.write_text(CLUSTER)
-    options: dict[str, Any] = {"data": data, "model": MODEL, "seed": seed, "out": place / "search"}
+    options: dict[str, Any] = {"data": data, "model": MODEL, "seed": seed}
     if method in ("random", "hyperband"):
-        options |= {
-            "cluster": cluster,
-            "workers": 2,
-            "epochs": 9,
-            "method": method,
-            "budget": "60s",
-            "jobs": 1,
-        }
-        found = polyrhythm.tune(SEARCHED, **options)
-    elif method == "pbt":
-        options |= {"workers": 1, "epochs": 8, "method": "pbt", "population": 4, "budget": "1h"}
-        found = polyrhythm.tune(CHANGED, optimizer="sgd(momentum=0.9)", **options)
-    else:
-        options |= {"workers": 1, "epochs": 8, "method": "random", "budget": "4 trials", "schedule": "cosine"}
-        found = polyrhythm.tune(CHANGED, optimizer="sgd(momentum=0.9)", **options)
-    best = found.search.best()
-    assert best is not None
-    return {"best": best.value, "trials": len(found.search.trials)}
+        options |= {"cluster": cluster, "workers": 2, "epochs": 9, "method": method, "jobs": 1}
+        found = polyrhythm.tune(SEARCHED, budget="60s", out=place / "search", **options)
+        best = found.search.best()
+        assert best is not None
+        return {"best": best.value, "trials": len(found.search.trials)}
+    options |= {"workers": 1, "epochs": EPOCHS, "optimizer": "sgd(momentum=0.9)"}
+    if method == "pbt":
+        found = polyrhythm.tune(
+            CHANGED, method="pbt", population=MEMBERS, budget="1h", out=place / "search", **options
+        )
+        trials = found.search.trials
+        at_end = [trial.value for trial in trials if trial.folder.endswith(f"interval-{EPOCHS - 1:02d}")]
+        first = [dict(trial.parameters) for trial in trials if trial.folder.endswith("interval-00")]
+        assert len(at_end) == len(first) == MEMBERS
+        return {"best": max(at_end), "trials": MEMBERS, "begun": first}
+    process, values = RunProcess(), []
+    for number, parameters in enumerate(begun):
+        told = trial_options({**options, "schedule": method}, Space.of(CHANGED), parameters)
+        answer = process.make({"folder": str(place / f"run-{number}"), "options": told, "simulation": {}})
+        values.append(
+            answer.get("test_top1") or 0.0
+        )  # a rate with which the loss is not finite comes to nothing
+    process.close()
+    return {"best": max(values), "trials": len(values)}
 
 
 def main() -> None:
@@ -92,7 +110,7 @@ def main() -> None:
     left = given.most
     path = given.out / "results.json"
     known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    pairs = [("hyperband", "random"), ("pbt", "fixed")]
+    pairs = [("hyperband", "random"), ("pbt", "constant", "cosine")]
     with TemporaryDirectory() as data:
         pictures(Path(data))
         for pair in pairs:
@@ -102,8 +120,9 @@ def main() -> None:
                         continue
                     left -= 1
                     with TemporaryDirectory() as place:
-                        known[method][str(seed)] = by_method(method, seed, data, Path(place))
-                    print(method, seed, known[method][str(seed)], flush=True)
+                        begun = known.get("pbt", {}).get(str(seed), {}).get("begun", [])
+                        known[method][str(seed)] = by_method(method, seed, data, Path(place), begun)
+                    print(method, seed, known[method][str(seed)]["best"], flush=True)
                     path.write_text(json.dumps(known, indent=1) + "\n")
     print("| method | best top-1, seed by seed | mean | trials |\n|---|---|---|---|")
     for method, seeds in known.items():

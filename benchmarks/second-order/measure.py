@@ -4,7 +4,9 @@
         [--only "kfac; sgd(lr=0.1)"] [--most N]
 
 `lenet5(widths=[8, 16], hidden=64)` by 2 workers that average their gradients at every step, in virtual time with real
-gradients; tested after every epoch. What is in DIR already is not measured again; `--most` ends after so many runs.
+gradients; tested after every epoch. What DIR has of the same study already is not measured again (a file for each set
+of data, with what was asked for; another model or batch size of the same data is refused); `--most` ends after so many
+runs.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.run import ConstantCluster, simulate
 
 OPTIMIZERS = (
+    "sgd(lr=0.02)",
     "sgd",
     "sgd(lr=0.1)",
     "sgd(lr=0.2)",
@@ -79,6 +82,20 @@ def accuracies(optimizer: str, seed: int, chosen: argparse.Namespace) -> list[fl
     return found
 
 
+ASKED = ("data", "model", "batch_size", "schedule", "epochs", "target", "images")
+"""What makes a study; runs of another one are not comparable."""
+
+
+def known_of(path: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Gives the runs that a study's file has, by optimiser and seed."""
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    if found["asked"] != asked:
+        raise SystemExit(f"{path} is of another study ({found['asked']}): name another folder with --out")
+    return dict(found["runs"])
+
+
 def reached(curve: list[float], target: float) -> int | None:
     """Gives the first epoch whose test was as good as the target."""
     return next((number for number, top1 in enumerate(curve, 1) if top1 >= target), None)
@@ -100,8 +117,9 @@ def main() -> None:
     parser.add_argument("--only", help="optimisers, with ; between")
     parser.add_argument("--most", type=int, default=1_000)
     chosen = parser.parse_args()
-    path = None if chosen.out is None else chosen.out / "results.json"
-    known: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.is_file() else {}
+    asked = {key: vars(chosen)[key] for key in ASKED}
+    path = None if chosen.out is None else chosen.out / f"{chosen.data}.json"
+    known = {} if path is None else known_of(path, asked)
     optimizers = [each.strip() for each in chosen.only.split(";")] if chosen.only else OPTIMIZERS
     left = chosen.most
     for seed in range(chosen.seeds):
@@ -116,7 +134,7 @@ def main() -> None:
             of_optimizer[str(seed)] = {"top1": curve, "processor_s": round(seconds, 1)}
             print(optimizer, seed, [round(value, 4) for value in curve], f"{seconds:.0f} s", flush=True)
             if path is not None:
-                path.write_text(json.dumps(known, indent=1) + "\n")
+                path.write_text(json.dumps({"asked": asked, "runs": known}, indent=1) + "\n")
     lines = [
         f"| optimiser | epochs to {chosen.target:g} | mean | processor seconds of an epoch |",
         "|---|---|---|---|",
