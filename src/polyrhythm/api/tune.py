@@ -406,9 +406,9 @@ def carry_out(
             _publish(folder / SEARCH_FILE, _text(what), folder.parent)
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
-    study = _Study(what, folder, tell)
-    count = jobs or (available_cores() if what.simulation else 1)
-    interrupted = _work(study, count)
+    with _lent(jobs or (available_cores() if what.simulation else 1)) as processes:
+        study = _Study(what, folder, tell)  # they import meanwhile
+        interrupted = _work(study, processes)
     search = study.search(whole=True)
     if not interrupted and search.trials and all(trial.error for trial in search.trials):
         if not existed:
@@ -509,9 +509,19 @@ def _publish(path: Path, text: str, draft_in: Path | None = None) -> None:
     draft.replace(path)
 
 
-def _work(study: _Study, jobs: int) -> bool:
-    """Make trials until none is left, with so many processes; return whether the user has interrupted it."""
-    processes = [RunProcess() for _ in range(jobs)]
+@contextlib.contextmanager
+def _lent(count: int) -> Iterator[list[RunProcess]]:
+    """Yield so many processes that make runs; in the end wait for them."""
+    processes = [RunProcess() for _ in range(count)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.close()
+
+
+def _work(study: _Study, processes: Sequence[RunProcess]) -> bool:
+    """Make trials by some processes until none is left; return whether the user has interrupted it."""
     stopping = threading.Event()
 
     def work(process: RunProcess) -> bool:
@@ -530,7 +540,7 @@ def _work(study: _Study, jobs: int) -> bool:
         return False
 
     try:
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(len(processes)) as pool:
             futures = [pool.submit(work, process) for process in processes]
             try:
                 return True in [future.result() for future in futures]
@@ -539,8 +549,6 @@ def _work(study: _Study, jobs: int) -> bool:
                 return True
     finally:
         study.leave()
-        for process in processes:
-            process.close()
 
 
 def trial_options(common: Mapping[str, Any], space: Space, parameters: Mapping[str, Any]) -> dict[str, Any]:
