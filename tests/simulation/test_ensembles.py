@@ -10,13 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from polyrhythm.api.compare import compare_runs
 from polyrhythm.api.evaluate import evaluate
 from polyrhythm.api.predict import predict
 from polyrhythm.api.simulate import simulate
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.trained import load_trained
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Event, RunEnded
+from polyrhythm.reporting.comparison import time_to
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.simulation.layout import shared_out
 
@@ -200,3 +203,18 @@ def test_what_cannot_be_is_refused_in_a_line_and_nothing_is_written(
         simulate(**job, out=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_an_ensemble_is_compared_with_a_single_network(tmp_path: Path) -> None:
+    """It is tested when all its members have ended; the images that they have seen add up."""
+    told = {**JOB, "epochs": 1, "cluster": "office", "workers": 2}
+    runs = [
+        simulate(**told, strategy=strategy, out=tmp_path / name)
+        for name, strategy in (("all", "ensemble(members=2)"), ("one", "synchronous"))
+    ]
+    found = compare_runs([run.folder for run in runs], "top1=0.1").comparison
+    ensemble, single = found.rows
+    assert [row.name for row in found.rows] == [f"{run.figures['strategy']}, 2 workers" for run in runs]
+    assert ensemble.runs[0].best() == runs[0].figures["test_top1"]
+    assert time_to(Target.parse("top1=0.1"))(ensemble.runs[0]) == runs[0].figures["seconds"]
+    assert ensemble.runs[0].tests[0].images == 2 * single.runs[0].tests[0].images

@@ -48,6 +48,7 @@ from polyrhythm.reporting.comparison import ComparedRun, Comparison, read_run
 from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.plots import Plot
 from polyrhythm.reporting.pages.several_runs import comparison_plots, render_comparison
+from polyrhythm.reporting.summary import ENSEMBLE_FILE
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build, plainly, split_outside
 from polyrhythm.user_files import parse_yaml, read_text
@@ -268,7 +269,8 @@ def plots_of_comparison(folder: Path) -> list[Plot]:
 
 def _runs_in(folder: Path) -> list[ComparedRun]:
     if (folder / PLAN_FILE).is_file():
-        return [read_run(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
+        logs = [*folder.glob(f"*/{LOG_FILE}"), *folder.glob(f"*/{ENSEMBLE_FILE}")]
+        return [read_run(log.parent) for log in sorted(logs)]
     return [read_run(folder)]
 
 
@@ -579,7 +581,8 @@ def _make(
             ended += 1
             if answer["outcome"] == "interrupted":
                 return True
-            if answer["outcome"] == "refused":
+            never_began = answer["outcome"] == "failed" and not _started(folder / run.name)
+            if answer["outcome"] == "refused" or never_began:
                 refused[run.label.rpartition(", seed")[0]] = answer["error"]
             elapsed_s = time.monotonic() - began_s
             left_s = elapsed_s / ended * (len(left) - ended)
@@ -616,11 +619,11 @@ def _left(seconds: float) -> str:
 
 
 def _started(folder: Path) -> bool:
-    return (folder / LOG_FILE).is_file()
+    return (folder / LOG_FILE).is_file() or (folder / ENSEMBLE_FILE).is_file()
 
 
 def _done(folder: Path) -> bool:
-    return _started(folder) and finished_run(folder) is not None
+    return (folder / ENSEMBLE_FILE).is_file() or (_started(folder) and finished_run(folder) is not None)
 
 
 def _slug(label: str) -> str:

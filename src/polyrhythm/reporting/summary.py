@@ -25,7 +25,7 @@ from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.tables import facts
 
-SUMMARY_FILE = "summary.json"
+SUMMARY_FILE, ENSEMBLE_FILE = "summary.json", "ensemble.json"
 _FORMAT = 1
 _MOST_LOSSES = 200
 _END_BYTES = 4096
@@ -121,10 +121,31 @@ def read_summary(folder: Path) -> Summary:
                 tests=[Test(images=test.pop("images"), event=Evaluated(**test)) for test in found["tests"]],
                 losses=[(time_s, images, loss) for time_s, images, loss in found["losses"]],
             )
+    if not (folder / LOG_FILE).exists() and (folder / ENSEMBLE_FILE).is_file():
+        return _of_ensemble(folder)
     _, summary = summarised(read_events(folder / LOG_FILE))
     if summary is None:
         raise RequestError(f"{folder} holds no run that has started: leave it out")
     return summary
+
+
+def _of_ensemble(folder: Path) -> Summary:
+    """Return the summary of networks that were trained side by side; they are tested together when all have ended.
+
+    Raises:
+        RequestError: the file is damaged.
+    """
+    try:
+        known = json.loads((folder / ENSEMBLE_FILE).read_text(encoding="utf-8"))
+        parts = [read_summary(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
+        tests = []
+        if "test_top1" in known:
+            results = {name: float(known[name]) for name in ("test_loss", "test_top1", "test_top5")}
+            event = Evaluated(time_s=float(known["seconds"]), epoch=int(known["epochs"]), **results)
+            tests = [Test(event=event, images=sum(part.tests[-1].images for part in parts if part.tests))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{folder / ENSEMBLE_FILE} is damaged ({' '.join(str(error).split())})") from None
+    return Summary(known=known, outcome="done", tests=tests, losses=[])
 
 
 def state_of(log: Path) -> list[Any]:
