@@ -14,6 +14,7 @@ from on_processes.commands import Started, finished, shell
 from on_processes.runs import ending
 from on_processes.two_hosts import ip
 from on_processes.verb import POLYRHYTHM
+from polyrhythm.api.simulate import simulate
 from polyrhythm.events import CheckpointSaved, Evaluated, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 from processes.family import are_gone, stop
@@ -84,6 +85,27 @@ def test_stages_go_on_in_the_same_processes(tmp_path: Path) -> None:
     assert local.figures["stages"] == done.figures["stages"]
     again = finished(torchrun(2, *options, "--out", "torchrun", "--resume", "auto"), tmp_path)
     assert again.err.count("torchrun has done its 3 epochs already") == 1
+
+
+def test_members_of_an_ensemble_share_out_the_ranks(tmp_path: Path) -> None:
+    """Each is the run that it would be elsewhere, and so is the student, by all ranks."""
+    options = ["--strategy", "ensemble(members=2)", "--distill", "mlp(hidden=[16])", "--epochs", "1"]
+    figures = finished(torchrun(2, *options, "--out", "torchrun"), tmp_path).figures
+    expected = simulate(
+        cluster="office",
+        data="digits",
+        model="mlp",
+        workers=2,
+        epochs=1,
+        strategy="ensemble(members=2)",
+        distill="mlp(hidden=[16])",
+        out=tmp_path / "simulated",
+    ).figures
+    for key in ("parameters_sha256", "test_top1", "ensemble", "workers"):
+        assert figures[key] == expected[key], key
+    assert [each["parameters_sha256"] for each in figures["members"]] == [
+        each["parameters_sha256"] for each in expected["members"]
+    ]
 
 
 def test_ranks_that_never_join_are_named(tmp_path: Path) -> None:

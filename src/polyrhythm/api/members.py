@@ -7,7 +7,8 @@
         ensemble.json  report.html   what all came to
         model.safetensors            with `distill`: the student's
 
-    real         members at the same time, a process each, which starts its ranks    ─▶ the student
+    real         members at the same time, a process each, which starts its ranks               ─▶ the student
+    torchrun     members at the same time, by the ranks that there are, shared out equally     ─▶ the student
     simulated    members one after the other, on hosts of their own, all from the same virtual time ─▶ the student
 
 A member is the run that `train` makes with its options alone, to the bit. Who resumes finds members that have ended,
@@ -20,6 +21,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from collections import Counter
@@ -29,6 +31,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch.distributed as dist
 
 from polyrhythm.api.evaluate import evaluate
 from polyrhythm.api.observed_run import Run, create_folder_for, discard_folder, finished_run
@@ -41,9 +45,12 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import ENSEMBLE_FILE, MODEL_FILE, member_folder
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.events import Notice
+from polyrhythm.events import Evaluated, Event, Notice
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.launch.patience import Patience, speaking_up
+from polyrhythm.launch.signals import Preempted, asked_to_stop
+from polyrhythm.launch.torchrun.gathering import gather, starts_hosts_apart
+from polyrhythm.launch.torchrun.started_rank import as_group, asked_threads, meet
 from polyrhythm.reporting.event_log import Observer
 from polyrhythm.reporting.pages.several_runs import render_ensemble
 from polyrhythm.reporting.quantities import percent
@@ -87,6 +94,8 @@ Student = Callable[[Path, dict[str, Any]], Run | None]
 """Makes the run of the student, or what is left of it, in a folder with options."""
 Simulated = Callable[[Cluster, RunConfig, Path, Sequence[Observer]], Run]
 """Makes one simulated run."""
+RunOfRanks = Callable[[Path, dict[str, Any], Sequence[Observer]], Run | None]
+"""Makes a run in a folder with options by ranks that there are; returns it in the one that leads."""
 
 
 def train_ensemble(
@@ -204,6 +213,196 @@ def simulate_ensemble(
         claim.release()
 
 
+def shared_ranks(ensemble: Ensemble, config: RunConfig, asked: int | None) -> RunConfig:
+    """Return the configuration of an ensemble whose members share out the ranks that torchrun has started.
+
+    Args:
+        ensemble: the members.
+        config: of all of it.
+        asked: how many workers were asked for; None: as many as there are.
+
+    Raises:
+        RequestError: the ranks cannot be shared out equally, a member would have no worker, or workers are not these.
+    """
+    _check_real(config)
+    size, members = int(os.environ["WORLD_SIZE"]), ensemble.members
+    servers = [strategy.traits(1).servers for strategy in _strategies(ensemble, config)]
+    each = size // members
+    if size % members or each <= max(servers):
+        raise RequestError(
+            f"torchrun's {size} processes cannot be shared out equally among {members} members of {ensemble.each}: "
+            f"start {members * max(each, max(servers) + 1)}"
+        )
+    workers = members * (each - servers[0])
+    if asked not in (None, workers):
+        raise RequestError(f"torchrun's processes leave {workers} workers, not {asked}: omit --workers")
+    told = config.model_copy(update={"workers": workers})
+    _try_out(ensemble, told, ensemble.member_configs(told))
+    return told
+
+
+def train_ensemble_of_ranks(
+    ensemble: Ensemble,
+    config: RunConfig,
+    place: Callable[[], tuple[Path, Run | None]],
+    observers: Sequence[Observer],
+    make: RunOfRanks,
+) -> Run | None:
+    """Make the runs of an ensemble by the ranks that torchrun has started; all see the folder.
+
+        ranks 0 … k-1     member 0 ─┐
+              k … 2k-1    member 1 ─┼─▶ rank 0: all have ended ─▶ all ranks: the student ─▶ rank 0: what all came to
+              …                    ─┘
+
+    Where torchrun starts lost ranks again while others go on, one of them finds the folder in the store, and its member
+    lets it in as any run does. Elsewhere all begin anew, by names of their own.
+
+    Args:
+        ensemble: the members.
+        config: of all of it, as `shared_ranks` returns it.
+        place: returns the folder, and the run of it if it has ended; called in rank 0.
+        observers: as for `train_ensemble`; in rank 0.
+        make: makes a run, or what is left of it, by the ranks of the group that this process is in.
+
+    Returns:
+        The run; None in ranks other than 0.
+
+    Raises:
+        RequestError: the folder cannot be written, or this rank does not see it.
+        RunError: a run has failed, or some ranks never came.
+    """
+    outside, patience = meet(), Patience(config.gather_s)
+    name, store = "ensemble", outside.store
+    if not starts_hosts_apart(outside):
+        start = gather(outside, patience)
+        name, store = start.name, start.rendezvous.store
+    ended = [f"{_ENDED_KEY}/{each}" for each in range(ensemble.members)]
+    claim = None
+    if outside.rank == 0:
+        before = _read(store, _FOLDER_KEY)
+        folder, done = (Path(before), None) if before else place()
+        if done is None:
+            if (folder / CONFIG_FILE).is_file():
+                _check_same(folder, config)
+            claim = create_folder_for(folder, config, config.device)
+            for key in (_NEXT_KEY, *(each for each in ended if _read(store, each) != "done")):
+                store.delete_key(key)  # of an earlier start of this rank
+        store.set(_FOLDER_KEY, str(folder.absolute()) if done is None else "")
+        if done is not None:
+            return done
+    else:
+        there = patience.key(store, _FOLDER_KEY, 0)
+        if not there:
+            return None
+        folder = Path(there)
+        if not _seen(lambda: (folder / CONFIG_FILE).is_file()):
+            raise RequestError(
+                f"rank {outside.rank} does not see {folder}, where the members of the ensemble are to leave their "
+                "networks: give --out a folder that all hosts share"
+            )
+    try:
+        size = outside.size // ensemble.members
+        number, rank = divmod(outside.rank, size)
+        threads = {"threads": _threads_of_rank(config)}
+        options = plain_values(ensemble.member_configs(config)[number]) | threads
+        with as_group(f"{name}/member-{number}", number * size, rank, size):
+            hearing = [_Tests(folder, number, observers if outside.rank == 0 else ())]
+            run = make(member_folder(folder, number), options, hearing)
+        if run is not None:
+            store.set(f"{_ENDED_KEY}/{number}", run.outcome)
+        if outside.rank:
+            if run is not None and run.preempted:
+                raise Preempted("the run was interrupted, since one of its hosts is taken away")
+            if _awaited(store, _NEXT_KEY) == STUDENT:
+                with as_group(f"{name}/{STUDENT}", 0, outside.rank, outside.size):
+                    make(folder / STUDENT, _student_options(ensemble, config, folder) | threads, ())
+            return None
+        assert run is not None, "rank 0 leads its member"
+        if run.outcome != "done" or any(_awaited(store, key) != "done" for key in ended):
+            store.set(_NEXT_KEY, "")
+            return Run(folder, "interrupted", {}, preempted=run.preempted)
+        store.set(_NEXT_KEY, "" if config.distill is None else STUDENT)
+        taught = None
+        if config.distill is not None:
+            with as_group(f"{name}/{STUDENT}", 0, 0, outside.size):
+                told = _student_options(ensemble, config, folder) | threads
+                taught = make(folder / STUDENT, told, observers)
+            assert taught is not None, "rank 0 leads"
+            if taught.outcome != "done":
+                return replace(taught, folder=folder)
+        folders = [member_folder(folder, each) for each in range(ensemble.members)]
+        _seen(lambda: all(finished_run(each) is not None for each in folders))
+        return _over(config, folder, list(map(_ended, folders)), taught)
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+def _threads_of_rank(config: RunConfig) -> int:
+    """Return a rank's compute threads: its share of the cores, as if all of a host's were one network's."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return config.threads or asked_threads(os.environ) or max(1, available_cores() // here)
+
+
+_FOLDER_KEY, _ENDED_KEY, _NEXT_KEY = "ensemble/folder", "ensemble/ended", "ensemble/next"
+_SEEN_S, _LOOK_EVERY_S = 15.0, 0.1
+"""For what another host has written to appear on a network file system, at most; how often one looks."""
+
+
+def _read(store: Any, key: str) -> str:
+    return bytes(store.get(key)).decode() if store.check([key]) else ""
+
+
+def _awaited(store: Any, key: str) -> str:
+    """Return what another rank says once it has come so far; nothing if it has left, and the store with it."""
+    try:
+        with speaking_up(lambda: "still waiting for the other members of the ensemble"):
+            while not store.check([key]):
+                time.sleep(_LOOK_EVERY_S)
+            return _read(store, key)
+    except (RuntimeError, dist.DistError):
+        return ""
+
+
+def _seen(is_there: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + _SEEN_S
+    while not is_there():
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True
+
+
+class _Tests:
+    """Tells how a member's tests go, in the process that leads it.
+
+    Args:
+        folder: of the ensemble.
+        number: of the member.
+        observers: that are told; none: a line is printed.
+    """
+
+    def __init__(self, folder: Path, number: int, observers: Sequence[Observer]) -> None:
+        self._folder, self._number, self._observers = folder, number, observers
+
+    def on_event(self, event: Event) -> None:
+        """Tell of a test."""
+        if not isinstance(event, Evaluated):
+            return
+        text = _tested(self._folder, self._number, event.epoch, event.test_top1)
+        for observer in self._observers:
+            observer.on_event(Notice(time_s=event.time_s, text=text))
+        if not self._observers:
+            print(f"notice: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Nothing is open: the observers are the ensemble's."""
+
+
+def _tested(folder: Path, number: int, epoch: int, top1: float) -> str:
+    return f"member {number}: top-1 {percent(top1)} after {epoch} of {_epochs(folder, number)} epochs"
+
+
 def _strategies(ensemble: Ensemble, config: RunConfig) -> list[Strategy]:
     """Return the strategies of each member, of which stages have several."""
     stages = Stages.parse(ensemble.each)
@@ -292,7 +491,7 @@ def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequenc
 
     def made(number: int) -> dict[str, Any]:
         def hear(epoch: int, tested: Mapping[str, float]) -> bool:
-            text = f"member {number}: top-1 {percent(tested['top1'])} after {epoch} of {_epochs(folder, number)} epochs"
+            text = _tested(folder, number, epoch, tested["top1"])
             with telling:
                 for observer in observers:
                     observer.on_event(Notice(time_s=time.monotonic() - began_s, text=text))
@@ -425,8 +624,9 @@ def _of_all(
         "stragglers": stragglers,
         "parameters_sha256": hashlib.sha256("".join(digests).encode()).hexdigest(),
         "members": [
-            {key: each[key] for key in ("run", *_TESTED, "seconds", "parameters_sha256") if key in each}
-            for each in members
+            {"run": str(member_folder(folder, number))}
+            | {key: each[key] for key in (*_TESTED, "seconds", "parameters_sha256") if key in each}
+            for number, each in enumerate(members)
         ],
         "ensemble": {key: tested[key] for key in _TESTED if key in tested},
         **{key: tested[key] for key in (*_TESTED, "test_top1_interval") if key in tested},

@@ -9,9 +9,11 @@ from typing import Any
 
 from polyrhythm.api.observed_run import RUNS
 from polyrhythm.config.assemble import strategy_from
+from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.model import name_of
 from polyrhythm.config.recipe import configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig
+from polyrhythm.config.stages import Stages
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build
 from polyrhythm.submission.engine import ENGINES, Engine, Outcome, Submission
@@ -84,7 +86,12 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
     if verb != "train":
         raise RequestError(f"an engine cannot {verb}: it takes train, {', '.join(ALONE[:-1])} or {ALONE[-1]}")
     config = _configured(given)
-    servers = strategy_from(config.strategy, config.compress).traits(config.workers).servers
+    servers, several = _servers_of(config)
+    if several and getattr(engine, "server_options", None):
+        raise RequestError(
+            f"server_options place the servers of one strategy apart, and {config.strategy} has others for each member "
+            "or at other times: leave server_options out"
+        )
     folder, sent = given.get("out"), _without(words, "--workers")
     if given.get("resume") not in (None, "auto"):
         folder = given["resume"]
@@ -99,6 +106,22 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
         sent += ["--notice-s", str(notice_s)]
     data = config.data if isinstance(config.data, str) and _is_path(config.data) else None
     return Submission(tuple(sent), config.workers, servers, Path(folder), data, here, Path(folder).name)
+
+
+def _servers_of(config: RunConfig) -> tuple[int, bool]:
+    """Return the servers of a run: of all members of an ensemble, and of stages those of the one with most.
+
+    Also returns whether it is one of these.
+    """
+    ensemble = Ensemble.parse(str(config.strategy))
+    members = [config] if ensemble is None else ensemble.member_configs(config)
+    servers, several = 0, ensemble is not None
+    for member in members:
+        stages = Stages.parse(str(member.strategy))
+        several = several or stages is not None
+        named = [member.strategy] if stages is None else [stage.strategy for stage in stages.stages]
+        servers += max(strategy_from(each, config.compress).traits(member.workers).servers for each in named)
+    return servers, several
 
 
 _OF_THE_VERB = {"recipe", "out", "resume", "json"}

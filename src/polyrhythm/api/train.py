@@ -108,8 +108,14 @@ def train(
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
         ensemble = Ensemble.parse(str(config.strategy))
-        if ensemble is not None:
-            return _train_ensemble(ensemble, config, out, resume, again, observers, start_method)
+        whole = (
+            None
+            if ensemble is None
+            else _ensemble(ensemble, config, options, out, resume, again, observers, start_method)
+        )
+    if whole is not None:
+        return whole()
+    with leader_speaks():
         refuse_distill(config)
         if started_by_torchrun() and _left_to_start(config) is not None:
             raise RequestError(
@@ -331,34 +337,46 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
-def _train_ensemble(
+def _ensemble(
     ensemble: Ensemble,
     config: RunConfig,
+    options: RunOptions,
     out: str | Path | None,
     resume: str | Path | None,
     again: bool,
     observers: Sequence[Observer],
     start_method: str,
-) -> Run:
-    """Train networks side by side, and perhaps one that learns from them."""
-    from polyrhythm.api.members import finished_ensemble, train_ensemble  # no other run pays for it
+) -> Callable[[], Run | None]:
+    """Return what trains networks side by side, and perhaps one that learns from them.
+
+    Raises:
+        RequestError: the members are impossible.
+    """
+    from polyrhythm.api import members  # no other run pays for it
+
+    def place() -> tuple[Path, Run | None]:
+        folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
+        done = members.finished_ensemble(folder) if resume is not None else None
+        if done is not None and not again:
+            raise all_done(folder, done.figures["epochs"])
+        return folder, done
+
+    def make(folder: Path, told: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
+        return train(out=folder, resume=AUTOMATIC, observers=watching, start_method=start_method, **told)
 
     if started_by_torchrun():
-        raise RequestError(
-            "an ensemble starts its members' ranks itself: under torchrun train each member as a run of its own, with "
-            "another --seed, and name them all to `polyrhythm evaluate`"
-        )
-    folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
-    done = finished_ensemble(folder) if resume is not None else None
+        shared = members.shared_ranks(ensemble, config, options.get("workers"))
+
+        def make_of_ranks(folder: Path, told: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
+            return make(folder, {key: value for key, value in told.items() if key != "workers"}, watching)
+
+        return partial(members.train_ensemble_of_ranks, ensemble, shared, place, observers, make_of_ranks)
+    folder, done = place()
     if done is not None:
-        if not again:
-            raise all_done(folder, done.figures["epochs"])
-        return done
-
-    def student(place: Path, told: dict[str, Any]) -> Run | None:
-        return train(out=place, resume=AUTOMATIC, observers=observers, start_method=start_method, **told)
-
-    return train_ensemble(ensemble, config, folder, observers, student)
+        return lambda: done
+    return partial(
+        members.train_ensemble, ensemble, config, folder, observers, partial(make, watching=observers)
+    )
 
 
 def _short_name(config: RunConfig) -> str:

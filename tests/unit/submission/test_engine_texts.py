@@ -54,6 +54,21 @@ def test_slurm_gets_a_task_for_every_rank():
     assert "--workers" not in text  # the number of tasks says how many there are
 
 
+@pytest.mark.parametrize(
+    ("strategy", "workers", "ranks"),
+    [
+        ("ensemble(members=2, each=parameter_server(servers=1))", 4, 6),
+        ('stages("synchronous until 0.5; parameter_server(servers=2)")', 3, 5),
+        ("ensemble(members=2, each='stages(\"synchronous until 0.5; easgd(servers=1)\")')", 2, 4),
+    ],
+)
+def test_members_and_stages_have_a_task_for_every_rank_that_they_need(strategy, workers, ranks):
+    job = {**JOB, "strategy": strategy, "workers": workers}
+    assert f"--ntasks={ranks}" in directives(script("slurm(nodes=2)", **job))
+    with pytest.raises(RequestError, match="leave server_options out"):
+        script("slurm(nodes=2, server_options='--mem=1G')", **job)
+
+
 def test_slurm_takes_as_many_nodes_as_are_free():
     text = script("slurm(nodes='1-4', tasks_per_node=2, cpus=3, gpus=1)", **JOB)
     assert {"--nodes=1-4", "--mincpus=6", "--gpus-per-node=2"} <= set(directives(text))

@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from polyrhythm.communication.transports.shared_memory.meeting import machine_key
 from polyrhythm.communication.transports.torch_distributed.rendezvous import (
+    GROUP_VARIABLE,
     Rendezvous,
     from_environment,
     newest_generations,
@@ -122,6 +123,29 @@ def meet() -> Rendezvous:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
         leave_with(first_parent())
     return from_environment()
+
+
+@contextmanager
+def as_group(name: str, first: int, rank: int, size: int) -> Iterator[None]:
+    """Have this process be a rank of a run that some of the ranks make by themselves which have been started.
+
+    Args:
+        name: of the run, new.
+        first: which of all ranks is its rank 0.
+        rank: of this process in it.
+        size: how many ranks it has.
+    """
+    own = {"RANK": str(rank), "WORLD_SIZE": str(size), GROUP_VARIABLE: f"{name}:{first}"}
+    before = {key: os.environ.get(key) for key in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
 
 
 def run_under_torchrun(

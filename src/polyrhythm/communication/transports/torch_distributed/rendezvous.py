@@ -26,6 +26,9 @@ LOOPBACK = "127.0.0.1"
 PREFIX = "polyrhythm"
 """Of all keys in a store that others may use as well, such as torchrun's."""
 
+GROUP_VARIABLE = "POLYRHYTHM_GROUP"
+"""Set where some of the ranks that have been started make a run of their own: its name, and the first of them."""
+
 _BACKLOG = 4096
 _PATIENCE = timedelta(seconds=60)
 
@@ -110,16 +113,19 @@ def from_environment() -> Rendezvous:
     """
     rank, size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = _variable("MASTER_ADDR")
-    keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    group, _, first = os.environ.get(GROUP_VARIABLE, "").rpartition(":")
+    keeper = rank == 0 and first in ("", "0") and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    hosts = keeper and not group  # whose process hosts it already
     try:
-        store = dist.TCPStore(host, port, None, is_master=keeper, timeout=_PATIENCE, wait_for_workers=False)
+        store = dist.TCPStore(host, port, None, is_master=hosts, timeout=_PATIENCE, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as error:
         if "EADDRINUSE" in str(error):
             raise RequestError(f"port {port} of {host} is in use: set another with --master-port") from None
         raise RunError(
             f"rank {rank} cannot reach the store at {host}:{port}: {str(error).splitlines()[0]}"
         ) from None
-    return Rendezvous(dist.PrefixStore(PREFIX, store), rank, size, own_address(host, port), keeper)
+    prefix = f"{PREFIX}/{group}" if group else PREFIX
+    return Rendezvous(dist.PrefixStore(prefix, store), rank, size, own_address(host, port), keeper)
 
 
 def _variable(name: str) -> str:
