@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ def loader(size: int) -> DataLoader[Any]:
     return DataLoader(points(4 * BATCH_SIZE * WORKERS), size)
 
 
-def plain_parameters() -> Tensor:
-    """Trains without any distribution, on batches as large as all workers' together; gives `(n,)`."""
+def plain_parameters(workers: Sequence[int] = (WORKERS,) * EPOCHS) -> Tensor:
+    """Trains without any distribution, on batches as large as those of an epoch's workers together; gives `(n,)`."""
     model = network()
     optimizer = optimizer_of(model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    train(model, optimizer, loader(WORKERS * BATCH_SIZE), range(EPOCHS), scheduler)
+    for each in workers:
+        train(model, optimizer, loader(each * BATCH_SIZE), range(1), scheduler)
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 

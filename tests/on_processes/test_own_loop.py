@@ -94,6 +94,22 @@ def test_stages_of_a_loop_are_one_run(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert "goes on from the model of synchronous, with its optimiser's state" in capfd.readouterr().err
 
 
+def test_stages_of_a_loop_go_on_in_torchruns_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both train in the first stage; the second has one for its server, and the state by way of the other."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    served = "parameter_server(servers=1, consistency=synchronous)"
+    torchrun(2, staged_loop_task.__file__, f'stages("synchronous until 1 epochs; {served}")', str(tmp_path))
+    (entry,) = saved(tmp_path)
+    assert entry["steps"] == 4 + 8 + 8
+    expected = staged_loop_task.plain_parameters((2, 1, 1))
+    torch.testing.assert_close(vector(entry), expected, rtol=1e-11, atol=1e-11)
+    assert not list(temporary.glob("polyrhythm-stages-*"))
+
+
 @pytest.mark.timeout(400)  # its ranks import all that an example does
 def test_the_example_learns_out_of_step_under_the_own_launcher(capfd: pytest.CaptureFixture[str]) -> None:
     run_script(EXAMPLE, ["--strategy", "parameter_server", "--epochs", "6"], workers=2)

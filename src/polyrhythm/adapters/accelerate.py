@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from polyrhythm.api.join import Group, join
+from polyrhythm.api.join import Group, join, refuse_stages
 from polyrhythm.api.loop.shard import Shard
 from polyrhythm.errors import RequestError
 
@@ -71,6 +71,7 @@ class PolyrhythmAccelerator(Accelerator):
         observers: Sequence[Observer] = (),
         **options: Any,
     ) -> None:
+        refuse_stages(strategy, "a loop of Accelerate")
         self.group: Group = join(strategy, threads=threads, report=report, observers=observers)
         self._left = False
         with as_one_process():  # else it would gather the ranks a second time, by a process group of its own

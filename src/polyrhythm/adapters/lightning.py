@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polyrhythm.api.join import Group, join, process_rank
+from polyrhythm.api.join import Group, join, process_rank, refuse_stages
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import define_missing_operators
 
@@ -64,6 +64,7 @@ class PolyrhythmStrategy(ParallelStrategy):
         observers: Sequence[Observer] = (),
         **options: Any,
     ) -> None:
+        refuse_stages(strategy, "Lightning's trainer")
         super().__init__(**options)
         self.group: Group | None = None
         self._spec = strategy

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +42,10 @@ from polyrhythm.launch.script import (
     FAILED_KEY,
     LET_GO_KEY,
     NEXT_STAGE_KEY,
+    begin_anew,
+    begin_anew_at_exit,
+    begins_anew,
+    check_stage,
     leader_returns,
     meet,
     stage_under_way,
@@ -117,7 +124,7 @@ def join(
         leader_returns=leader_returns(),
     )
     if not world.is_worker:
-        _serve(chosen, world, home)
+        _serve(chosen, world, home, stage)
     if threads is not None:
         use_threads(threads)
     keep_freed_memory()
@@ -133,12 +140,14 @@ class LoopStage:
     Attributes:
         stages: all of them.
         number: of this one, from 0.
-        folder: where one leaves the run's state to the next.
+        folder: where one leaves the run's state to the next; None where worker 0 alone has it, or there is none yet.
+        anew: whether processes begin anew by themselves: torchrun's, whose hosts need not share a folder.
     """
 
     stages: Stages
     number: int
-    folder: Path
+    folder: Path | None
+    anew: bool = False
 
     @property
     def strategy(self) -> str:
@@ -154,6 +163,10 @@ class LoopStage:
         last = self.number == len(self.stages.stages) - 1
         return None if last else self.stages.ends(epochs)[self.number]
 
+    def following(self, folder: Path | None) -> str:
+        """Return the text of `STAGE_VARIABLE` for a process that begins the next one; the folder is of its state."""
+        return f"{self.number + 1}:{'' if folder is None else folder}"
+
 
 def stage_of(spec: str) -> LoopStage | None:
     """Return the stage that this process is started for; None: the spec is that of one strategy.
@@ -167,17 +180,34 @@ def stage_of(spec: str) -> LoopStage | None:
     at = stage_under_way()
     if at is None:
         raise RequestError(
-            "stages start their ranks anew, which polyrhythm run does: start with it, or train with the first "
-            "strategy, group.save, and join with the next, group.load"
+            "stages begin the script anew in every process, which polyrhythm run and torchrun see to: start with one "
+            "of them, or train with the first strategy, group.save, and join with the next, group.load"
         )
-    for each in stages.stages:
-        strategy_from(each.strategy)  # what is impossible is refused before anything is trained
+    for each in stages.stages:  # what is impossible is refused before anything is trained
+        check_stage(strategy_from(each.strategy).in_own_loop())
         if each.target is not None:
             raise RequestError(
                 f"{each.strategy} until {each.target.metric}={each.target.value:g}: in a loop of your own a stage ends "
                 "after epochs: write until 0.1, or until 3 epochs"
             )
-    return LoopStage(stages, *at)
+    return LoopStage(stages, *at, anew=begins_anew())
+
+
+def refuse_stages(strategy: str | Strategy, trainer: str) -> None:
+    """Refuse stages of strategies where somebody else's trainer goes through the epochs.
+
+    Args:
+        strategy: as for `join`.
+        trainer: whose, for the error's text.
+
+    Raises:
+        RequestError: it has several.
+    """
+    if Stages.parse(str(strategy)) is not None:
+        raise RequestError(
+            f"stages change at the end of epochs that group.epochs counts, and {trainer} counts its own: give one "
+            f"strategy (given {strategy})"
+        )
 
 
 def reported_group(
@@ -205,21 +235,24 @@ def reported_group(
     return Group(strategy, meter.in_world(world), home, meter, log, stage)
 
 
-def _serve(strategy: Strategy, world: World, home: Rank) -> NoReturn:
-    """Serve, then end the process: a `with` cannot skip its body, and the rest of the script is not for a server."""
+def _serve(strategy: Strategy, world: World, home: Rank, stage: LoopStage | None) -> NoReturn:
+    """Serve, then end the process or begin the next stage: the rest of the script is not for a server."""
     status = 0
     try:
         use_threads(1)
         make_optimizers_quickly()  # nothing of the user's runs here that could be compiled
         serve(strategy, world)
+        follows = stage is not None and stage.anew and home.rendezvous.store.check([NEXT_STAGE_KEY])
         home.close()
+        if stage is not None and follows:
+            begin_anew(stage.following(None))
     except BaseException:
         status = 1
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # SystemExit would run the script's own `except` and `finally` blocks, which would speak of a training that this
-    # process has not done.
+    # A `with` cannot skip its body, and SystemExit would run the script's own `except` and `finally` blocks, which
+    # would speak of a training that this process has not done.
     os._exit(status)
 
 
@@ -485,7 +518,7 @@ class Group:
         stage, last = self._stage, count
         if stage is not None:
             if stage.number and not optimizer.has_begun:
-                self.load(stage.folder / str(stage.number))
+                self._take_over(stage)
             last = stage.end(count) or count
         self._coordination.epoch_count = self._coordination.epoch_count or count
         self._coordination.loop_progress.keep(kept)
@@ -496,13 +529,41 @@ class Group:
         if stage is not None and last < count:
             self._end_stage(stage)
 
+    def _take_over(self, stage: LoopStage) -> None:
+        """Go on where the stage before has ended."""
+        number = str(stage.number)
+        if not stage.anew:
+            assert stage.folder is not None, "who starts processes anew gives them one"
+            self.load(stage.folder / number)
+            return
+        written = io.BytesIO()
+        if stage.folder is not None:
+            torch.save(read_folder(stage.folder / number), written)
+            shutil.rmtree(stage.folder, ignore_errors=True)
+        told = self._from_leader(written.getvalue())
+        self.load_state_dict(torch.load(io.BytesIO(told), weights_only=True))
+
+    def _from_leader(self, content: bytes) -> bytes:
+        """Return what worker 0 gives; all workers call it."""
+        workers = self._world.network.subgroup("stage", self._world.roles.workers)
+        size = torch.tensor([len(content)])
+        workers.broadcast(size)
+        told = torch.empty(int(size), dtype=torch.uint8)
+        told.numpy()[: len(content)] = memoryview(content)
+        workers.broadcast(told)
+        return told.numpy().tobytes()
+
     def _end_stage(self, stage: LoopStage) -> NoReturn:
         """Hand the run over to the next stage, and end this process in good order."""
-        following = stage.number + 1
-        self.save(stage.folder / str(following))
+        following, folder = str(stage.number + 1), stage.folder
+        if stage.anew:
+            folder = Path(tempfile.mkdtemp(prefix="polyrhythm-stages-")) if self.leads else None
+        self.save((folder or Path()) / following)  # who does not lead writes nothing
         if self.leads:
-            self._home.rendezvous.store.set(NEXT_STAGE_KEY, str(following))
+            self._home.rendezvous.store.set(NEXT_STAGE_KEY, following)
         self._finish()
+        if stage.anew:
+            begin_anew_at_exit(stage.following(folder))
         raise SystemExit(0)
 
     def shard(
@@ -753,6 +814,7 @@ class Group:
             self._optimizer.gradients.close()
         try:
             if kind is None:
+                self._check_stages_counted()
                 self._finish()
                 return
         finally:
@@ -767,6 +829,14 @@ class Group:
             elif not isinstance(error, RunError):
                 # That would be what this worker has noticed of another's end.
                 store.set(FAILED_KEY, str(own.rank))
+
+    def _check_stages_counted(self) -> None:
+        stage, counted = self._stage, self._coordination.epoch_count
+        if stage is not None and not counted and stage.number < len(stage.stages.stages) - 1:
+            raise RequestError(
+                f"the loop has ended in the first stage, {stage.strategy}: stages change at the end of epochs that "
+                "group.epochs counts, so go through them with it, or join with one strategy"
+            )
 
     def _finish(self) -> None:
         if self._replica is None or self._optimizer is None:

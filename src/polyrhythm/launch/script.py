@@ -22,23 +22,30 @@ workers are there, since the launcher knows first who is gone:
 
 launcher    HERE ─────▶ GONE, or COMING if it starts a successor
 successor               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the others
+
+With each of several strategies (`stages`) a script begins anew. `polyrhythm run` starts its ranks again. Those of
+torchrun, to which the end of a process is the end of the run, execute their own command again in the same process.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import multiprocessing
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -79,7 +86,7 @@ from polyrhythm.launch.supervisor import (
     Waiting,
 )
 from polyrhythm.launch.torchrun.gathering import gather
-from polyrhythm.launch.torchrun.started_rank import roles_of, started_by_torchrun
+from polyrhythm.launch.torchrun.started_rank import roles_of, started_by_torchrun, workers_of
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
 from polyrhythm.strategies.role_assignment import RoleAssignment
@@ -119,7 +126,8 @@ NEXT_STAGE_KEY = "script/next-stage"
 """Set in the store by rank 0 whose stage of several is over: the number of the one with which all begin anew."""
 
 STAGE_VARIABLE = "POLYRHYTHM_STAGE"
-"""Set by `polyrhythm run`: which stage of its strategies a script is in, and a folder to hand its state over in."""
+"""Which stage of its strategies a script is in, and a folder to hand its state over in. Set by `polyrhythm run`; a rank
+of torchrun sets it for itself, and has the folder if it leads."""
 
 _STRATEGY_KEY = "script/strategy"
 _THIS_PROCESS = secrets.token_hex(8)
@@ -136,10 +144,84 @@ def leader_returns() -> bool:
     return os.environ.get(RETURNS_VARIABLE) == "1"
 
 
-def stage_under_way() -> tuple[int, Path] | None:
+def stage_under_way() -> tuple[int, Path | None] | None:
     """Return which stage of its strategies a script is in, and the folder of its state; None: nobody counts stages."""
     number, _, folder = os.environ.get(STAGE_VARIABLE, "").partition(":")
-    return (int(number), Path(folder)) if folder else None
+    if not number:
+        return (0, None) if begins_anew() else None
+    return int(number), Path(folder) if folder else None
+
+
+def begins_anew() -> bool:
+    """Whether this process begins its script anew by itself when a stage is over: a rank that torchrun has started."""
+    return started_by_torchrun() and not started_by_run()
+
+
+def check_stage(strategy: Strategy) -> None:
+    """Refuse a strategy of several that these processes cannot have, or cannot come to.
+
+    Raises:
+        RequestError: with the reason.
+    """
+    if not begins_anew():
+        strategy.check(int(os.environ[WORKERS_VARIABLE]))
+        return
+    strategy.check(workers_of(strategy))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        raise RequestError(
+            "stages begin the script anew in each process, and the store in which ranks meet would end with that of "
+            "rank 0: start with torchrun, which keeps one itself, or with polyrhythm run"
+        )
+    if multiprocessing.parent_process() is not None:
+        raise RequestError(
+            "stages begin the script anew, and this process is a function that multiprocessing has started: give "
+            "torchrun the script"
+        )
+
+
+def _folder() -> str:
+    with suppress(OSError):
+        return os.getcwd()
+    return os.curdir
+
+
+_FOLDER = _folder()
+
+
+def begin_anew(stage: str) -> NoReturn:
+    """Execute this process's command again, at once, for another stage; it stays the rank that it is.
+
+    Args:
+        stage: the text of `STAGE_VARIABLE`.
+    """
+    os.environ[STAGE_VARIABLE] = stage
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(OSError):
+        os.chdir(_FOLDER)
+    for name in os.listdir("/dev/fd"):  # libraries leave theirs open for whatever is executed
+        with suppress(OSError):
+            mode = os.fstat(int(name)).st_mode
+            if int(name) > 2 and (stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)):
+                os.set_inheritable(int(name), False)
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def begin_anew_at_exit(stage: str) -> None:
+    """Execute this process's command again for another stage, once the script has ended without an error.
+
+    Args:
+        stage: the text of `STAGE_VARIABLE`.
+    """
+
+    def anew() -> None:
+        if hasattr(sys, "last_value"):  # the script has failed on its way out
+            return
+        atexit.unregister(anew)
+        atexit._run_exitfuncs()  # of others, who would come after this one
+        begin_anew(stage)
+
+    atexit.register(anew)
 
 
 def begun_key(worker: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils.data import DataLoader, Dataset
 
+from polyrhythm.api import join
 from polyrhythm.api.join import Group, LoopStage, stage_of
 from polyrhythm.api.loop.run_state import INDEX, read_folder, write_folder
 from polyrhythm.config.stages import Stages
@@ -242,14 +243,23 @@ def test_another_strategy_sees_what_is_left(first: str, second: str, workers: in
     assert not torch.equal(later[0].vector(), whole[0].vector())
 
 
+@pytest.mark.parametrize("anew", [False, True], ids=["launcher", "torchrun"])
 @pytest.mark.parametrize("second", [SERVED, "easgd"])
-def test_a_stage_ends_its_process_and_the_next_goes_on(second: str, tmp_path: Path) -> None:
-    """Both reports are one run's; where both stages compute the same, so do they and one strategy alone."""
+def test_a_stage_ends_its_process_and_the_next_goes_on(
+    second: str, anew: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both reports are one run's; where both stages compute the same, so do they and one strategy alone.
+
+    Ranks that begin anew by themselves have the state from worker 0, whose folder of it no other knows.
+    """
     stages = Stages.parse(f'stages("synchronous until 1 epochs; {second}")')
     assert stages is not None
     seen: list[Counter[tuple[int, int]]] = []
+    told: list[str] = []
+    monkeypatch.setattr(join, "begin_anew_at_exit", told.append)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
-    def part(number: int) -> list[Run | None]:
+    def part(number: int, folders: list[Path | None]) -> list[Run | None]:
         runs = [Run() for _ in range(2)]
 
         def loop(group: Group) -> Run | None:
@@ -257,14 +267,23 @@ def test_a_stage_ends_its_process_and_the_next_goes_on(second: str, tmp_path: Pa
                 return train(group, runs[group.rank])
             return None
 
-        stage = LoopStage(stages, number, tmp_path / "stages")
-        found = run_in_threads(stage.strategy, 2, loop, tmp_path / "report", stage)
+        def stage(worker: int) -> LoopStage:
+            return LoopStage(stages, number, folders[worker], anew=anew)
+
+        found = run_in_threads(stage(0).strategy, 2, loop, tmp_path / "report", stage)
         seen.append(Counter(each for run in runs for each in run.seen))
         return found
 
+    folders: list[Path | None] = [None, None] if anew else [tmp_path / "stages"] * 2
     (tmp_path / "stages").mkdir()
-    assert part(0) == [None, None]
-    last = part(1)
+    assert part(0, folders) == [None, None]
+    if anew:
+        folders = [
+            Path(text.removeprefix("1:")) if text != "1:" else None for text in sorted(told, reverse=True)
+        ]
+        assert [folder is None for folder in folders] == [False, True]
+    last = part(1, folders)
+    assert list(tmp_path.glob("polyrhythm-stages-*")) == []
     assert sum(seen, Counter()).keys() == {
         (epoch, index) for epoch in range(EPOCHS) for index in range(IMAGES)
     }
@@ -276,20 +295,65 @@ def test_a_stage_ends_its_process_and_the_next_goes_on(second: str, tmp_path: Pa
             torch.testing.assert_close(after.vector(), before.vector(), rtol=1e-9, atol=1e-12)
 
 
+RUN = {"POLYRHYTHM_WORKERS": "2"}
+TORCHRUN = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+
+
 @pytest.mark.parametrize(
     ("spec", "started", "line"),
     [
-        ("synchronous until 0.5; easgd", False, "polyrhythm run does"),
-        ("synchronous until top1=0.9; easgd", True, "write until 0.1, or until 3 epochs"),
-        ("synchronous until 0.5; easdg", True, "did you mean easgd"),
+        ("synchronous until 0.5; easgd", {}, "polyrhythm run and torchrun see to"),
+        ("synchronous until top1=0.9; easgd", RUN, "write until 0.1, or until 3 epochs"),
+        ("synchronous until 0.5; easdg", RUN, "did you mean easgd"),
+        ("synchronous until 0.5; mixed(replicas=3)", RUN, "replicas"),
+        ("synchronous until 0.5; parameter_server(servers=2)", TORCHRUN, "2 servers and a worker"),
+        (
+            "synchronous until 0.5; local_sgd",
+            {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
+            "the store in which ranks meet would end",
+        ),
     ],
 )
 def test_stages_that_cannot_be_in_a_loop_are_refused(
-    spec: str, started: bool, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: str, started: dict[str, str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(STAGE_VARIABLE, f"0:{tmp_path}" if started else "")
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(STAGE_VARIABLE, f"0:{tmp_path}" if started is RUN else "")
     with pytest.raises(RequestError, match=line):
         stage_of(f'stages("{spec}")')
+
+
+def test_ranks_of_torchrun_count_their_stages_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    first = stage_of('stages("synchronous until 0.5; parameter_server(servers=1)")')
+    assert first is not None
+    assert (first.strategy, first.folder, first.anew) == ("synchronous", None, True)
+    monkeypatch.setenv(STAGE_VARIABLE, first.following(Path("/there")))
+    second = stage_of('stages("synchronous until 0.5; parameter_server(servers=1)")')
+    assert second is not None
+    assert (second.strategy, second.folder) == ("parameter_server(servers=1)", Path("/there"))
+
+
+def test_a_loop_that_does_not_count_its_epochs_does_not_end_in_its_first_stage(tmp_path: Path) -> None:
+    stages = Stages.parse('stages("synchronous until 1 epochs; easgd")')
+    assert stages is not None
+
+    def loop(group: Group) -> None:
+        run = Run()
+        with group:
+            model, optimizer = group.distribute(run.model, run.optimizer)
+            model(torch.zeros(1, 5, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(RequestError, match=r"group\.epochs counts, so go through them"):
+        run_in_threads("synchronous", 1, loop, stage=lambda _: LoopStage(stages, 0, tmp_path))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

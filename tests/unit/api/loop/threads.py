@@ -37,7 +37,7 @@ def run_in_threads(
     workers: int,
     loop: Callable[[Group], Result],
     report: Path | None = None,
-    stage: LoopStage | None = None,
+    stage: Callable[[int], LoopStage] | None = None,
 ) -> list[Result]:
     """Run a loop on each of several workers, with the servers that the strategy needs.
 
@@ -46,7 +46,7 @@ def run_in_threads(
         workers: how many.
         loop: called with each worker's group, outside of its `with`.
         report: a folder for the run's report.
-        stage: of several strategies.
+        stage: returns that of a worker, of several strategies.
 
     Returns:
         What the loop returned on each worker; None of one that was killed.
@@ -81,10 +81,11 @@ def run_in_threads(
         homes[number] = home
         world = World(network, roles, activity=home.activity, refused=home.refused)
         if world.is_worker:
+            its = None if stage is None else stage(number)
             return loop(
-                Group(strategy, world, home, stage=stage)
+                Group(strategy, world, home, stage=its)
                 if report is None
-                else reported_group(strategy, world, home, report, stage=stage)
+                else reported_group(strategy, world, home, report, stage=its)
             )
         serve(strategy, world)
         home.close()
