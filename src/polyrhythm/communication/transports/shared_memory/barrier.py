@@ -8,8 +8,8 @@ passes when all other numbers are as high.
     member 2   7 ─────────────────────▶ 8  ▶ passes
 
 A member that waits looks again and again, as long as no other process wants its core; then, and where others
-take long, it sleeps until the last one comes. So several ranks may share a core: one that waits costs the
-others nothing.
+take long, it sleeps until the last one comes; sooner where there are more members than cores. So several ranks
+may share a core: one that waits costs the others nothing.
 
 No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in
 theirs, as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which
@@ -158,9 +158,11 @@ _LAST_WORD = 8
 """In the first member's line: the latest barrier that all have reached, as the last of them has seen it."""
 _PRESENT, _LEFT, _REVOKED, _BROKEN = 0, 1, 2, 3
 
-_SPINNING_S = 100e-6
-_CROWDED_S = 20e-6
-"""Who gives its core away for so long shares it."""
+_SPINNING_S, _CROWDED_S = 1e-3, 100e-6
+"""For how long a member looks again and again, and for how long it gives its core away if that is shared. To fall
+asleep and be woken takes as long as a step of a small network, and an interrupt takes some 50 us."""
+_SPINNING_OF_MANY_S, _CROWDED_OF_MANY_S = 100e-6, 20e-6
+"""The same where members share cores: while some look, the system leaves others waiting on one core."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
 """At most: to see whether a member will never come, and to notice a wake-up that came before this member slept."""
 
@@ -168,6 +170,11 @@ _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
 def strongly_ordered() -> bool:
     """Return whether this machine keeps the order of stores, and of loads, for others to see."""
     return platform.machine().lower() in ("x86_64", "amd64", "i386", "i686", "s390x")
+
+
+def _cores() -> int:
+    """Return on how many cores this process may run."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Barrier:
@@ -192,6 +199,9 @@ class Barrier:
         self._numbers = words[::LINE_WORDS]
         self._asleep = words[_ASLEEP::LINE_WORDS]
         self._last = WakeWord(words, _LAST_WORD)
+        many = len(members) > _cores()
+        self._spinning_s = _SPINNING_OF_MANY_S if many else _SPINNING_S
+        self._crowded_s = _CROWDED_OF_MANY_S if many else _CROWDED_S
 
     def cross(self, description: int = 0) -> None:
         """Return when all members have come.
@@ -242,7 +252,7 @@ class Barrier:
         while min(self._numbers) < number:
             os.sched_yield()
             before, looked = looked, time.perf_counter()
-            if looked - began > _SPINNING_S or looked - before > _CROWDED_S:
+            if looked - began > self._spinning_s or looked - before > self._crowded_s:
                 return False
         return True
 

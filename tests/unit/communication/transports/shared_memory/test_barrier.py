@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -115,3 +116,26 @@ def test_only_machines_that_keep_the_order_of_stores_qualify(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     assert strongly_ordered() is ordered
+
+
+@pytest.mark.parametrize(("cores", "looks"), [(3, 100), (2, 10)])
+def test_who_shares_no_core_looks_for_longer_before_it_sleeps(
+    cores: int, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, looked = 0.0, 0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += 10e-6
+        return now_s
+
+    def give_way() -> None:
+        nonlocal looked
+        looked += 1
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(os, "sched_yield", give_way)
+    waiting = _barriers(_words())[0]
+    monkeypatch.setattr(time, "perf_counter", clock)
+    assert not waiting._spin(1)
+    assert looks <= looked <= looks + 1
