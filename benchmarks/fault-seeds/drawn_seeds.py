@@ -89,35 +89,16 @@ def job_of(spec: str, seed: int) -> Job:
 
 def granted_wrong(events: list[Event]) -> str:
     """Says which places of the epochs' orders were not granted exactly once; empty if all were."""
-    held: dict[int, list[BatchesDrawn]] = {}
-    settled: list[BatchesDrawn] = []
+    granted: Counter[tuple[int, int]] = Counter()
     for event in events:
         if isinstance(event, BatchesDrawn):
-            mine = held.setdefault(event.unit, [])
-            if event.batches:
-                if mine and event.step != mine[-1].step + mine[-1].batches:  # it counts its steps anew
-                    settled += mine
-                    mine.clear()
-                mine.append(event)
-            else:  # what begins at this step, or after it, is given back
-                held[event.unit] = [_before(grant, event.step) for grant in mine if grant.step < event.step]
-    granted = Counter(
-        (grant.epoch, place)
-        for mine in (settled, *held.values())
-        for grant in mine
-        for place in range(grant.start, grant.stop)
-    )
+            change = 1 if event.batches else -1  # what has no batches is given back
+            for place in range(event.start, event.stop):
+                granted[event.epoch, place] += change
     wanted = {(epoch, place) for epoch in range(EPOCHS) for place in range(IMAGES)}
     twice = [each for each, times in granted.items() if times > 1]
-    missing = wanted - granted.keys()
+    missing = [each for each in wanted if granted[each] < 1]
     return f"{len(twice)} places twice, {len(missing)} never" if twice or missing else ""
-
-
-def _before(grant: BatchesDrawn, step: int) -> BatchesDrawn:
-    if step >= grant.step + grant.batches:
-        return grant
-    stop = grant.start + (grant.stop - grant.start) * (step - grant.step) // grant.batches
-    return replace(grant, stop=stop, batches=step - grant.step)
 
 
 def try_seed(spec: str, seed: int) -> tuple[str, Counter[str]]:

@@ -228,15 +228,18 @@ class NoiseMeasured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchesDrawn(Event):
-    """A worker, or a group of workers, has drawn its next batches; see `data.dealer.Grant`.
+    """A worker, or a group of workers, has drawn its next batches, or given some back; see `data.dealer.Grant`.
+
+    What was drawn, less what was given back, is every place of every epoch once. A lost worker's successor may count
+    its steps from another number on.
 
     Attributes:
         unit: index of the worker, or of the group.
-        step: its steps before them; where there are none, what it had drawn from this step on is given back.
+        step: its steps before them.
         epoch: whose order they are taken from.
         start: their first place in that order.
         stop: the place after their last.
-        batches: how many they are.
+        batches: how many they are; 0 where these places are given back, since it is lost.
         reached: images of the run that all workers will have done before the first of them.
         until: the same, after the last.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from on_processes.brake import Brake
 from on_processes.commands import Started
 from on_processes.verb import POLYRHYTHM
+from polyrhythm.events import BatchesDrawn
+from polyrhythm.reporting.event_log import read_events
 
 Starter = Callable[..., Started]
 """Takes more arguments, and the `name` of the run folder."""
@@ -42,3 +45,13 @@ def runs(folder: Path, *arguments: str, brake: Brake | None = None) -> Iterator[
             return started[-1]
 
         yield start
+
+
+def places_held(run: Path) -> dict[tuple[int, int], int]:
+    """Return how often each place of each epoch's order was drawn, less how often it was given back, if at all."""
+    held: Counter[tuple[int, int]] = Counter()
+    for event in read_events(run / "events.jsonl"):
+        if isinstance(event, BatchesDrawn):
+            places = ((event.epoch, place) for place in range(event.start, event.stop))
+            (held.update if event.batches else held.subtract)(places)
+    return {place: times for place, times in held.items() if times}

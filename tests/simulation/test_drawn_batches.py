@@ -127,22 +127,13 @@ def test_waiting_is_a_share_of_the_runs_length(tmp_path: Path) -> None:
 
 def covered(events: list[Event]) -> Counter[tuple[int, int]]:
     """Returns how often each place of each epoch was dealt and not given back, as the events tell."""
-    units: dict[int, list[tuple[int, int, int]]] = {}
+    found: Counter[tuple[int, int]] = Counter()
     for event in events:
-        if not isinstance(event, BatchesDrawn):
-            continue
-        had = units.setdefault(event.unit, [])
-        if event.batches:
-            for number in range(event.batches):
-                start, stop = (
-                    event.start + (event.stop - event.start) * each // event.batches
-                    for each in (number, number + 1)
-                )
-                assert len(had) == event.step + number or not had
-                had.append((event.epoch, start, stop))
-        else:
-            del had[event.step :]
-    return Counter((epoch, place) for had in units.values() for epoch, a, b in had for place in range(a, b))
+        if isinstance(event, BatchesDrawn):
+            change = 1 if event.batches else -1
+            for place in range(event.start, event.stop):
+                found[event.epoch, place] += change
+    return Counter({place: times for place, times in found.items() if times})
 
 
 @pytest.mark.parametrize("spec", [*FREE, "mixed(replicas=2)"])

@@ -112,6 +112,7 @@ class Unit:
         grants: one after another, without a gap.
         speed: images a second; None before it is known.
         gone: whether it has been lost, and nobody has asked in its place.
+        former: grants of a predecessor that counted its steps otherwise, and whose loss has not been told.
     """
 
     def __init__(self, size: int, step: int = 0) -> None:
@@ -120,6 +121,7 @@ class Unit:
         self.grants: list[Grant] = []
         self.speed: float | None = None
         self.gone = False
+        self.former: list[Grant] = []
         self._asked: tuple[float, int] | None = None
         self._images = 0
 
@@ -249,11 +251,13 @@ class Dealer:
         if step != asking.end or asking.gone:
             # More of it counts than was known when it was given up for lost: others do that again. Or a successor
             # counts its steps anew, since nobody could tell it of those before.
-            asking.gone = False
-            asking.forget_pace()
             if step != asking.end:
+                if not asking.gone:
+                    asking.former += asking.grants
                 asking.grants.clear()
                 asking.first = step
+            asking.gone = False
+            asking.forget_pace()
         grant = self._scripted(unit, step) if self._script is not None else self._drawn(asking, step, now_s)
         if grant is None:
             return Grant(step, self.deck.epochs, 0, 0, 0)
@@ -262,10 +266,10 @@ class Dealer:
         return grant
 
     def note(self, unit: int, grant: Grant) -> None:
-        """Enter a grant that another owner of this deal has made; one without batches if it gave back what follows."""
+        """Enter a grant that another owner of this deal has made; or what it took back, if that has no batches."""
         held = self._units[unit]
         if not grant.batches:
-            self.give_back(unit, grant.step)
+            self._note_taken_back(held, grant)
             return
         if grant.step != held.end:
             held.grants.clear()
@@ -274,21 +278,36 @@ class Dealer:
         self._take(grant)
         held.grants.append(grant)
 
-    def give_back(self, unit: int, step: int) -> None:
+    def give_back(self, unit: int, step: int) -> list[Grant]:
         """Take back what a unit that is gone had not done; others draw it.
 
         Args:
             unit: its number.
             step: how many of its steps count.
+
+        Returns:
+            The places that are free again, as grants without batches, from the last step to the first.
         """
         gone = self._units[unit]
         gone.gone = True
+        found: list[Grant] = []
         while gone.grants and gone.grants[-1].end > max(step, gone.first):
             last = gone.grants.pop()
             kept = last.before(max(step, last.step))
             if kept.batches:
                 gone.grants.append(kept)
-            self._free[last.epoch] = merged([*self._free[last.epoch], (kept.stop, last.stop)])
+            found.append(self._free_again(last, kept))
+        return found
+
+    def give_back_former(self, unit: int, step: int) -> list[Grant]:
+        """Take back what a unit's predecessor had not done, if the unit counts its steps otherwise; see `give_back`."""
+        held = self._units[unit]
+        former, held.former = held.former, []
+        return [
+            self._free_again(grant, grant.before(max(step, grant.step)), at=held.end)
+            for grant in former
+            if grant.end > step
+        ]
 
     def images_of(self, unit: int, step: int) -> int:
         """Return the images in the batch of one of a unit's steps."""
@@ -358,6 +377,29 @@ class Dealer:
             grants = [Grant(*values) for values in entry["grants"]]
             unit.grants = [grant for grant in grants if grant.epoch < self.deck.epochs]
             unit.first = unit.grants[0].step if unit.grants else entry["end"]
+
+    def _free_again(self, grant: Grant, kept: Grant, at: int | None = None) -> Grant:
+        """Put what is not kept of a grant back; return it without batches, after the steps that its unit then has."""
+        self._free[grant.epoch] = merged([*self._free[grant.epoch], (kept.stop, grant.stop)])
+        return Grant(kept.end if at is None else at, grant.epoch, kept.stop, grant.stop, 0)
+
+    def _note_taken_back(self, held: Unit, told: Grant) -> None:
+        """Enter places that are free again, found by where they are: steps may have been counted anew meanwhile."""
+        if told.start < told.stop:
+            self._free[told.epoch] = merged([*self._free[told.epoch], (told.start, told.stop)])
+        last = held.grants[-1] if held.grants else None
+        if (
+            last is not None
+            and (last.epoch, last.stop) == (told.epoch, told.stop)
+            and last.start <= told.start
+        ):
+            held.gone = True
+            held.grants.pop()
+            if last.start < told.start:
+                held.grants.append(last.before(told.step))
+        elif told.step != held.end:  # it counts anew, and has got nothing yet
+            held.grants.clear()
+            held.first = told.step
 
     def _take(self, grant: Grant) -> None:
         taken: list[Range] = []

@@ -114,6 +114,8 @@ class Deal:
         self._units, self._unit_of = units, self._dealt.unit_of
         self._gone: set[int] = set()
         self._generations: Counter[int] = Counter()
+        self._first: dict[tuple[int, int], int | None] = {}
+        """The step at which each process of a worker, by the number of those before it, has begun to draw, if known."""
         self._communicator = communicator
         self._now = now
         self._say = say
@@ -126,6 +128,16 @@ class Deal:
     def open(self) -> None:
         """Begin to answer workers, in the background."""
         self._serving = self._communicator.start(self._serve_or_say)
+
+    def inherit(self, worker: int, generation: int) -> None:
+        """Note which process of a worker has drawn from the deal while another owned it.
+
+        Args:
+            worker: its index.
+            generation: how many have had its rank before it.
+        """
+        self._generations[worker] = generation
+        self._first[worker, generation] = None
 
     def begin(self) -> None:
         """Note that the run has been announced, so that events may follow."""
@@ -141,24 +153,27 @@ class Deal:
             self._serving.wait()
             self._serving = None
 
-    def lose(self, worker: int, step: int, losses: int) -> None:
+    def lose(self, worker: int, step: int, losses: int, *, said: bool = True) -> None:
         """Take back what the unit of a lost worker had not done, if nobody of it is left.
 
         Args:
             worker: its index.
             step: how many of its steps count.
             losses: how many processes of its rank have been lost.
+            said: whether this one had said so; else one before it, which may have counted otherwise.
         """
         with self._lock:
+            first = self._first.pop((worker, losses - 1), None)
+            if not said and first is not None:
+                step = first
+            unit = self._unit_of[worker]
             if self._generations[worker] >= losses:  # a successor has drawn already
+                self._emit_taken_back(unit, self._dealer.give_back_former(unit, step))
                 return
             self._generations[worker] = losses  # what the lost one has asked for may still be on its way
             self._gone.add(worker)
-            unit = self._unit_of[worker]
             if self._gone.issuperset(self._units[unit]):
-                self._dealer.give_back(unit, step)
-                kept = self._dealer.steps_of(unit).stop
-                self._emit(BatchesDrawn(time_s=0, unit=unit, step=kept, epoch=0, start=0, stop=0, batches=0))
+                self._emit_taken_back(unit, self._dealer.give_back(unit, step))
 
     def images(self, step: int, worker: int) -> int:
         """Return the images in a worker's batch of one of its steps; 0 where it has been dealt none."""
@@ -191,6 +206,10 @@ class Deal:
         """Return the deal as a JSON-able dict."""
         with self._lock:
             return self._dealer.to_json()
+
+    def _emit_taken_back(self, unit: int, given: list[Grant]) -> None:
+        for grant in given:
+            self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
 
     def _emit(self, event: BatchesDrawn) -> None:
         """Say something, in the order in which the deal changes; call it under the lock."""
@@ -231,10 +250,13 @@ class Deal:
             self._generations[worker] = asked.generation
             self._gone.discard(worker)
             unit = self._unit_of[worker]
-            undealt = self._dealer.undealt
+            self._first.setdefault((worker, asked.generation), asked.step)
+            undealt, end = self._dealer.undealt, self._dealer.steps_of(unit).stop
             grant = self._dealer.draw(unit, asked.step, self._now())
             if self._dealer.undealt < undealt:  # else it was granted before, or nothing is left
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
+            elif self._dealer.steps_of(unit).stop != end:  # it counts its steps anew
+                self._emit_taken_back(unit, [Grant(asked.step, 0, 0, 0, 0)])
             later = max(0, self._dealer.come_to(unit, asked.step) - grant.epoch)
         numbers = torch.tensor(astuple(grant))
         answer = Message(Kind.GRANT, numbers, version=later, step=asked.step, tag=_GRANT_TAG)

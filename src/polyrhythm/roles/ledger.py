@@ -56,12 +56,14 @@ class Attendance:
         self.images_of_lost = 0
         self.steps_of_lost = 0
         self._losses: Counter[int] = Counter()
+        self._spoken: set[int] = set()
         self._step: Counter[int] = Counter()
         self._images: Counter[int] = Counter()
         self._steps: Counter[int] = Counter()
 
     def note(self, event: WorkerProgress) -> None:
         """Note what a worker says of itself."""
+        self._spoken.add(event.worker)
         self._step[event.worker] = event.step
         self._steps[event.worker] += event.steps
         self._images[event.worker] += event.images
@@ -69,6 +71,7 @@ class Attendance:
     def lose(self, worker: int) -> int:
         """Strike a worker off; return the step after which it was last heard of."""
         self.present.discard(worker)
+        self._spoken.discard(worker)
         self.lost += 1
         self._losses[worker] += 1
         self.images_of_lost += self._images.pop(worker, 0)
@@ -78,6 +81,10 @@ class Attendance:
     def last_step(self, worker: int) -> int:
         """Return the steps that a worker was last heard to have done."""
         return self._step[worker]
+
+    def has_spoken(self, worker: int) -> bool:
+        """Whether the process that is a worker now has said how far it has come; if not, one before it may have."""
+        return worker in self._spoken
 
     def losses(self, worker: int) -> int:
         """Return how often a worker was lost."""
@@ -91,13 +98,19 @@ class Attendance:
     def to_json(self) -> dict[str, Any]:
         """Return the list as a JSON-able dict."""
         counted = {name: dict(getattr(self, f"_{name}")) for name in _COUNTED}
-        return {"present": sorted(self.present), **{name: getattr(self, name) for name in _SUMS}, **counted}
+        present, spoken = sorted(self.present), sorted(self._spoken)
+        return {
+            "present": present,
+            "spoken": spoken,
+            **{name: getattr(self, name) for name in _SUMS},
+            **counted,
+        }
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Attendance:
         """Read what `to_json` gave."""
         made = cls(0)
-        made.present = set(told["present"])
+        made.present, made._spoken = set(told["present"]), set(told["spoken"])
         for name in _SUMS:
             setattr(made, name, told[name])
         for name in _COUNTED:

@@ -1,13 +1,16 @@
-"""What a killed worker has asked for may come after its loss: nobody is granted it, and its successor is answered."""
+"""The deal under losses: what comes late, whose loss is told late, and who counts its steps otherwise."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.data.dealer import Dealer, Deck
+from polyrhythm.data.dealer import Dealer, Deck, Grant
+from polyrhythm.events import BatchesDrawn
 from polyrhythm.roles.deal import Deal, Draw
 
 Came = tuple[int, Message] | Callable[[], None]
@@ -65,3 +68,84 @@ def test_a_draw_that_comes_after_its_workers_loss_is_not_granted() -> None:
     assert undealt[0] == undealt[1] == 40
     assert undealt[2] < 40
     assert network.answered == [1, 1]
+
+
+def events_of(came: list[Came], dealer: Dealer) -> tuple[Deal, list[BatchesDrawn], Scripted]:
+    """Returns a deal of one worker beside worker 0 that has answered what came, and what it has told."""
+    told: list[BatchesDrawn] = []
+    network = Scripted([*came, (0, Message(Kind.LEAVE))])
+    deal = Deal(dealer, ((0,), (1,)), cast(Communicator, network), lambda: 0.0, told.append)
+    deal.begin()
+    return deal, told, network
+
+
+def held(told: list[BatchesDrawn]) -> Counter[tuple[int, int]]:
+    """Counts places of orders that were granted and not given back."""
+    places: Counter[tuple[int, int]] = Counter()
+    for event in told:
+        change = 1 if event.batches else -1
+        for place in range(event.start, event.stop):
+            places[event.epoch, place] += change
+    return +places
+
+
+def noted(told: list[BatchesDrawn], dealer: Dealer) -> Dealer:
+    """Returns the deal as a new worker 0 finds it in the ledger."""
+    for event in told:
+        values = asdict(event)
+        unit = values.pop("unit")
+        dealer.note(unit, Grant(**{name: values[name] for name in Grant.__dataclass_fields__}))
+    return dealer
+
+
+def drawing(generation: int, steps: range) -> list[Came]:
+    return [(1, Draw(generation, step).message()) for step in steps]
+
+
+def test_what_a_lost_worker_did_is_not_given_back_by_the_steps_of_its_successor() -> None:
+    """It took all there was, from step 13 on; its successor counts from 12, finds nothing left, and is lost as well."""
+    dealers = [Dealer(Deck((40,), (10,)), [1, 1], steps=[0, 13]) for _ in range(2)]
+    came: list[Came] = [
+        *drawing(0, range(13, 17)),
+        lambda: deal.lose(1, 17, 1),
+        *drawing(1, range(12, 13)),
+        lambda: deal.lose(1, 17, 2, said=False),
+    ]
+    deal, told, network = events_of(came, dealers[0])
+    deal.open()
+    assert not network.came
+    everything = dict.fromkeys(((0, place) for place in range(40)), 1)
+    assert deal.undealt == 0
+    assert held(told) == everything
+    assert noted(told, dealers[1]).undealt == 0
+
+
+def test_a_successor_that_is_lost_before_it_has_said_anything_has_done_nothing() -> None:
+    """Its predecessor had said that it had done 17 steps, and it has drawn the 12th to the 16th of its own."""
+    dealers = [Dealer(Deck((120,), (10,)), [1, 1], steps=[0, 13]) for _ in range(2)]
+    came: list[Came] = [
+        *drawing(0, range(13, 17)),
+        lambda: deal.lose(1, 17, 1),
+        *drawing(1, range(12, 17)),
+        lambda: deal.lose(1, 17, 2, said=False),
+    ]
+    deal, told, _ = events_of(came, dealers[0])
+    deal.open()
+    assert sum(held(told).values()) == 4 * 10
+    assert deal.undealt == noted(told, dealers[1]).undealt == 120 - 4 * 10
+
+
+def test_a_loss_that_is_told_after_the_successor_has_drawn_gives_back_what_nobody_has_done() -> None:
+    dealers = [Dealer(Deck((200,), (10,)), [1, 1], steps=[0, 13]) for _ in range(2)]
+    came: list[Came] = [
+        *drawing(0, range(13, 17)),
+        *drawing(1, range(12, 13)),
+        lambda: deal.lose(1, 14, 1),
+    ]
+    deal, told, _ = events_of(came, dealers[0])
+    deal.open()
+    own = deal.grants[1][0]
+    assert own.step == 12
+    assert deal.undealt == noted(told, dealers[1]).undealt == 200 - 10 - own.images
+    assert held(told).keys() >= {(0, place) for place in range(own.start, own.stop)}
+    assert sum(held(told).values()) == 10 + own.images

@@ -256,6 +256,10 @@ class Leader(ControlPlane):
         self._duties.begin(epoch)
         if self.deal is not None:
             self.deal.begin()
+            if self._world.rejoins and not self._world.roles.servers:
+                # It has drawn what its predecessor had not done, unless it counts its steps otherwise.
+                losses = self.attendance.losses(LEADER)
+                self._give_back(LEADER, self.attendance.last_step(LEADER), losses)
 
     def after_step(self) -> None:
         """Let successors in, who wait for an answer."""
@@ -312,13 +316,16 @@ class Leader(ControlPlane):
     def _open_deal(self) -> None:
         if (deal := self.deal) is not None:
             for worker in range(len(self._world.roles.workers)):
+                losses = self.attendance.losses(worker)
                 if worker not in self.attendance.present:
-                    self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
+                    self._give_back(worker, self.attendance.last_step(worker), losses)
+                elif self._world.rejoins and worker != LEADER:
+                    deal.inherit(worker, losses)
             deal.open()
 
-    def _give_back(self, worker: int, step: int, losses: int) -> None:
+    def _give_back(self, worker: int, step: int, losses: int, *, said: bool = True) -> None:
         if self.deal is not None:
-            self.deal.lose(worker, step, losses)
+            self.deal.lose(worker, step, losses, said=said)
 
     # What duties ask of the leader.
 
@@ -342,7 +349,7 @@ class Leader(ControlPlane):
     def admit(self, rank: int, generation: int) -> None:
         """Let a successor of a lost worker in; where workers regroup, it waits for the next view."""
         worker = self._world.roles.workers.index(rank)
-        self.workers.see(worker, generation)
+        self._see(worker, generation)
         self.workers.forget(worker)
         if not self._dry:
             duties, untrained = self._duties, {} if self.replica is None else self.replica.untrained
@@ -514,14 +521,26 @@ class Leader(ControlPlane):
             self.views.left.add(worker)
         elif worker in self.attendance.present:
             self.views.pending.lose(worker)
-            self.workers.lose(worker)
-            if not self._world.roles.servers:  # else they say what counts
-                self._give_back(worker, self.attendance.last_step(worker), self.attendance.losses(worker))
-            elif self.deal is not None:
+            self._lose(worker)
+            if self._world.roles.servers and self.deal is not None:
                 self._struck_off[worker] = self.attendance.losses(worker)
             self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
                 self._group.lose(worker, self.attendance.losses(worker))
+
+    def _lose(self, worker: int) -> None:
+        """Give a worker up for lost; without servers, which say what counts of it, by what it has said of itself."""
+        attendance = self.attendance
+        said = attendance.has_spoken(worker)
+        self.workers.lose(worker)
+        if not self._world.roles.servers:
+            self._give_back(worker, attendance.last_step(worker), attendance.losses(worker), said=said)
+
+    def _see(self, worker: int, generation: int) -> None:
+        """Enter a worker that is there; who came before it must be lost."""
+        while self.attendance.losses(worker) < generation:
+            self._lose(worker)
+        self.workers.see(worker, generation)
 
     def _ask_to_enter(self, rank: int, generation: int) -> None:
         if self._duties.holds_back(rank, generation):
@@ -533,7 +552,7 @@ class Leader(ControlPlane):
         """Take a worker's introduction to this new leader."""
         worker = self._worker(source)
         self._unheard.discard(worker)
-        self.workers.see(worker, message.generation)
+        self._see(worker, message.generation)
         if message.generation or message.behind:
             self._behind.update({worker, *self._neighbours.held_up_by(worker)})
         self.introductions.on_message(worker, message)

@@ -183,8 +183,8 @@ def test_another_owner_that_hears_of_all_grants_goes_on_where_the_first_was():
         other.note(unit, grant)
         steps[unit] = grant.end
         if now_s == 20:
-            one.give_back(1, steps[1] - 1)
-            other.note(1, Grant(steps[1] - 1, 0, 0, 0, 0))
+            for given in one.give_back(1, steps[1] - 1):
+                other.note(1, given)
             steps[1] -= 1
             other.note(1, one.draw(1, steps[1], 20.5))
             steps[1] = one.steps_of(1).stop
@@ -200,14 +200,48 @@ def test_a_successor_that_counts_its_steps_anew_gets_batches_that_nobody_had():
     left = one.undealt
     one.draw(0, 7, 4.0)  # more of it counts than was known
     other.note(0, one.grants[0][-1])
-    one.give_back(0, 7)
-    other.note(0, Grant(7, 0, 0, 0, 0))
+    for given in one.give_back_former(0, 4) + one.give_back(0, 7):
+        other.note(0, given)
     anew = one.draw(0, 0, 5.0)
     other.note(0, anew)
     assert (anew.step, anew.start) == (0, 100 - left)
     assert one.draw(0, 0, 6.0) == anew
     assert one.undealt == other.undealt == left - anew.images
     assert one.left([0, 0]) == other.left([0, 0]) == {0: [(100 - left, 100)]}
+
+
+def test_what_is_done_stays_done_where_a_successor_counts_otherwise_and_finds_nothing_left():
+    deck = Deck((40,), (10,))
+    one, other = (Dealer(deck, [1], steps=[2]) for _ in range(2))
+    step = 2
+    while (grant := one.draw(0, step, float(step))).batches:
+        other.note(0, grant)
+        step = grant.end
+    assert one.give_back(0, 6) == []  # all of it counts
+    assert not one.draw(0, 1, 9.0).batches
+    other.note(0, Grant(1, 0, 0, 0, 0))
+    assert one.give_back(0, 6) == []
+    assert (one.undealt, other.undealt) == (0, 0)
+    assert one.steps_of(0) == other.steps_of(0) == range(1, 1)
+    assert one.left([1]) == other.left([1]) == {0: []}
+
+
+def test_what_a_predecessor_had_not_done_is_given_back_whenever_its_loss_is_told():
+    deck = Deck((80,), (10,))
+    one, other = Dealer(deck, [1], steps=[5]), Dealer(deck, [1], steps=[5])
+    for step in (5, 6, 7):
+        other.note(0, one.draw(0, step, float(step)))
+    held = one.steps_of(0)
+    anew = one.draw(0, 3, 9.0)  # asked for before the loss is heard of, by who knows of fewer steps
+    other.note(0, anew)
+    undealt = one.undealt
+    given = one.give_back_former(0, 6)
+    for each in given:
+        other.note(0, each)
+    assert sum(each.images for each in given) == 10 * (held.stop - 6) == one.undealt - undealt
+    assert one.undealt == other.undealt
+    assert one.grants == other.grants == [[anew]]
+    assert one.left([anew.end]) == other.left([anew.end])
 
 
 def test_a_script_is_granted_in_place_of_a_decision():
