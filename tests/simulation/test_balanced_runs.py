@@ -140,6 +140,34 @@ def test_local_models_count_for_the_samples_of_their_round():
     torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), rtol=1e-10, atol=1e-12)
 
 
+def test_a_worker_with_a_larger_part_takes_more_steps_of_its_own():
+    rule = balance("given(weights=[3, 2, 1], by=steps)")
+    job = balanced(
+        "local_sgd(steps=2)",
+        rule,
+        schedule="constant",
+        dataset=blobs(48),
+        optimizer="sgd(momentum=0.9, lr=0.05)",
+    )
+    first, _ = started(job)
+    models = [deepcopy(first) for _ in range(WORKERS)]
+    optimizers = [job.learning.optimizer.create(model.parameters()) for model in models]
+    sizes = split(WORKERS * job.learning.batch_size, WEIGHTS)
+    assert (sizes, job.learning.batch_size) == ((6, 4, 2), 4)
+    for step, indices in enumerate(global_batches(job), start=1):
+        for model, optimizer, own, steps in zip(
+            models, optimizers, indices.split(list(sizes)), (2, 1, 1), strict=True
+        ):
+            for part in own.tensor_split(steps):
+                gradient_step(job, model, optimizer, part)
+        if step % 2 == 0:
+            mean = torch.stack([vector_of(model) for model in models]).mean(0)
+            for model in models:
+                nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    trained = simulated(job, UNEVEN)
+    torch.testing.assert_close(vector_of(trained.models[0]), vector_of(models[0]), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "spec", ["synchronous", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)"]
 )
@@ -186,16 +214,23 @@ def test_given_parts_resume_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spec", ["synchronous", "local_sgd(steps=2)", "parameter_server(consistency=synchronous)"]
+    ("spec", "rule"),
+    [
+        ("synchronous", "measured"),
+        ("local_sgd(steps=2)", "measured"),
+        ("local_sgd(steps=2)", "measured(by=steps)"),
+        ("parameter_server(consistency=synchronous)", "measured"),
+    ],
 )
-def test_decisions_of_a_run_are_played_again_to_the_same_bits(spec):
-    job = balanced(spec, balance("measured"))
+def test_decisions_of_a_run_are_played_again_to_the_same_bits(spec, rule):
+    job = balanced(spec, balance(rule))
     run = simulated(job, UNEVEN)
     changes = tuple(
         (event.step, tuple(event.sizes)) for event in run.events if isinstance(event, BatchesBalanced)
     )
     assert changes
-    again = simulated(replace(job, balance=Decided(changes=changes)))  # all equally fast
+    by = "steps" if job.balance.by_steps else "images"
+    again = simulated(replace(job, balance=Decided(changes=changes, by=by)))  # all equally fast
     assert again.sha256 == run.sha256
     assert simulated(replace(job, balance=balance("off"))).sha256 != run.sha256
 
@@ -421,12 +456,21 @@ def test_auto_balances_after_an_epoch_of_uneven_workers_and_says_so(tmp_path):
         ("easgd(mode=synchronous)", "measured", "counts all workers alike"),
         ("hybrid", "measured", "compute together"),
         ("parallel_sgd", "measured", "give weights"),
+        ("slowmo(base=sgp)", "given(weights=[3, 2, 1])", "counts all workers alike"),
     ],
 )
 def test_a_balance_that_has_no_use_is_refused(spec, rule, reason):
     with pytest.raises(RequestError, match=reason):
         balances(balance(rule), strategy(spec), WORKERS, 24)
     assert not balances(balance("auto"), strategy(spec), WORKERS, 24)
+
+
+@pytest.mark.parametrize("spec", ["synchronous", "post_local_sgd", "mixed(replicas=3)"])
+@pytest.mark.parametrize("rule", ["measured(by=steps)", "given(weights=[3, 2, 1], by=steps)"])
+def test_steps_of_their_own_are_for_workers_that_take_some(spec, rule):
+    with pytest.raises(RequestError, match="by=steps is for workers that take steps of their own"):
+        balances(balance(rule), strategy(spec), WORKERS, 24)
+    assert balances(balance(rule), strategy("slowmo"), WORKERS, 24)
 
 
 def test_compiled_sizes_stay():

@@ -120,7 +120,8 @@ def _decided(folder: Path, job: Job) -> Balance:
     return Decided(
         changes=tuple(
             (event.step, tuple(event.sizes)) for event in events if isinstance(event, BatchesBalanced)
-        )
+        ),
+        by="steps" if job.balance.by_steps else "images",
     )
 
 

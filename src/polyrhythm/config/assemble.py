@@ -144,7 +144,7 @@ def _by_profile(balance: Measured, workers: int) -> Measured:
             f"balance {balance}: the hosts of {balance.profile} have places for {len(speeds)} of {workers} workers: "
             "give weights, one for each worker"
         )
-    return Measured(weights=tuple(speeds[:workers]))
+    return balance.model_copy(update={"weights": tuple(speeds[:workers]), "profile": ""})
 
 
 def draws(deal: str, strategy: Strategy, workers: int) -> bool:

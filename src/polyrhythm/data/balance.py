@@ -3,11 +3,12 @@
     t_i(b) = s_i (a_i + c_i b)      seconds of worker i for b images; a_i, c_i: its shape, s_i: how slow it is now
     T = (B + sum_i a_i / c_i) / sum_i 1 / (s_i c_i),    b_i = (T / s_i - a_i) / c_i,    sum_i b_i = B
 
-`Controller` follows the speeds. s_i is a running mean of what was measured over what its shape says, and jumps to the
-measurement where that is off by more than a fifth twice running. A shape that nobody knows is learned from the times
-before and after a change: with parts in proportion to speed alone, each step would leave the share a / t of the error.
-Parts change only where the slowest worker's time falls by more than the dead band, which is twice the noise of the
-measurements at least. It is a pure function of what it observes, so ranks that observe the same decide the same.
+`Controller` follows the speeds. s_i is a mean of what was measured over what its shape says: of all measurements at
+first, later a running one. It jumps to the measurement where that is off by more than a fifth twice running. A shape
+that nobody knows is learned from the times before and after a change: with parts in proportion to speed alone, each
+step would leave the share a / t of the error.
+Parts change only where the slowest worker's time falls by more than the dead band, which is twice the standard error of
+those means at least. It is a pure function of what it observes, so ranks that observe the same decide the same.
 
 C. Chen, Q. Weng, W. Wang, B. Li, B. Li, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
 environments", SoCC 2020; S. Tyagi, P. Sharma, "Taming resource heterogeneity in distributed ML training with dynamic
@@ -19,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
-from typing import ClassVar
+from math import inf, isfinite, sqrt
+from typing import ClassVar, Literal
 
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
@@ -30,11 +31,14 @@ BALANCES = "polyrhythm.data.balances"
 
 BAND = 0.05
 """Least gain for which parts change."""
-_KEPT = 0.7
+_MOST_KEPT = 0.8
 _OFF = 1.2
-_NOISE_KEPT, _NOISE_AT_FIRST = 0.8, 0.1
+_NOISE_KEPT, _NOISE_AT_FIRST = 0.8, 0.08
 _LEARNED_FROM = 0.1
 _FIT_KEPT = 0.8
+
+Part = Literal["images", "steps"]
+"""What a worker with a larger part of a global batch has more of: images in a step, or steps of its own."""
 
 
 class Balance(Config):
@@ -56,6 +60,11 @@ class Balance(Config):
     def begins_with(self) -> tuple[float, ...]:
         """Relative parts of all workers until speeds have been measured, where parts follow them; empty: all alike."""
         return ()
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether a worker with a larger part takes more steps of its own with it, where models are averaged."""
+        return False
 
     def check(self, workers: int, batch: int) -> None:
         """Refuse what cannot work with so many workers and so many images in a global batch.
@@ -105,9 +114,15 @@ class Decided(Balance):
 
     Attributes:
         changes: after how many steps which parts held, oldest first; 0 for workers whom a change does not concern.
+        by: what a larger part is, as in the earlier run.
     """
 
     changes: tuple[tuple[int, tuple[int, ...]], ...]
+    by: Part = "images"
+
+    @property
+    def by_steps(self) -> bool:
+        return self.by == "steps"
 
     def parts(self, step: int) -> tuple[float, ...]:
         found = [sizes for since, sizes in reversed(self.changes) if since <= step]
@@ -153,7 +168,7 @@ class Controller:
     Args:
         batch: B, images of a global batch; at least one a worker.
         workers: how many share it.
-        band: least gain for which parts change; twice the noise of the measurements, where that is more.
+        band: least gain for which parts change; twice the standard error of what was measured, where that is more.
         least: images of a worker at least, as far as there are enough.
         shapes: of the workers; empty: seconds are proportional to images.
         weights: relative parts to begin with; empty: all alike.
@@ -185,6 +200,8 @@ class Controller:
         self._slowness: list[float] = []
         self._off = [0] * workers
         self._noise = [_NOISE_AT_FIRST] * workers
+        self._variance = [1.0] * workers
+        """Of each running mean, over that of one measurement."""
 
     def resize(self, batch: int) -> None:
         """Continue with another global batch, shared in the same proportion."""
@@ -208,15 +225,17 @@ class Controller:
                 self._learn(worker, before, after)
         self._before = observed
         found = [t / shape.seconds(b) for (t, b), shape in zip(observed, self._shapes, strict=True)]
-        if not self._slowness:
+        if self._slowness:
+            for worker, now in enumerate(found):
+                self._follow(worker, now)
+        else:
             self._slowness = found
-        for worker, now in enumerate(found):
-            self._follow(worker, now)
         wanted = self._solved()
         now_s, then_s = self._slowest(self.sizes), self._slowest(wanted)
         too_large = any(size > most for size, most in zip(self.sizes, self.most, strict=True))
         gain = now_s / then_s - 1
-        if wanted == self.sizes or not (too_large or gain >= max(self._band, 2 * max(self._noise))):
+        errors = [noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True)]
+        if wanted == self.sizes or not (too_large or gain >= max(self._band, 2 * max(errors))):
             return False
         self.sizes = wanted
         return True
@@ -231,12 +250,18 @@ class Controller:
         ratio = now / self._slowness[worker]
         direction = (ratio > _OFF) - (ratio < 1 / _OFF)
         if direction and direction == self._off[worker]:
-            self._slowness[worker], self._off[worker] = now, 0
+            self._begin_with(worker, now)
             return
         self._off[worker] = direction
         if not direction:
             self._noise[worker] = _NOISE_KEPT * self._noise[worker] + (1 - _NOISE_KEPT) * abs(ratio - 1)
-        self._slowness[worker] = _KEPT * self._slowness[worker] + (1 - _KEPT) * now
+        variance = self._variance[worker]
+        new = max(1 - _MOST_KEPT, variance / (variance + 1))
+        self._slowness[worker] += new * (now - self._slowness[worker])
+        self._variance[worker] = (1 - new) ** 2 * variance + new**2
+
+    def _begin_with(self, worker: int, slowness: float) -> None:
+        self._slowness[worker], self._variance[worker], self._off[worker] = slowness, 1.0, 0
 
     def _learn(self, worker: int, before: tuple[float, float], after: tuple[float, float]) -> None:
         """Fit a worker's shape, r + b, to its times before and after its part changed: t'/t = (r + b')/(r + b)."""
@@ -249,7 +274,7 @@ class Controller:
         self._fits[worker] = products, squares
         most = 2 * self.batch / len(self.sizes)
         self._shapes[worker] = shape = Shape(min(most, max(0.0, products / squares)) if squares else 0.0)
-        self._slowness[worker] = t1 / shape.seconds(b1)
+        self._begin_with(worker, t1 / shape.seconds(b1))
 
     def _slowest(self, sizes: Sequence[int]) -> float:
         whole = zip(self._slowness, self._shapes, sizes, strict=True)

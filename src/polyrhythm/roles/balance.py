@@ -96,6 +96,11 @@ def balances(
         reason = "late gradients are left out"
     elif batch < workers:
         reason = "batches are too small"
+    elif balance.by_steps and not traits.local_steps:
+        reason = (
+            f"by=steps is for workers that take steps of their own between means of their models, as in local_sgd, and "
+            f"those of {strategy} do not: leave it out"
+        )
     elif balance.follows and not traits.exchange_every:
         reason = (
             f"workers of {strategy} meet at the end only and cannot agree before: give weights, as in "
@@ -198,7 +203,8 @@ class Balancer:
     Attributes:
         group: as given.
         sizes: the present workers' relative parts, in their order; empty: all alike.
-        share: this worker's part of a global batch, over an equal part.
+        share: what this worker counts, over what it would with equal parts: its part of a global batch, but 1 where it
+            takes more steps with a larger one.
         limit: images that this worker's memory holds; 0: not known.
         compute_time: as given, or the clock's.
         whole_steps: whether that is measured, and not passes alone.
@@ -381,7 +387,8 @@ class Balancer:
     def _use(self, sizes: tuple[float, ...]) -> None:
         self.sizes = sizes
         own = self.images[self._worker]
-        self.share = own * len(sizes) / self._batch if sizes else 1.0
+        equal = not sizes or self._balance.by_steps
+        self.share = 1.0 if equal else own * len(sizes) / self._batch
         if own != self._own:
             self._own = own
             self._forget()

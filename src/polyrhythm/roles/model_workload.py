@@ -119,6 +119,7 @@ class ModelWorkload:
         self._plain = learning.execution == Execution() and self._precision.dtype == torch.float32
         self._pace, self._timer, self._now = world.pace, world.timer, world.clock.now
         self._cuts_network = job.traits.cuts_network
+        self._by_steps = job.balance.by_steps
         self._objective = learning.objective.at(0, learning.planned_epochs)
         self._work = self._gain = 1.0
         check_network_use(job.strategy, job.workers, self._precision.dtype, learning)
@@ -347,26 +348,11 @@ class ModelWorkload:
         labels = batch.labels.to(device, non_blocking=True)
         if self._cuts_network:
             return self._compute_together(images, labels, step, rate), rate, True
-        while True:
-            pieces = -(-size // self.limit) if self.limit else 1
-            if learning.accumulate > 1:
-                pieces = max(pieces, -(-size // self._pass_of(self.batch_size)))
-            try:
-                value = self._passes(images, labels, pieces, step, rate)
-                break
-            except (RuntimeError, MemoryError) as error:
-                if (
-                    not is_out_of_memory(error)
-                    or size <= pieces
-                    or self._meets
-                    or not self.replica.recount(1)
-                ):
-                    raise
-            # Out here, where the error no longer holds what the passes had in memory.
-            self.limit = -(-size // (2 * pieces))
-            flat.zero_gradients()
-            if joint is not None:
-                joint.begin(number, seed_for("joint", learning.seed, self.worker, number))
+        value = 0.0
+        if self._by_steps and self.sizes:
+            value, images, labels = self._steps_before(images, labels, step, rate)
+        share = len(labels) / size if len(labels) < size else 1.0
+        value += self._within_memory(images, labels, step, rate) * share
         usable = True
         if self._scales:
             usable = self._precision.unscale(flat.gradients)
@@ -382,6 +368,48 @@ class ModelWorkload:
         if timer is not None:
             timer.lap("backward")
         return value, rate, usable
+
+    def _steps_before(
+        self, images: Tensor, labels: Tensor, step: Step, rate: float
+    ) -> tuple[float, Tensor, Tensor]:
+        """Take this worker's own steps of a step of all but for the last, of about `batch_size` images each.
+
+        Returns:
+            Their part of the mean loss, and the last one's images and labels.
+        """
+        steps = max(1, int(len(labels) / self.batch_size + 0.5))
+        *before, last = zip(images.tensor_split(steps), labels.tensor_split(steps), strict=True)
+        value, flat = 0.0, self.replica.flat
+        for own in before:
+            value += self._within_memory(*own, step, rate) * len(own[1]) / len(labels)
+            if not self._scales or self._precision.unscale(flat.gradients):
+                flat.gather_gradients()
+                self.replica.part.local_step(step, rate * self.rate_ratio)
+            flat.zero_gradients()
+        return value, *last
+
+    def _within_memory(self, images: Tensor, labels: Tensor, step: Step, rate: float) -> float:
+        """Run a batch forward and backward, in smaller pieces whenever one does not fit; return its mean loss."""
+        learning, joint, size = self._job.learning, self._joint, len(labels)
+        while True:
+            pieces = -(-size // self.limit) if self.limit else 1
+            if learning.accumulate > 1:
+                pieces = max(pieces, -(-size // self._pass_of(self.batch_size)))
+            try:
+                return self._passes(images, labels, pieces, step, rate)
+            except (RuntimeError, MemoryError) as error:
+                if (
+                    not is_out_of_memory(error)
+                    or size <= pieces
+                    or self._meets
+                    or not self.replica.recount(1)
+                ):
+                    raise
+            # Out here, where the error no longer holds what the passes had in memory.
+            self.limit = -(-size // (2 * pieces))
+            self.replica.flat.zero_gradients()
+            if joint is not None:
+                joint.begin(step.number, seed_for("joint", learning.seed, self.worker, step.number))
 
     def _seed(self, number: int) -> None:
         seed = seed_for("step", self._job.learning.seed, self.worker, number)

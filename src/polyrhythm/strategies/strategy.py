@@ -134,6 +134,7 @@ class Traits:
         counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
         scales_parts: whether workers that wait for slower ones now and then push each gradient in proportion to its
             samples, so that batches may be of unequal sizes there, too.
+        local_steps: whether a worker may take several steps of its own in one of all (`TakesLocalSteps`).
         steps_ahead: by how many steps these may be ahead of the slowest; 0: there is no bound.
         cuts_network: whether workers share a network's layers, and compute together (`CutsNetwork`, `ComputesStages`);
             what another worker trains of them comes at the end of an epoch.
@@ -172,6 +173,7 @@ class Traits:
     overlaps_passes: bool = False
     counts_samples: bool = True
     scales_parts: bool = False
+    local_steps: bool = False
     steps_ahead: int = 0
     cuts_network: bool = False
     trunk: Trunk = "copied"

@@ -430,6 +430,19 @@ class Background:
         raise NotImplementedError
 
 
+class TakesLocalSteps:
+    """Taken on where a worker may take several steps of its own in one of all; see `Traits.local_steps`."""
+
+    def local_step(self, step: Step, learning_rate: float) -> None:
+        """Update this worker's parameters with the flat gradients, before the last gradient of a step of all.
+
+        Args:
+            step: of all.
+            learning_rate: to update with.
+        """
+        raise NotImplementedError
+
+
 class CommonStart:
     """Taken on where all workers can be set to a common point between two steps; see `Traits.common_start`."""
 
@@ -639,6 +652,8 @@ class WorkerCalls:
         self.let_go = part.let_go if isinstance(part, UsesServers) else _nothing
         self.check_servers = part.check_servers if isinstance(part, UsesServers) else _nothing
         self.close = part.close if isinstance(part, Background) else _nothing
+        if isinstance(part, TakesLocalSteps):
+            self.local_step = part.local_step
         if isinstance(part, CommonStart):
             self.common_model, self.begin_at = part.common_model, part.begin_at
         self.model_in: Callable[[State], Tensor | None] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.data.balance import Balance, check_weights
+from polyrhythm.data.balance import Balance, Part, check_weights
 
 
 class Given(Balance):
@@ -10,9 +10,15 @@ class Given(Balance):
 
     Attributes:
         weights: of each worker, above 0.
+        by: what a larger part is: images of a step, or steps of its own, where models are averaged.
     """
 
     weights: tuple[float, ...]
+    by: Part = "images"
+
+    @property
+    def by_steps(self) -> bool:
+        return self.by == "steps"
 
     def check(self, workers: int, batch: int) -> None:
         super().check(workers, batch)

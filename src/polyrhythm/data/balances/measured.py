@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyrhythm.data.balance import Balance, check_weights
+from polyrhythm.data.balance import Balance, Part, check_weights
 from polyrhythm.errors import RequestError
 
 
@@ -15,12 +15,18 @@ class Measured(Balance):
         weights: relative parts of all workers to begin with; default: all alike.
         profile: instead, a cluster file that `polyrhythm profile` has written, whose hosts' speeds are the weights of
             the workers that are placed there, host by host.
+        by: what a larger part is: images of a step, or steps of its own, where models are averaged.
     """
 
     follows: ClassVar[bool] = True
 
     weights: tuple[float, ...] = ()
     profile: str = ""
+    by: Part = "images"
+
+    @property
+    def by_steps(self) -> bool:
+        return self.by == "steps"
 
     @property
     def begins_with(self) -> tuple[float, ...]:

@@ -5,7 +5,8 @@ Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805
     w_i <- w_i - lr * g_i(w_i)             H times, each worker alone
     w_i <- (1/N) * sum_j w_j               then all together
 
-H = `steps`. All models count the same, whatever their batches were. A worker whose batch is empty takes no step.
+H = `steps`. All models count the same, whatever their batches were, unless a balance gives workers unequal parts:
+then by the images of their round. A worker whose batch is empty takes no step.
 Batch-norm statistics are never averaged in training. Each worker keeps its own, and a model that is tested or saved has
 their mean.
 

@@ -62,6 +62,7 @@ class PostLocalSGD(Averaging):
         "local_sgd"
     )
     sums_gradients: ClassVar[bool] = True
+    local_steps: ClassVar[bool] = False
 
     after: NonNegative = 100.0
     steps: Count = 8

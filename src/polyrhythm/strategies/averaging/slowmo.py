@@ -26,6 +26,7 @@ leads to the mean.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
@@ -39,7 +40,7 @@ from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import Resharding, State, below
-from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy
+from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
     HoldsModel,
@@ -118,6 +119,12 @@ class SlowMo(CompressedAveraging, Remarks):
     @property
     def period(self) -> int:
         return self.steps
+
+    def traits(self, workers: int) -> Traits:
+        found = super().traits(workers)
+        if self.base is None:
+            return found
+        return replace(found, local_steps=False, counts_samples=self.base.traits(workers).counts_samples)
 
     def faults(self, workers: int) -> FaultPolicy:
         return super().faults(workers) if self.base is None else self.base.faults(workers)

@@ -75,7 +75,10 @@ def test_one_alone_waits_for_nobody() -> None:
 def meet(rank: int, port: int) -> Gathered:
     """Meets as a rank of `train` does: it says where it is, and waits until the start is whole."""
     job: Any = SimpleNamespace(
-        strategy=Synchronous(), fault_tolerance=SimpleNamespace(vacant=0), device=torch.device("cpu")
+        strategy=Synchronous(),
+        fault_tolerance=SimpleNamespace(vacant=0),
+        device=torch.device("cpu"),
+        draws=False,
     )
     return torchrun._met(local(rank, 3, port), lambda start, patience: job, Patience(PATIENCE_S))[0]
 

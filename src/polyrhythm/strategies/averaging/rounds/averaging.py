@@ -38,12 +38,14 @@ class Averaging(Strategy):
         sums_gradients: whether plain SGD's models are the sum of all gradients at the end of a round.
         output: see `Traits`.
         plain_alone: see `Traits`.
+        local_steps: likewise.
         collective: how models are added up.
     """
 
     sums_gradients: ClassVar[bool] = False
     output: ClassVar[GroupOutput] = GroupOutput.NOTHING
     plain_alone: ClassVar[bool] = True
+    local_steps: ClassVar[bool] = True
 
     collective: Annotated[Collective, chosen("collective", COLLECTIVES)] = Library()
 
@@ -60,6 +62,7 @@ class Averaging(Strategy):
             output=self.output,
             slices=workers,
             plain_alone=self.plain_alone,
+            local_steps=self.local_steps,
         )
 
     def faults(self, workers: int) -> FaultPolicy:

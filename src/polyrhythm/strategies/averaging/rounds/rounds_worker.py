@@ -36,6 +36,7 @@ from polyrhythm.strategies.worker_part import (
     Presents,
     Regroups,
     Step,
+    TakesLocalSteps,
     WorkerSetting,
     Writes,
 )
@@ -178,7 +179,7 @@ KEPT = "kept."
 _NEVER = -1
 
 
-class RoundsWorker(Regroups, Presents, HoldsModel):
+class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
     """Trains on its own; at the end of a round all models become one.
 
     Args:
@@ -251,6 +252,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel):
                 self._rounds.preconditioner.apply()
             self._optimizer.step(learning_rate)
             self.staleness[0] += 1
+
+    def local_step(self, step: Step, learning_rate: float) -> None:
+        if self._updated != step.number:  # else it is computed again, since the meeting after it broke
+            self._go_apart()
+            self.update(1.0, learning_rate)
 
     def hear(self, stop: bool) -> None:
         """Record whether all stop after a step outside rounds."""
