@@ -243,6 +243,9 @@ def compare_runs(
     """
     target = Target.parse(until) if until is not None else None
     found = [run for folder in map(Path, folders) for run in _runs_in(folder)]
+    places = [run.folder.resolve() for run in found]
+    if doubled := [run.folder for run in found if places.count(run.folder.resolve()) > 1]:
+        raise RequestError(f"{doubled[0]} is given twice, and would count as two runs: name it once")
     if len(found) < 2:
         raise RequestError("name at least two runs to compare")
     comparison = Comparison.of(found, target)
@@ -336,8 +339,13 @@ def _check(made: Plan) -> None:
     if not workers or min(workers) < 1:
         raise RequestError(f"workers must be numbers from 1, as in 1,2,4 (given {list(workers)})")
     for key in made.grid:
+        if key in ("rate", "learning_rate"):
+            raise RequestError(f"--grid: the optimizer's learning rate is called lr (given {key})")
         if key != "lr" and (key not in RunConfig.model_fields or key in OWN):
             raise unknown("option of --grid", key, ["lr", *(set(RunConfig.model_fields) - set(OWN))])
+    for rate in made.grid.get("lr", ()):
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+            raise RequestError(f"--grid: lr must be numbers above 0, as in lr=0.01,0.05 (given {rate!r:.40})")
     _check_simulation(made.simulation, made.options)
     if made.until is not None:
         Target.parse(made.until)

@@ -87,6 +87,8 @@ _KEPT = ("seconds", "price", "images_per_s", "epochs", "error")
 _STATES = {"COMPLETE": "done", "PRUNED": "stopped", "RUNNING": "running"}
 _TRIES = 3
 """How often a trial is begun whose process dies."""
+_FRUITLESS = 20
+"""So many trials that all failed end a search by time or money."""
 _BEAT_S, _SILENT_S = 15.0, 120.0
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -281,10 +283,7 @@ def plan(
         if told.get("gradients", "real") not in GRADIENTS:
             raise unknown("gradients", told["gradients"], GRADIENTS)
         open_cluster(told["cluster"])
-    if limit.kind == "USD" and not told:
-        raise RequestError(
-            "a budget in USD needs prices: simulate on a --cluster that has some, or give trials or hours"
-        )
+    _check_prices(limit, goal, told)
     if method == "grid":
         found.every()
     if method == "pbt":
@@ -296,6 +295,10 @@ def plan(
         Choice.of(found)
         if told.get("gradients") == "none":
             raise RequestError("darts learns from gradients: leave --gradients none out")
+    if not any(found.varies(name) for name in (*found.options, *found.inner)):
+        raise RequestError(
+            "the space has one value for everything, which leaves nothing to search: give lists of values or ranges"
+        )
     many = population if population is not None else (8 if method == "pbt" else 10)
     if many < 2:
         raise RequestError(f"a population has at least 2 members (given {many})")
@@ -333,6 +336,27 @@ def _check_goal(goal: str, prune: str, method: str, common: Mapping[str, Any]) -
         Target.parse(str(common["until"]))
     if method in {"hyperband", "pbt"} and prune != "none":
         raise RequestError(f"{method} decides by itself who goes on: leave --prune {prune} out")
+
+
+def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
+    """Refuse a search by money where no price is known: it would never end, or never know."""
+    if limit.kind != "USD" and goal != "price":
+        return
+    what = "a budget in USD" if limit.kind == "USD" else "--goal price"
+    if not told:
+        raise RequestError(
+            f"{what} needs prices: simulate on a --cluster that has some, or give trials or hours"
+        )
+    where = open_cluster(told["cluster"])
+    if any(kind.price_per_hour is None for kind in where.hosts):
+        raise RequestError(
+            f"{what} needs prices, and not all hosts of cluster {where.name} have one: give them a price_per_hour, or "
+            "give trials or hours"
+        )
+    if limit.kind == "USD" and where.currency not in ("", "USD"):
+        raise RequestError(
+            f"cluster {where.name} has prices in {where.currency}, and the budget is in USD: give trials or hours"
+        )
 
 
 def _check_pbt(space: Space, told: Mapping[str, Any], interval: int) -> None:
@@ -898,6 +922,9 @@ class _Study:
         counted = [trial for trial in trials if trial.state != self._optuna.trial.TrialState.FAIL]
         if self._budget.kind == "trials":
             return len(counted) >= self._budget.amount
+        ended = [trial for trial in counted if "came" in trial.user_attrs]
+        if len(ended) >= _FRUITLESS and all("error" in trial.user_attrs["came"] for trial in ended):
+            return True  # what is refused costs nothing, and would go on for ever
         if self._budget.kind == "USD":
             return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
         if self.what.simulation:

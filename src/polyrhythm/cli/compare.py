@@ -76,6 +76,8 @@ def compare(
 
     given = [Path(each) for each in what or ()]
     folders = [path for path in given if path.is_dir()]
+    if absent := [path for path in given if not path.exists()]:
+        raise RequestError(f"there is no {absent[0]}: name folders of runs, or a recipe")
     if folders and strategies is None and resume is None:
         if len(folders) != len(given):
             raise RequestError("compare runs, or give one recipe with --strategies: not both")

@@ -28,7 +28,7 @@ from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent
 from polyrhythm.reporting.summary import Test, read_summary
 from polyrhythm.user_files import parse_yaml, read_text
 
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE, CLUSTER_FILE = "config.yaml", "cluster.yaml"
 STUDENT_T = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
     *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
@@ -104,7 +104,8 @@ def read_run(folder: Path) -> ComparedRun:
         outcome=summary.outcome,
         tests=summary.tests,
         losses=summary.losses,
-        simulated="cluster" in known,
+        simulated="cluster" in known
+        or (folder / CLUSTER_FILE).is_file(),  # of a run cut short, the file alone says it
         price_per_s=price / seconds if price and seconds > 0 else None,
     )
 

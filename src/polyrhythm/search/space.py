@@ -181,6 +181,10 @@ class Space:
         """Return the domain of a name."""
         return self.options[name] if name in self.options else self.inner[name]
 
+    def varies(self, name: str) -> bool:
+        """Whether a name has more than one value."""
+        return self._only(name) is None
+
     def draw(self, pick: Pick) -> dict[str, Any]:
         """Return parameters: what `pick` chooses for every name that matters, single values left out.
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from polyrhythm.api import tune as tuning
-from polyrhythm.api.compare import carry_out, compare, plan, read_plan
+from polyrhythm.api.compare import carry_out, compare, compare_runs, plan, read_plan
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.comparison import read_run
 from polyrhythm.specs import split_outside
 
 pytestmark = pytest.mark.usefixtures("lent_processes")
@@ -118,6 +119,8 @@ def test_separators_inside_brackets_do_not_split() -> None:
         ({"grid": {"bach_size": [3]}}, "batch_size"),
         ({"grid": {"workers": [3]}}, "option of --grid"),
         ({"grid": {"batch_size": [0]}}, "batch_size"),
+        ({"grid": {"lr": [0.1, "x"]}}, "lr must be numbers above 0"),
+        ({"grid": {"learning_rate": [0.1]}}, "learning rate is called lr"),
         ({"until": "top1=2"}, "cannot read the target"),
         ({"until": "top1=0.5", "simulation": {"cluster": "office", "gradients": "none"}}, "needs training"),
         ({"simulation": {"gradients": "none"}}, "needs a simulated --cluster"),
@@ -238,3 +241,18 @@ def test_every_strategy_gets_its_own_rate_with_equal_effort(
 def test_rates_that_cannot_be_tuned_are_refused(changed: dict[str, Any], complaint: str) -> None:
     with pytest.raises(RequestError, match=complaint):
         planned(**changed)
+
+
+def test_a_run_that_is_named_twice_is_not_two_seeds(tmp_path: Path) -> None:
+    simulate(cluster="office", data="digits", model="mlp", epochs=1, workers=1, out=tmp_path / "a")
+    with pytest.raises(RequestError, match="a is given twice, and would count as two runs"):
+        compare_runs([tmp_path / "a", tmp_path / "a"])
+
+
+def test_a_simulated_run_that_was_cut_short_is_known_to_be_simulated(tmp_path: Path) -> None:
+    run = simulate(cluster="office", data="digits", model="mlp", epochs=1, workers=1, out=tmp_path / "a")
+    assert run is not None
+    log = tmp_path / "a" / "events.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    found = read_run(tmp_path / "a")
+    assert (found.outcome, found.simulated) == ("unfinished", True)

@@ -216,8 +216,19 @@ def test_a_trial_that_was_taken_and_not_drawn_has_parameters_of_its_own(
 @pytest.mark.parametrize(("budget", "trials"), [("5m", 5), ("250s", 5), ("1.6USD", 4), ("3 trials", 3)])
 def test_a_budget_ends_a_search(budget: str, trials: int, pretended: Pretended, tmp_path: Path) -> None:
     """A simulated trial takes a virtual minute, and half a dollar."""
-    done = carry_out(planned(budget=budget), out=tmp_path / "a", jobs=1)
+    what = planned(budget=budget, simulation={"cluster": "ut_austin"})
+    done = carry_out(what, out=tmp_path / "a", jobs=1)
     assert len(done.search.trials) == len(pretended.made) == trials
+
+
+def test_a_search_of_nothing_but_refusals_ends_though_they_cost_nothing(
+    pretended: Pretended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_FRUITLESS", 4)
+    refused = {"outcome": "refused", "error": "hogwild needs memory"}
+    monkeypatch.setattr(pretended, "make", lambda task, judge=None: refused)
+    with pytest.raises(RequestError, match="every trial was refused; the first: hogwild needs memory"):
+        carry_out(planned(budget="5m"), out=tmp_path / "a", jobs=1)
 
 
 @pytest.mark.parametrize("prune", ["median", "halving", "curve"])
@@ -325,6 +336,12 @@ def test_members_of_a_population_go_on_from_better_ones(
         ({"space": {"strategy": ["synchronos", "downpour"]}}, "did you mean synchronous"),
         ({"space": {"lr": [0.1, -1]}}, "lr"),
         ({"simulation": {"cluster": "nowhere.yaml"}}, "nowhere.yaml"),
+        ({"budget": "20USD"}, "not all hosts of cluster office have one"),
+        (
+            {"goal": "price", "options": {**JOB, "until": "top1=0.9"}},
+            "--goal price needs prices, and not all hosts",
+        ),
+        ({"space": {"lr": 0.1, "strategy": ["local_sgd(steps={n})"], "n": 4}}, "leaves nothing to search"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_in_a_line(changed: dict[str, Any], message: str) -> None:
