@@ -27,7 +27,9 @@ def test_an_interrupt_is_no_error(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main, "command_line", lambda _: interrupted)
-    assert main._status(["strategies"]) == 130
+    with pytest.raises(SystemExit) as ended:
+        main.main(["strategies"])
+    assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polyrhythm.api.calibrate import Numbers, fit, value_of, with_values
 from polyrhythm.errors import RequestError
-from polyrhythm.planning.calibration import Numbers, fit, value_of, with_values
 from polyrhythm.simulation.cluster import StepWork
 from unit.simulation.clusters import cluster
 
