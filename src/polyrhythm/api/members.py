@@ -38,6 +38,7 @@ from polyrhythm.api.evaluate import evaluate
 from polyrhythm.api.observed_run import Run, create_folder_for, discard_folder, finished_run
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.stages import Lasting
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, draws, strategy_from
 from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.recipe import CONFIG_FILE, configure, plain_values, read_run
@@ -572,22 +573,11 @@ def _over(
         price = None if None in prices else sum(prices)  # type: ignore[arg-type]
         kept = {key: figures[key] for key in ("run", "strategy", "members", "ensemble")}
         figures = taught.figures | kept | {"seconds": seconds, "price": price}
-        draft = _draft(folder / MODEL_FILE)
-        shutil.copy2(taught.folder / MODEL_FILE, draft)
-        draft.replace(folder / MODEL_FILE)
-    _publish(folder / "report.html", render_ensemble(figures, student=taught is not None))
-    _publish(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
+        shutil.copy2(taught.folder / MODEL_FILE, UNCLAIMED.draft(folder / MODEL_FILE))
+        UNCLAIMED.publish(folder / MODEL_FILE)
+    UNCLAIMED.write(folder / "report.html", render_ensemble(figures, student=taught is not None))
+    UNCLAIMED.write(folder / ENSEMBLE_FILE, json.dumps(figures, indent=2, allow_nan=False) + "\n")
     return Run(folder, "done", figures)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.draft")
-
-
-def _publish(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    _draft(path).write_text(text, encoding="utf-8")
-    _draft(path).replace(path)
 
 
 def _of_all(

@@ -107,12 +107,9 @@ def train(
         again = is_automatic(resume)
         out, resume = automatic(out, resume)
         config = _configuration(recipe, resume, options)
+        asked = _Asked(config, out, resume, again, observers, start_method)
         ensemble = Ensemble.parse(str(config.strategy))
-        whole = (
-            None
-            if ensemble is None
-            else _ensemble(ensemble, config, options, out, resume, again, observers, start_method)
-        )
+        whole = None if ensemble is None else _ensemble(ensemble, asked, options)
     if whole is not None:
         return whole()
     with leader_speaks():
@@ -122,7 +119,7 @@ def train(
                 "--strategy auto measures this machine, and torchrun may have more: name the strategy that "
                 "`polyrhythm plan --cluster C.yaml` ranks first, with C.yaml as `profile` writes it under torchrun"
             )
-        asked, choice = _decided(_Asked(config, out, resume, again, observers, start_method))
+        asked, choice = _decided(asked)
         asked = _with_copies(asked)
         stages = Stages.parse(str(asked.config.strategy))
         parts = None
@@ -176,6 +173,9 @@ class _Asked:
         again: whether the figures of a run that has nothing left to do are returned again; else it is refused.
         observers: as for `train`.
         start_method: likewise.
+
+    Raises:
+        RequestError: there are both folders.
     """
 
     config: RunConfig
@@ -184,6 +184,10 @@ class _Asked:
     again: bool
     observers: Sequence[Observer]
     start_method: str
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.resume is not None:
+            raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
 
     def with_strategy(self, strategy: str) -> _Asked:
         """Return the same with another strategy."""
@@ -194,9 +198,7 @@ class _Asked:
         if self.resume is None:
             if self.out is not None and is_silent():
                 return Path(self.out)  # which the rank that leads looks at, and may have begun to fill by now
-            return choose_folder(self.out, f"{name}-{_short_name(self.config)}")
-        if self.out is not None:
-            raise RequestError("--out and --resume exclude each other: a resumed run stays in its folder")
+            return choose_folder(self.out, f"{name}-{name_of(self.config.model).split('(')[0]}")
         return Path(self.resume)
 
     def done(self, run: Run | None) -> Run | None:
@@ -337,16 +339,7 @@ _LEAVE_S = 60.0
 """For which worker 0 waits for others at the end of stages, where it hosts their store."""
 
 
-def _ensemble(
-    ensemble: Ensemble,
-    config: RunConfig,
-    options: RunOptions,
-    out: str | Path | None,
-    resume: str | Path | None,
-    again: bool,
-    observers: Sequence[Observer],
-    start_method: str,
-) -> Callable[[], Run | None]:
+def _ensemble(ensemble: Ensemble, asked: _Asked, options: RunOptions) -> Callable[[], Run | None]:
     """Return what trains networks side by side, and perhaps one that learns from them.
 
     Raises:
@@ -354,15 +347,15 @@ def _ensemble(
     """
     from polyrhythm.api import members  # no other run pays for it
 
+    config, observers = asked.config, asked.observers
+
     def place() -> tuple[Path, Run | None]:
-        folder = Path(resume) if resume is not None else choose_folder(out, f"ensemble-{_short_name(config)}")
-        done = members.finished_ensemble(folder) if resume is not None else None
-        if done is not None and not again:
-            raise all_done(folder, done.figures["epochs"])
-        return folder, done
+        folder = asked.folder("ensemble")
+        return folder, asked.done(members.finished_ensemble(folder) if asked.resume is not None else None)
 
     def make(folder: Path, told: dict[str, Any], watching: Sequence[Observer]) -> Run | None:
-        return train(out=folder, resume=AUTOMATIC, observers=watching, start_method=start_method, **told)
+        how: dict[str, Any] = {"observers": watching, "start_method": asked.start_method}
+        return train(out=folder, resume=AUTOMATIC, **how, **told)
 
     if started_by_torchrun():
         shared = members.shared_ranks(ensemble, config, options.get("workers"))
@@ -377,10 +370,6 @@ def _ensemble(
     return partial(
         members.train_ensemble, ensemble, config, folder, observers, partial(make, watching=observers)
     )
-
-
-def _short_name(config: RunConfig) -> str:
-    return name_of(config.model).split("(")[0]
 
 
 def _check_importable(start_method: str) -> None:
