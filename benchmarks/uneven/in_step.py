@@ -134,15 +134,15 @@ if __name__ == "__main__":
 
 
 def started(
-    strategy: str, balance: str, batch: int, epochs: int, workers: int, run: Path
+    strategy: str, balance: str, batch: int, budget: list[str], workers: int, run: Path
 ) -> subprocess.Popen:
     command = ["polyrhythm", "train", "--strategy", strategy, "--workers", str(workers), "--balance", balance]
-    command += ["--model", "lenet5", "--batch-size", str(batch), "--epochs", str(epochs), "--threads", "1"]
+    command += ["--model", "lenet5", "--batch-size", str(batch), *budget, "--threads", "1"]
     command += ["--out", str(run), "--keep-checkpoints", "0"]
     if strategy == "ddp":  # from a file, since its ranks are spawned
         script = run.parent / "ddp.py"
         script.write_text(DDP)
-        command = [sys.executable, str(script), str(run), str(batch), str(epochs)]
+        command = [sys.executable, str(script), str(run), str(batch), budget[-1]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
 
@@ -164,12 +164,17 @@ def images_per_s(run: Path) -> float:
     return sum(event.images for event in done) / max(event.time_s for event in done)
 
 
+ALONE = 30_000
+"""Images that the slow worker trains by itself; the other three times as many in about the same time."""
+
+
 def alone(batch: int) -> int:
     """Return the sum of both workers' speeds, each in a run of its own, at the same time."""
     with tempfile.TemporaryDirectory() as folder:
         fast, slow = Path(folder) / "fast", Path(folder) / "slow"
         processes = [
-            started("synchronous", "off", batch, epochs, 1, run) for run, epochs in [(fast, 3), (slow, 1)]
+            started("synchronous", "off", batch, ["--updates", str(round(images / batch))], 1, run)
+            for run, images in [(fast, 3 * ALONE), (slow, ALONE)]
         ]
         held_while_it_runs(processes[1], slow)
         for process in processes:
@@ -181,7 +186,7 @@ def trained(strategy: str, balance: str, batch: int, epochs: int) -> dict:
     """Train for real with two workers, the last of which has a third of a core."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        process = started(strategy, balance, batch, epochs, 2, run)
+        process = started(strategy, balance, batch, ["--epochs", str(epochs)], 2, run)
         held_while_it_runs(process, run)
         process.communicate()
         events = list(read_events(run / "events.jsonl"))
@@ -214,8 +219,9 @@ REAL = [
 ]
 
 
-def real(rows: list[dict], only: list[str], batch: int, epochs: int) -> list[dict]:
-    """Return rows with those that are trained now in place of earlier ones."""
+def real(kept: dict, only: list[str], batch: int, epochs: int, path: Path) -> None:
+    """Train for real; each row is written at once, in place of an earlier one of the same name."""
+    rows = kept.get("real", [])
     before = alone(batch)
     for strategy, balance in REAL:
         if only and strategy.partition("(")[0] not in only:
@@ -225,10 +231,10 @@ def real(rows: list[dict], only: list[str], batch: int, epochs: int) -> list[dic
         both = (before + after) / 2
         row |= {"both_alone_images_per_s": round(both), "of_both": round(row["images_per_s"] / both, 2)}
         same = [each for each in rows if all(each.get(key) == row[key] for key in WHICH)]
-        rows = [*(each for each in rows if each not in same), row]
+        rows = kept["real"] = [*(each for each in rows if each not in same), row]
+        path.write_text(json.dumps(kept, indent=1) + "\n")
         print(row, flush=True)
         before = after
-    return rows
 
 
 WHICH = ("strategy", "balance", "batch_size")
@@ -247,9 +253,9 @@ def main() -> None:
     kept = json.loads(path.read_text()) if path.exists() else {}
     if not asked.only:
         kept |= {"one_slow_s": one_slow(), "two_hosts_images_per_s": two_hosts()}
+        path.write_text(json.dumps(kept, indent=1) + "\n")
     if asked.real:
-        kept["real"] = real(kept.get("real", []), asked.only, asked.batch_size, asked.epochs)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+        real(kept, asked.only, asked.batch_size, asked.epochs, path)
 
 
 if __name__ == "__main__":

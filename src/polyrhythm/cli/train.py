@@ -11,6 +11,7 @@ from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
     percent,
     print_json,
+    rate,
     say_cache,
     say_members,
     say_timings,
@@ -78,7 +79,7 @@ def _say(folder: Any, figures: dict[str, Any]) -> None:
     if "fine_tuning" in figures:
         print(f"kept        {figures['fine_tuning']['text']}")
     say_members(figures)
-    print(f"trained in  {figures['seconds']:.1f} s at {figures['images_per_s']:,.0f} images/s")
+    print(f"trained in  {figures['seconds']:.1f} s at {rate(figures['images_per_s'])} images/s")
     say_what_held_back(figures)
     say_what_was_left_out(figures)
     say_cache(figures)

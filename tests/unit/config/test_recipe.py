@@ -30,6 +30,13 @@ def test_later_layers_win() -> None:
     assert (made.workers, made.seed, made.batch_size) == (3, 1, 64)
 
 
+def test_how_long_is_said_by_the_last_layer_that_says_it() -> None:
+    config = configure({"epochs": 3}, {"updates": 100}, {"seed": 1})
+    assert (config.epochs, config.updates) == (None, 100)
+    config = configure({"updates": 100}, {"epochs": 3, "updates": None})
+    assert (config.epochs, config.updates) == (3, None)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
