@@ -32,8 +32,10 @@ from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_serve
 from polyrhythm.api.simulate import laid_out
 from polyrhythm.config.assemble import default_optimizer, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.recipe import as_command, configure
 from polyrhythm.config.run_config import refuse_real_only
+from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
@@ -227,6 +229,11 @@ def plan(
             f"cluster {where.name} has prices in {where_priced.currency or 'no currency that it names'}, not {currency}"
         )
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
+    if several := [each for each in names if Stages.parse(each) or Ensemble.parse(each)]:
+        raise RequestError(
+            f"plan weighs strategies that train one network from start to end (given {several[0]}): compare has rows "
+            "of stages and ensembles"
+        )
     refused: dict[str, str] = {}
     candidates = list(_candidates(names, _numbers(where, workers), batch_sizes, rates))
     if is_uneven(where) and "balance" not in options:

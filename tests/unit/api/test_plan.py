@@ -86,6 +86,8 @@ def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
         ({"batch_sizes": [32, 64]}, "does not say how step times grow with the batch"),
         ({"workers": [99], "strategies": "synchronous"}, "99 workers do not fit"),
         ({"strategies": "synchronos"}, "did you mean synchronous"),
+        ({"strategies": 'synchronous; stages("easgd until 0.5; synchronous")'}, "compare has rows of stages"),
+        ({"strategies": ["ensemble(members=2)"]}, "compare has rows of stages and ensembles"),
     ],
 )
 def test_requests_that_cannot_be_are_refused_before_anything_is_written(

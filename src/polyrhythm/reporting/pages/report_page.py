@@ -83,7 +83,7 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .copyable { position: relative; }
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px; padding: .9rem 1rem;
   margin: .6rem 0; overflow-x: auto; }
-.copyable pre { padding-right: 5rem; }
+.copyable pre { padding-right: 5rem; white-space: pre-wrap; overflow-wrap: anywhere; }
 button { position: absolute; top: .55rem; right: .55rem; font: inherit; font-size: .8125rem;
   padding: .2rem .65rem; color: var(--ink); background: var(--paper); border: 1px solid var(--rule);
   border-radius: 6px; cursor: pointer; }
