@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ import polyrhythm
 from polyrhythm.api import tune as tuning
 from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.api.tune import carry_out, plan
+from polyrhythm.events import Evaluated
+from polyrhythm.reporting.event_log import read_events
 
 JOB = {"data": "digits", "model": "mlp", "workers": 2}
 
@@ -60,6 +65,34 @@ def test_a_population_copies_checkpoints_and_its_lineage_can_be_replayed(tmp_pat
     found = load_file(tmp_path / "search" / last.folder / "model.safetensors")
     again = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], again[name]) for name in found)
+
+
+def test_a_run_stops_at_its_next_test_without_a_word_when_whoever_planned_it_is_gone(tmp_path: Path) -> None:
+    task = {"folder": str(tmp_path / "run"), "options": {**JOB, "workers": 1, "epochs": 99}, "simulation": {}}
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from polyrhythm.api.run_server import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write(json.dumps({**task, "judged": True}) + "\n")
+    process.stdin.close()
+    process.stdout.close()
+    with process.stderr:
+        said = process.stderr.read()
+    assert process.wait(60) == 0
+    assert "Traceback" not in said
+    assert "could not write" not in said
+    epochs = [
+        event.epoch
+        for event in read_events(tmp_path / "run" / "events.jsonl")
+        if isinstance(event, Evaluated)
+    ]
+    assert len(epochs) < 99
 
 
 def test_trials_whose_process_is_killed_end_all_the_same(

@@ -6,6 +6,7 @@ A task may name a folder to begin from: its checkpoints are copied first.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -49,12 +50,16 @@ def serve() -> None:
     prepare_process()
 
     def tell(answer: Mapping[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
+        try:
+            print(json.dumps(answer), file=answers, flush=True)
+        except BrokenPipeError:  # whoever planned the runs is gone, and nobody is to be told
+            with open(os.devnull, "w") as nobody:
+                os.dup2(nobody.fileno(), answers.fileno())  # what is buffered goes there at the end
 
     def ask(question: Mapping[str, Any]) -> Any:
         tell(question)
         line = sys.stdin.readline()
-        return json.loads(line) if line else {"goes_on": False}  # whoever planned it is gone
+        return json.loads(line) if line else {"goes_on": False}  # as above
 
     for line in iter(sys.stdin.readline, ""):
         task = json.loads(line)
