@@ -250,9 +250,12 @@ class Deal:
             self._generations[worker] = asked.generation
             self._gone.discard(worker)
             unit = self._unit_of[worker]
-            self._first.setdefault((worker, asked.generation), asked.step)
-            undealt, end = self._dealer.undealt, self._dealer.steps_of(unit).stop
+            undealt, held = self._dealer.undealt, self._dealer.steps_of(unit)
+            end = held.stop
             grant = self._dealer.draw(unit, asked.step, self._now())
+            anew = asked.step not in range(held.start, held.stop + 1)
+            # Who goes on with its predecessor's steps is judged by what that had said, until it speaks itself.
+            self._first.setdefault((worker, asked.generation), asked.step if anew else None)
             if self._dealer.undealt < undealt:  # else it was granted before, or nothing is left
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
             elif self._dealer.steps_of(unit).stop != end:  # it counts its steps anew

@@ -135,6 +135,26 @@ def test_a_successor_that_is_lost_before_it_has_said_anything_has_done_nothing()
     assert deal.undealt == noted(told, dealers[1]).undealt == 120 - 4 * 10
 
 
+def test_a_successor_with_its_predecessors_count_that_is_lost_unheard_gives_back_nothing_that_was_done() -> (
+    None
+):
+    """Its predecessor had said that it had done ten steps; it asks for one of these again, and is lost."""
+    dealers = [Dealer(Deck((200,), (10,)), [1, 1]) for _ in range(2)]
+    left: list[int] = []
+    came: list[Came] = [
+        *drawing(0, range(10)),
+        lambda: deal.lose(1, 10, 1),
+        lambda: left.append(deal.undealt),
+        *drawing(1, range(8, 10)),
+        lambda: deal.lose(1, 10, 2, said=False),
+    ]
+    deal, told, _ = events_of(came, dealers[0])
+    deal.open()
+    assert deal.undealt == left[0] == 200 - 10 * 10
+    assert sum(held(told).values()) == 10 * 10
+    assert noted(told, dealers[1]).undealt == deal.undealt
+
+
 def test_a_loss_that_is_told_after_the_successor_has_drawn_gives_back_what_nobody_has_done() -> None:
     dealers = [Dealer(Deck((200,), (10,)), [1, 1], steps=[0, 13]) for _ in range(2)]
     came: list[Came] = [
