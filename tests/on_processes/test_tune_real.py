@@ -113,9 +113,10 @@ def test_trials_whose_process_is_killed_end_all_the_same(
             return super().make(task, kill)
 
     monkeypatch.setattr(tuning, "RunProcess", Killed)
-    what = plan({"lr": [0.05]}, method="grid", budget="9 trials", options={**JOB, "epochs": 2})
+    what = plan({"lr": [0.05, 0.01]}, method="grid", budget="9 trials", options={**JOB, "epochs": 2})
     done = carry_out(what, out=tmp_path / "search", jobs=1)
-    assert [(trial.state, trial.folder) for trial in done.search.trials] == [("done", "trial-0000")]
+    ended = [(trial.state, trial.folder) for trial in done.search.trials]
+    assert ended == [("done", "trial-0000"), ("done", "trial-0001")]
     polyrhythm.train(
         out=tmp_path / "alone", start_method="fork", optimizer="sgd(lr=0.05)", epochs=2, seed=0, **JOB
     )

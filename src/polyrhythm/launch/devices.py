@@ -6,7 +6,6 @@ Workers compute with the threads that their share of the cores allows; each repl
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -41,27 +40,6 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: in
 def use_threads(count: int) -> None:
     """Compute with so many threads from now on, in this process."""
     torch.set_num_threads(count)
-
-
-_SIDE, _TRIES = 256, 12
-
-
-def computing_speed() -> float:
-    """Measure how fast all cores that this process may use are together, by products of matrices on one of them.
-
-    Takes some 20 ms. The fastest of several tries counts, since other ranks of the host measure at the same time.
-
-    Returns:
-        Additions and multiplications of float32 numbers a second.
-    """
-    factor = torch.ones(_SIDE, _SIDE)
-    seconds = []
-    with computing_with(1):
-        for _ in range(_TRIES):
-            began_s = time.perf_counter()
-            torch.mm(factor, factor)
-            seconds.append(time.perf_counter() - began_s)
-    return available_cores() * 2 * _SIDE**3 / min(seconds)
 
 
 @contextmanager

@@ -25,14 +25,12 @@ class Placement(Config):
     dedicated: ClassVar[bool]
 
     @abstractmethod
-    def servers(self, hosts: Sequence[int], count: int, first: Sequence[int] = ()) -> tuple[int, ...]:
+    def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
         """Choose the ranks that are servers; rank 0 is never one.
 
         Args:
             hosts: the host of every rank.
             count: how many servers there must be, fewer than ranks.
-            first: hosts whose workers should have servers beside them, the most important first, if servers share
-                hosts; the others follow in an order of their own.
         """
 
 
@@ -67,16 +65,13 @@ def roles_in_order(workers: int, servers: int) -> RoleAssignment:
     return RoleAssignment(tuple(range(workers)), tuple(range(workers, workers + servers)))
 
 
-def roles_for(
-    hosts: Sequence[int], servers: int, placement: Placement, first: Sequence[int] = ()
-) -> RoleAssignment:
+def roles_for(hosts: Sequence[int], servers: int, placement: Placement) -> RoleAssignment:
     """Return the role of every rank.
 
     Args:
         hosts: the host of every rank.
         servers: how many ranks must be servers.
         placement: chooses them.
-        first: hosts that should have them; see `Placement.servers`.
 
     Raises:
         RequestError: no rank would be left to work.
@@ -85,5 +80,5 @@ def roles_for(
         raise RequestError(
             f"{len(hosts)} processes cannot hold {servers} servers and a worker: start at least {servers + 1}"
         )
-    chosen = placement.servers(hosts, servers, first)
+    chosen = placement.servers(hosts, servers)
     return RoleAssignment(tuple(rank for rank in range(len(hosts)) if rank not in chosen), chosen)

@@ -20,7 +20,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,14 +32,8 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import (
     newest_generations,
 )
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Event, Notice, RunEnded
-from polyrhythm.launch.devices import (
-    check_kinds_of_devices,
-    computing_speed,
-    gpu_of,
-    threads_for_worker,
-    usable_cores,
-)
+from polyrhythm.events import Event, RunEnded
+from polyrhythm.launch.devices import check_kinds_of_devices, gpu_of, threads_for_worker, usable_cores
 from polyrhythm.launch.joining.join_server import Admission
 from polyrhythm.launch.patience import LIMIT_S, Patience
 from polyrhythm.launch.process import ask_names_briefly, first_parent, leave_with
@@ -87,11 +80,7 @@ def workers_of(strategy: Strategy) -> int:
 
 
 def roles_of(
-    strategy: Strategy,
-    rendezvous: Rendezvous,
-    vacant: int = 0,
-    patience: Patience | None = None,
-    device: torch.device | None = None,
+    strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
 ) -> RoleAssignment:
     """Return the role of every rank, after all have said on which host they are.
 
@@ -100,50 +89,14 @@ def roles_of(
         rendezvous: of the ranks that torchrun has started.
         vacant: places of workers that nobody has yet; their ranks come after torchrun's.
         patience: with the others; None: that of ranks that are not told otherwise.
-        device: on which this rank computes, where work goes to whoever is free, so that the fastest host should have
-            the servers near; None: all wait for the slowest.
     """
     store, size = rendezvous.store, rendezvous.size
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
     patience = patience or Patience()
     hosts = list(map(int, patience.keys(store, lambda rank: f"host/{rank}", range(size))))
     traits = strategy.traits(1)  # its servers are the same for any number of workers
-    near: list[int] = []
-    if device is not None and traits.servers and not traits.placement.dedicated and len(set(hosts)) > 1:
-        if not rendezvous.generation:  # else it is told already, and roles are given
-            store.set(_speed(rendezvous.rank), str(computing_speed() if device.type == "cpu" else 0.0))
-        near = fastest_hosts(hosts, list(map(float, patience.keys(store, _speed, range(size)))))
-        if rendezvous.rank == LEADER:
-            store.set(_NEAR, " ".join(map(str, near)))
-    roles = roles_for(hosts, traits.servers, traits.placement, near)
+    roles = roles_for(hosts, traits.servers, traits.placement)
     return replace(roles, workers=(*roles.workers, *range(size, size + vacant)))
-
-
-_CLEARLY = 1.25
-"""By so much a host must be faster than another for servers to go by it: what is measured in a moment is rough."""
-_NEAR = "near"
-"""Key of the hosts that have servers since they are fast."""
-
-
-def _speed(rank: int) -> str:
-    return f"speed/{rank}"
-
-
-def fastest_hosts(hosts: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """Return the hosts that are clearly faster than the slowest, the fastest first.
-
-    Args:
-        hosts: the host of every rank.
-        speeds: of its host, as every rank has measured it; 0 where it computes on a GPU, and then none is returned: a
-            server there takes the place of a worker with a GPU.
-    """
-    of: dict[int, float] = {}
-    for host, speed in zip(hosts, speeds, strict=True):
-        of[host] = max(speed, of.get(host, 0.0))
-    if not all(speeds):
-        return []
-    faster = [host for host in of if of[host] > _CLEARLY * min(of.values())]
-    return sorted(faster, key=lambda host: -of[host])
 
 
 @dataclass(frozen=True)
@@ -323,23 +276,8 @@ def _play(
         asked_to_stop(ask, notice.come),
         receiving(outside, start, roles, notice.emit, late) as on_event,
     ):
-        first = outside.rank == LEADER and not start.rendezvous.generation
-        if first and (word := placement_word(start.rendezvous.store, roles)):
-            on_event(Notice(time_s=0, text=word))
         run_rank(job, roles, start.rendezvous, threads, Circumstances(stop, on_event))
     return notice.ended_the_run()
-
-
-def placement_word(store: Any, roles: RoleAssignment) -> str:
-    """Return in words where servers are, if that goes by the hosts' speeds; else nothing."""
-    near = bytes(store.get(_NEAR)).decode() if store.check([_NEAR]) else ""
-    if not near:
-        return ""
-    ranks = ", ".join(map(str, roles.servers))
-    return (
-        f"servers are ranks {ranks}: they come to the fastest hosts first (GROUP_RANK {', '.join(near.split())}), "
-        "since work goes to whoever is free"
-    )
 
 
 def take_leave(gather_s: float, outside: Rendezvous | None = None) -> None:
@@ -362,8 +300,7 @@ def _met(
         looking = patience.looking(partial(check_counts, outside, start))
         try:
             job = job_of(start, looking)
-            near = job.device if job.draws else None
-            roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking, near)
+            roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking)
             shared = threads_beside(start.rendezvous, range(outside.size), roles, job.strategy, looking)
             check_devices(start.rendezvous, range(outside.size), roles, job, looking)
             make_whole(start, looking)

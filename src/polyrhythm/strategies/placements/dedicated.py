@@ -13,6 +13,6 @@ class Dedicated(Placement):
 
     dedicated: ClassVar[bool] = True
 
-    def servers(self, hosts: Sequence[int], count: int, first: Sequence[int] = ()) -> tuple[int, ...]:
+    def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
         """Return the last ranks, which are those of the last hosts."""
         return tuple(range(len(hosts) - count, len(hosts)))

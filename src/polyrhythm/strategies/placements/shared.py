@@ -13,19 +13,15 @@ class Shared(Placement):
 
     dedicated: ClassVar[bool] = False
 
-    def servers(self, hosts: Sequence[int], count: int, first: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return the last rank of every host in turn: of those in `first`, then from the last host backwards.
-
-        A host keeps a worker beside its servers for as long as another one has a rank to give.
-        """
-        left: dict[int, list[int]] = {host: [] for host in (*first, *sorted(set(hosts), reverse=True))}
+    def servers(self, hosts: Sequence[int], count: int) -> tuple[int, ...]:
+        """Return the last rank of every host in turn, from the last host backwards."""
+        ranks_of: dict[int, list[int]] = {}
         for rank, host in enumerate(hosts):
             if rank > 0:
-                left[host].append(rank)
-        home, taken = hosts[0], list[int]()
+                ranks_of.setdefault(host, []).append(rank)
+        taken: list[int] = []
         while len(taken) < count:
-            giving = [host for host, ranks in left.items() if len(ranks) > (host != home)]
-            giving = giving or [host for host, ranks in left.items() if ranks]
-            for host in giving[: count - len(taken)]:
-                taken.append(left[host].pop())
+            for host in sorted(ranks_of, reverse=True):
+                if ranks_of[host] and len(taken) < count:
+                    taken.append(ranks_of[host].pop())
         return tuple(sorted(taken))
