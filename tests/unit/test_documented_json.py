@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def test_of_a_search() -> None:
 
 
 def test_of_a_comparison(run: Any, tmp_path: Path) -> None:
-    found = compare_runs([run.folder] * 2, "top1=0.1", tmp_path / "compared").comparison.to_json()
+    again = shutil.copytree(run.folder, tmp_path / "again")
+    found = compare_runs([run.folder, again], "top1=0.1", tmp_path / "compared").comparison.to_json()
     assert keys(found) | keys(found["rows"]) <= documented("compare")
 
 

@@ -108,7 +108,7 @@ def test_who_has_died_reads_no_more(lender: Lender) -> None:
     vector = lender.vector()
     held = lender.sent(vector)
     assert lender.memory.lends(vector)
-    for reading in lender.incoming._open.values():  # as if its process had ended
+    for reading in list(lender.incoming._open.values()):  # as if its process had ended
         reading._socket.shutdown(2)
     assert soon(lambda: not lender.memory.lends(vector))
     assert held[1] == 1.0
