@@ -1,17 +1,60 @@
-"""What a real rank is doing, for others to ask when it seems to hang."""
+"""What a real rank is doing, for others to ask when it seems to hang, and for how long a rank stands still."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from statistics import median
 from typing import Any, NamedTuple
 
-from polyrhythm.communication.communicator import Handle
+from polyrhythm.communication.communicator import Clock, Handle
 
 _STEPS_KEPT = 32
 COMPUTING = "computing"
+
+
+# Both a thread of a real rank and a greenlet of a simulated one have a context of their own.
+in_background: ContextVar[bool] = ContextVar("in_background", default=False)
+
+
+class Blocked:
+    """How long a rank has stood still for others, or has been inside its communicators, background tasks left out.
+
+    Attributes:
+        seconds: since it was made.
+        spans: what it waited for, from when to when on that clock; None where nobody wants to know.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds = 0.0
+        self.spans: list[tuple[str, float, float]] | None = None
+        self._clock = clock
+        self._deep = False
+
+    def computed_s(self) -> float:
+        """Return the seconds of the clock in which the rank has not stood still."""
+        return self._clock.now() - self.seconds
+
+    @contextmanager
+    def by(self, what: str) -> Iterator[None]:
+        """Add the time of a `with`; of one inside another, once."""
+        # A subgroup's calls are timed as well, and some calls are made of others: only the outermost counts.
+        if self._deep or in_background.get():
+            yield
+            return
+        self._deep, began_s = True, self._clock.now()
+        try:
+            yield
+        finally:
+            ended_s = self._clock.now()
+            self._deep = False
+            self.seconds += ended_s - began_s
+            if self.spans is not None:
+                self.spans.append((what, began_s, ended_s))
 
 
 class Doing(NamedTuple):
@@ -31,14 +74,19 @@ class Doing(NamedTuple):
 class Activity:
     """Kept by the rank, on all its threads; read by its watchdog.
 
+    Args:
+        clock: of a rank that notes all that it waits for; None: nobody does.
+
     Attributes:
         step: steps that a worker has done.
         thread: the rank's main thread, which takes the steps or serves.
+        blocked: how long that thread has waited for others; None: what it waits for is not noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.step = 0
         self.thread = threading.get_ident()
+        self.blocked = None if clock is None else Blocked(clock)
         self._began_s = time.monotonic()
         self._durations_s: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._doing: dict[int, Doing] = {}
@@ -59,7 +107,7 @@ class Activity:
 
     def doing(self, what: str, *, takes_long: bool = False) -> _Noted:
         """Note, for the time of a `with`, what this thread does."""
-        return _Noted(self._doing, what, takes_long)
+        return _Noted(self, self._doing, what, takes_long)
 
     def noted(self, handle: Handle, what: str) -> Handle:
         """Return a handle whose waiting is noted."""
@@ -68,10 +116,10 @@ class Activity:
 
 class _Noted:
     # No generator: every receive that waits passes through here, and making one takes twice as long.
-    __slots__ = ("_before", "_doing", "_takes_long", "_what")
+    __slots__ = ("_activity", "_before", "_doing", "_takes_long", "_what")
 
-    def __init__(self, doing: dict[int, Doing], what: str, takes_long: bool) -> None:
-        self._doing, self._what, self._takes_long = doing, what, takes_long
+    def __init__(self, activity: Activity, doing: dict[int, Doing], what: str, takes_long: bool) -> None:
+        self._activity, self._doing, self._what, self._takes_long = activity, doing, what, takes_long
         self._before: Doing | None = None
 
     def __enter__(self) -> None:
@@ -80,10 +128,14 @@ class _Noted:
         self._doing[thread] = Doing(self._what, time.monotonic(), self._takes_long)
 
     def __exit__(self, *_: object) -> None:
-        if self._before is None:
-            self._doing.pop(threading.get_ident(), None)
-        else:
-            self._doing[threading.get_ident()] = self._before
+        thread, before, blocked = threading.get_ident(), self._before, self._activity.blocked
+        over = self._doing.pop(thread)
+        if before is not None:
+            self._doing[thread] = before
+        # A test is no waiting, but what it waits for is; of one wait inside another, the outer counts.
+        waits = not over.takes_long and (before is None or before.takes_long)
+        if waits and blocked is not None and thread == self._activity.thread:
+            blocked.seconds += time.monotonic() - over.since_s
 
 
 class _NotedHandle:

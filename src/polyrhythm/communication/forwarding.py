@@ -11,13 +11,12 @@ A strategy sees no difference, so the time that it waits is known without any st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from polyrhythm.communication.activity import Blocked, in_background
 from polyrhythm.communication.arrivals import Arrivals
-from polyrhythm.communication.communicator import Clock, Communicator, Handle
+from polyrhythm.communication.communicator import Communicator, Handle
 from polyrhythm.communication.message import Message
 
 P = ParamSpec("P")
@@ -70,42 +69,6 @@ class RecordingCommunicator(ForwardingCommunicator):
         self.receive = receive
 
 
-# Both a thread of a real rank and a greenlet of a simulated one have a context of their own.
-_in_background: ContextVar[bool] = ContextVar("in_background", default=False)
-
-
-class Blocked:
-    """How long a rank has been inside its communicators, background tasks left out.
-
-    Attributes:
-        seconds: since it was made.
-        spans: what it waited for, from when to when on that clock; None where nobody wants to know.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.seconds = 0.0
-        self.spans: list[tuple[str, float, float]] | None = None
-        self._clock = clock
-        self._deep = False
-
-    @contextmanager
-    def by(self, what: str) -> Iterator[None]:
-        """Add the time of a `with`; of one inside another, once."""
-        # A subgroup's calls are timed as well, and some calls are made of others: only the outermost counts.
-        if self._deep or _in_background.get():
-            yield
-            return
-        self._deep, began_s = True, self._clock.now()
-        try:
-            yield
-        finally:
-            ended_s = self._clock.now()
-            self._deep = False
-            self.seconds += ended_s - began_s
-            if self.spans is not None:
-                self.spans.append((what, began_s, ended_s))
-
-
 class TimedCommunicator(ForwardingCommunicator):
     """Adds up the time inside it and inside its subgroups."""
 
@@ -134,11 +97,11 @@ class TimedCommunicator(ForwardingCommunicator):
 
         def start(work: Callable[[], Any]) -> Handle:
             def hidden() -> Any:  # only waiting for it blocks
-                before = _in_background.set(True)
+                before = in_background.set(True)
                 try:
                     return work()
                 finally:
-                    _in_background.reset(before)
+                    in_background.reset(before)
 
             with blocked.by("background work"):
                 return _TimedHandle(inner.start(hidden), blocked, "background work")

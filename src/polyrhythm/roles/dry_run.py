@@ -583,7 +583,6 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         control.report(replace(first, time_s=elapsed_s))
     in_step = dry_run.traits.lockstep
     batch = workload.global_batch(0)
-    clock = world.clock
     balancer = balancer_for(
         dry_run.balance,
         dry_run.strategy,
@@ -591,7 +590,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         workload.replica.workers,
         batch,
         drawn=dry_run.draws,
-        compute_time=None if blocked is None else lambda: clock.now() - blocked.seconds,
+        compute_time=None if blocked is None else blocked.computed_s,
     )
     run = TrainingRun(
         trainer,

@@ -140,7 +140,6 @@ class ModelWorkload:
         self._noise: NoiseMeter | None = None
         if world.leads and self.replica.part.holds_mean and self.replica.workers.size > 1:
             self._noise = NoiseMeter()
-            self.replica.watch_means(self._note_mean)
         model.train()
 
     @property
@@ -250,11 +249,10 @@ class ModelWorkload:
         """Return how this worker's gradients have differed from the mean of all, if it was measured since last time."""
         return None if self._noise is None else self._noise.taken()
 
-    def _note_mean(self, step: Step) -> None:
-        assert self._noise is not None, "else means are not watched"
-        if self._noise.due(step.number):
-            images = round(self.replica.part.mean_weight * self.batch_size)
-            self._noise.note_mean(self.replica.flat.gradients, images)
+    def _note_mean(self) -> None:
+        assert self._noise is not None, "else no step is compared"
+        images = round(self.replica.part.mean_weight * self.batch_size)
+        self._noise.note_mean(self.replica.flat.gradients, images)
 
     def cache_use(self) -> CacheUse | None:
         """Return what the cache of decoded images did since the last call; None where there is none."""
@@ -331,6 +329,10 @@ class ModelWorkload:
         joint = self._joint
         if joint is not None:
             joint.begin(number, seed_for("joint", learning.seed, self.worker, number))
+        noise = self._noise
+        if noise is not None:
+            noise = noise if number % noise.every == noise.first else None
+            self.replica.note_mean = None if noise is None else self._note_mean
         if not (size or self._cuts_network or self._meets):
             return 0.0, rate, True
         flat, device = self.replica.flat, self._job.device
@@ -338,7 +340,6 @@ class ModelWorkload:
             work = self._work * (size / self.batch_size if self.sizes else 1.0)
             self._pace.forward(self._shares, self.replica.use, work)
         self._seed(number)
-        noise = self._noise if self._noise is not None and self._noise.due(number) else None
         # What is added up while the pass goes on is this worker's no more.
         compares = joint is not None and joint.compares
         self.replica.holds_back = (noise is not None or compares) and self._pace is None

@@ -39,6 +39,8 @@ class FlatReplica:
         workers: the communicator of all workers.
         announces: whether buckets are announced during the backward pass.
         holds_back: whether they are not in the step under way.
+        note_mean: called in the exchange of the step under way, while the flat gradients hold the workers' mean (see
+            `HoldsMeanGradient`); None: nobody wants to know.
         bytes_sent: by the strategy in its steps, since the replica was made.
     """
 
@@ -55,6 +57,7 @@ class FlatReplica:
         "bytes_sent",
         "flat",
         "holds_back",
+        "note_mean",
         "part",
         "plan",
         "workers",
@@ -66,6 +69,7 @@ class FlatReplica:
         self.plan = setting.plan
         self.part = WorkerCalls(strategy.worker(setting))
         self.holds_back = False
+        self.note_mean: Callable[[], None] | None = None
         self.announces = announce and self.part.uses_bucket_ready and self.workers.size > 1
         self.bytes_sent = 0
         self._traffic = world.network.traffic
@@ -110,23 +114,14 @@ class FlatReplica:
         # A call of what an object holds, written as one of its methods, is looked up anew.
         gradients_ready, zero_gradients = self._gradients_ready, self._zero_gradients
         stop = gradients_ready(step, learning_rate)
+        if self.note_mean is not None:
+            self.note_mean()
         if self._observer is not None:
             self._observer.stepped(self._rank, step.number, self.flat.vector)
         if zero_gradients is not None:
             zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before
         return stop
-
-    def watch_means(self, note: Callable[[Step], None]) -> None:
-        """Call `note` in each exchange, while the flat gradients hold the workers' mean; see `HoldsMeanGradient`."""
-        ready = self._gradients_ready
-
-        def noted(step: Step, learning_rate: float) -> bool:
-            stop = ready(step, learning_rate)
-            note(step)
-            return stop
-
-        self._gradients_ready = noted
 
     def average(self, step: Step, place: int = 0) -> None:
         """Overwrite the gradients with the workers' mean, where the part holds it; see `HoldsMeanGradient`."""

@@ -21,8 +21,8 @@ from typing import Literal
 
 import torch
 
+from polyrhythm.communication.activity import Blocked
 from polyrhythm.communication.communicator import Clock
-from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.events import WorkerProgress, WorkerTimings
 
 TRACED_STEPS = 100

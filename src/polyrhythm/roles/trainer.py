@@ -27,8 +27,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from polyrhythm.communication.activity import Blocked
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice

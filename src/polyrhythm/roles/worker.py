@@ -7,8 +7,8 @@ from functools import partial
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyrhythm.communication.activity import Blocked
 from polyrhythm.communication.collectives.auto import measure_links
-from polyrhythm.communication.forwarding import Blocked
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Notice
 from polyrhythm.roles.balance import balancer_for
@@ -35,7 +35,7 @@ def work(job: Job, world: World) -> None:
     if job.timings:
         world = world.timed(partial(finish_work, job.device))
     world, blocked = _watched(job, world)
-    compute_time = _compute_time(job, world, blocked)
+    compute_time = _compute_time(job, blocked)
     workload = ModelWorkload(job, world)
     replica = workload.replica
     control: ControlPlane = (
@@ -90,15 +90,14 @@ def _watched(job: Job, world: World) -> tuple[World, Blocked | None]:
     return world, None
 
 
-def _compute_time(job: Job, world: World, blocked: Blocked | None) -> Callable[[], float] | None:
+def _compute_time(job: Job, blocked: Blocked | None) -> Callable[[], float] | None:
     """Return what says for how long this worker has not stood still, where that is known; else None."""
-    if blocked is None:
-        return None
-    clock = world.clock
+    if blocked is None or job.device.type == "cpu":  # which has always finished what it was told
+        return None if blocked is None else blocked.computed_s
 
     def compute_time() -> float:
         finish_work(job.device)
-        return clock.now() - blocked.seconds
+        return blocked.computed_s()
 
     return compute_time
 

@@ -21,10 +21,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from polyrhythm.communication.activity import Activity
+from polyrhythm.communication.activity import Activity, Blocked
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.communicator import Clock, Communicator
-from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
+from polyrhythm.communication.forwarding import TimedCommunicator
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RunError
 from polyrhythm.events import Event
@@ -248,7 +248,9 @@ class World:
         return replace(self, network=TimedCommunicator(self.network, blocked), timer=timer)
 
     def watched(self) -> tuple[World, Blocked]:
-        """Return this world with a network that adds up for how long this rank stands still inside it, and the sum."""
+        """Return this world, in which it is added up for how long this rank stands still, and the sum."""
+        if self.activity.blocked is not None:  # a real rank notes what it waits for, for its watchdog
+            return self, self.activity.blocked
         blocked = Blocked(self.clock)
         return replace(self, network=TimedCommunicator(self.network, blocked)), blocked
 

@@ -67,19 +67,19 @@ def compared(own_square: float, own: int, mean_square: float, images: int) -> Gr
     return GradientNoise(1, noise, signal, images)
 
 
-_EVERY, _FIRST = 16, 4
-
-
 class NoiseMeter:
-    """Compares a worker's gradients with the mean of all, now and then: each time costs two passes over a gradient."""
+    """Compares a worker's gradients with the mean of all, now and then: each time costs two passes over a gradient.
+
+    Attributes:
+        every: of so many steps one is to be compared;
+        first: the first of them.
+    """
+
+    every, first = 16, 4
 
     def __init__(self) -> None:
         self._found = GradientNoise()
         self._own: tuple[float, int] | None = None
-
-    def due(self, step: int) -> bool:
-        """Return whether the step with this number is to be compared."""
-        return step % _EVERY == _FIRST
 
     def note_own(self, gradients: Tensor, images: int) -> None:
         """Note this worker's mean gradient, `(n,)`, of so many images."""

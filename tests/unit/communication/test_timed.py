@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from polyrhythm.communication.activity import Blocked
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.forwarding import Blocked, TimedCommunicator
+from polyrhythm.communication.forwarding import TimedCommunicator
 from polyrhythm.communication.message import HEADER_BYTES, Kind, Message
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyrhythm.communication.forwarding import Blocked
+from polyrhythm.communication.activity import Blocked
 from polyrhythm.events import WorkerProgress, WorkerTimings, from_json
 from polyrhythm.roles.step_metrics import StepTimer, Timekeeping
 

@@ -69,7 +69,8 @@ def gradients_of_all(job) -> Tensor:  # type: ignore[no-untyped-def]
 
 def test_a_run_measures_what_all_images_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parameters stay where they are: 50 epochs of 6 steps, every one of which is compared."""
-    monkeypatch.setattr(NoiseMeter, "due", lambda self, step: True)
+    monkeypatch.setattr(NoiseMeter, "every", 1)
+    monkeypatch.setattr(NoiseMeter, "first", 0)
     job = make_job(
         "synchronous(bucket_bytes=64)",
         4,
@@ -103,7 +104,7 @@ def test_measuring_changes_no_bit(workers: int, monkeypatch: pytest.MonkeyPatch)
     job = make_job("synchronous(bucket_bytes=64)", workers, epochs=6)
     measured = simulated(job, UNEVEN)
     assert any(isinstance(event, NoiseMeasured) for event in measured.events) == (workers > 1)
-    monkeypatch.setattr(NoiseMeter, "due", lambda self, step: False)
+    monkeypatch.setattr(NoiseMeter, "first", -1)
     assert simulated(job, UNEVEN).sha256 == measured.sha256
 
 

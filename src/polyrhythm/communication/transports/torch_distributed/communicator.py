@@ -174,14 +174,18 @@ class TorchDistributedCommunicator(Communicator):
         self.start_send(to, message).wait()
 
     def start_send(self, to: int, message: Message) -> Handle:
-        self._home.check(self._lineage)
+        home, member = self._home, self._members[to]
+        home.check(self._lineage)
+        handle: Handle
         if message.tensor is None or not message.tensor.is_cuda:
-            return self._home.start_send(self._members[to], message, self._context)
+            handle = home.start_send(member, message, self._context)
+        else:
 
-        def start(staged: Tensor) -> Handle:
-            return self._home.start_send(self._members[to], message._replace(tensor=staged), self._context)
+            def start(staged: Tensor) -> Handle:
+                return home.start_send(member, message._replace(tensor=staged), self._context)
 
-        return self._staging_of(message.tensor.device).send(message.tensor, start)
+            handle = self._staging_of(message.tensor.device).send(message.tensor, start)
+        return handle if handle.done() else home.activity.noted(handle, f"sending to rank {member}")
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         who = "anyone" if source is None else f"rank {self._members[source]}"
@@ -194,7 +198,8 @@ class TorchDistributedCommunicator(Communicator):
 
     def start(self, work: Callable[[], Any]) -> Handle:
         """Run `work` on a thread of its own."""
-        return FutureHandle(self._home.background.submit(work))
+        handle = FutureHandle(self._home.background.submit(work))
+        return self._home.activity.noted(handle, "waiting for its own work in the background")
 
     def all_reduce(self, tensor: Tensor) -> None:
         if self.size == 1 or tensor.is_cuda:
@@ -210,16 +215,19 @@ class TorchDistributedCommunicator(Communicator):
         if self.size == 1:
             return CollectiveHandle(None)
         self._home.bytes_sent += self._share_of(tensor)
+        handle: Handle
         if not tensor.is_cuda:
-            return self._home.activity.noted(self.collectives().start_all_reduce(tensor), self._adding_up)
-        if self._adds_up_on_gpus(tensor.device):
-            return CollectiveHandle(self._nccl_group().allreduce([tensor]))
-        copy = tensor.cpu()
+            handle = self.collectives().start_all_reduce(tensor)
+        elif self._adds_up_on_gpus(tensor.device):
+            handle = CollectiveHandle(self._nccl_group().allreduce([tensor]))
+        else:
+            copy = tensor.cpu()
 
-        def bring_back() -> None:
-            tensor.copy_(copy)
+            def bring_back() -> None:
+                tensor.copy_(copy)
 
-        return self.collectives().start_all_reduce(copy, bring_back)
+            handle = self.collectives().start_all_reduce(copy, bring_back)
+        return self._home.activity.noted(handle, self._adding_up)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if self.size == 1:
@@ -319,7 +327,7 @@ class TorchDistributedCommunicator(Communicator):
         if self._on_cpu is not None:
             return self._on_cpu
         # Once: a work in the background may ask at the same time.
-        with self._making:
+        with self._home.activity.doing(f"meeting all of {self._who}"), self._making:
             if self._on_cpu is None:
                 name = group_name(self._name, self._members)
                 self._on_cpu = self._home.collectives.make(name, self._members, self._lineage)

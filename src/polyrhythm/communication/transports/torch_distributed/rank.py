@@ -105,7 +105,7 @@ class Rank(Membership):
     def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
         self.rendezvous = rendezvous
         self.clock = WallClock()
-        self.activity = Activity()
+        self.activity = Activity(self.clock)
         self.bytes_sent = 0
         self.most_bytes = UNBOUNDED_BYTES
         self.patience_s = LINK_PATIENCE_S
