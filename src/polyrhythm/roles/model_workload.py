@@ -318,12 +318,12 @@ class ModelWorkload:
             RequestError: the loss is not finite.
         """
         learning, number, timer = self._job.learning, step.number, self._timer
+        length = self._length
         if self.hand is None:
-            factor = learning.schedule.factor(number, self._length)
+            place = length.nominal(number)
         else:  # how far the run has come: this worker's own steps may be many or few
-            place = batch.reached / self._images * self._length.nominal_steps
-            factor = learning.schedule.factor_at(place, self._length)
-        rate = learning.optimizer.lr * factor * self._rescaled * self._gain
+            place = batch.reached / self._images * length.nominal_steps
+        rate = learning.optimizer.lr * learning.schedule.factor_at(place, length) * self._rescaled * self._gain
         step.learning_rate = rate * self.rate_ratio
         size = len(batch.labels)
         joint = self._joint
@@ -397,7 +397,9 @@ class ModelWorkload:
             if learning.accumulate > 1:
                 pieces = max(pieces, -(-size // self._pass_of(self.batch_size)))
             try:
-                return self._passes(images, labels, pieces, step, rate)
+                if pieces > 1:
+                    return self._pieces(images, labels, pieces, step, rate)
+                return self._pass(images, labels, 1.0, step, rate)
             except (RuntimeError, MemoryError) as error:
                 if (
                     not is_out_of_memory(error)
@@ -418,10 +420,8 @@ class ModelWorkload:
         if self._job.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _passes(self, images: Tensor, labels: Tensor, pieces: int, step: Step, rate: float) -> float:
-        """Run a batch forward and backward, in pieces if asked to or for want of memory; return its mean loss."""
-        if pieces == 1:
-            return self._pass(images, labels, 1.0, step, rate)
+    def _pieces(self, images: Tensor, labels: Tensor, pieces: int, step: Step, rate: float) -> float:
+        """Run a batch forward and backward in pieces, which was asked for or memory wants; return its mean loss."""
         self.replica.recount(pieces)
         parts = zip(images.tensor_split(pieces), labels.tensor_split(pieces), strict=True)
         value = 0.0

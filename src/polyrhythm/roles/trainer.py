@@ -675,7 +675,12 @@ class TrainingRun:
             self._replica.settle()
         if timer is not None:
             timer.end_step(done)
-        if self._is_due(before, done, stops=stops, ends=ends):
+        if every := self._workload.report_steps:
+            over = self._hand is None and done >= self._calendar.total_steps
+            due = stops or over or done // every > before // every
+        else:
+            due = ends or self._tally.due
+        if due:
             self._report(epoch, done)
         if ends:
             return
@@ -683,14 +688,6 @@ class TrainingRun:
             regrouping.check(done)
         if timer is not None:
             timer.begin()
-
-    def _is_due(self, before: int, done: int, *, stops: bool, ends: bool) -> bool:
-        """Whether it is time to report."""
-        every = self._workload.report_steps
-        if not every:
-            return ends or self._tally.due
-        over = self._hand is None and done >= self._calendar.total_steps
-        return stops or over or done // every > before // every
 
     def _report(self, epoch: int, step: int) -> None:
         progress = self._tally.say(epoch, step, self._rate)
