@@ -318,12 +318,12 @@ class ModelWorkload:
             RequestError: the loss is not finite.
         """
         learning, number, timer = self._job.learning, step.number, self._timer
-        length = self._length
+        length, schedule = self._length, learning.schedule
         if self.hand is None:
-            place = length.nominal(number)
+            factor = schedule.factor_at(length.nominal(number), length)
         else:  # how far the run has come: this worker's own steps may be many or few
-            place = batch.reached / self._images * length.nominal_steps
-        rate = learning.optimizer.lr * learning.schedule.factor_at(place, length) * self._rescaled * self._gain
+            factor = schedule.factor_at(batch.reached / self._images * length.nominal_steps, length)
+        rate = learning.optimizer.lr * factor * self._rescaled * self._gain
         step.learning_rate = rate * self.rate_ratio
         size = len(batch.labels)
         joint = self._joint

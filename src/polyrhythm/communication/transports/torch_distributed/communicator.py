@@ -175,17 +175,19 @@ class TorchDistributedCommunicator(Communicator):
 
     def start_send(self, to: int, message: Message) -> Handle:
         home, member = self._home, self._members[to]
-        home.check(self._lineage)
-        handle: Handle
-        if message.tensor is None or not message.tensor.is_cuda:
-            handle = home.start_send(member, message, self._context)
-        else:
+        what = f"sending to rank {member}"
+        with home.activity.doing(what):
+            home.check(self._lineage)
+            handle: Handle
+            if message.tensor is None or not message.tensor.is_cuda:
+                handle = home.start_send(member, message, self._context)
+            else:
 
-            def start(staged: Tensor) -> Handle:
-                return home.start_send(member, message._replace(tensor=staged), self._context)
+                def start(staged: Tensor) -> Handle:
+                    return home.start_send(member, message._replace(tensor=staged), self._context)
 
-            handle = self._staging_of(message.tensor.device).send(message.tensor, start)
-        return handle if handle.done() else home.activity.noted(handle, f"sending to rank {member}")
+                handle = self._staging_of(message.tensor.device).send(message.tensor, start)
+        return handle if handle.done() else home.activity.noted(handle, what)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
         who = "anyone" if source is None else f"rank {self._members[source]}"
