@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 _NO_SUCH_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
 _OFFERED, _WORTH_COMPLETING = 3, 3
-_ALIKE, _AS_LIKE = 0.5, 0.82
+_ALIKE, _AS_LIKE = 0.55, 0.82
 """Least similarity, from 0 to 1, of a suggestion to what was given, and relative to the most similar name."""
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyrhythm.cli.main import _said
-from polyrhythm.errors import fault_of_machine
+from polyrhythm.errors import fault_of_machine, unknown
 from polyrhythm.launch.children import _report
 
 HUGE = 1 << 60
@@ -43,3 +43,12 @@ def test_other_errors_stay_what_they_are() -> None:
     assert fault_of_machine(RuntimeError("the shapes differ")) is None
     assert fault_of_machine(FileNotFoundError(errno.ENOENT, "No such file or directory")) is None
     assert isinstance(fault_of_machine(MemoryError()), RuntimeError)
+
+
+def test_only_names_that_are_much_alike_are_suggested() -> None:
+    networks = [*(f"network{number}" for number in range(20)), "iformer_l", "resnet50"]
+    assert "did you mean" not in str(unknown("model", "nomodel", ["iformer_l", "lenet5", "resnet50"]))
+    assert str(unknown("model", "nothing", networks)).endswith(
+        "there are 22, such as iformer_l, network0, network1, network10, network11"
+    )
+    assert str(unknown("model", "resnt50", networks)) == "unknown model 'resnt50': did you mean resnet50?"

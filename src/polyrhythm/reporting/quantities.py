@@ -30,8 +30,16 @@ def whole(number: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Write a fraction as per cent with one decimal: `90.4 %`; `–` if it is not finite."""
-    return f"{100 * fraction:.1f} %" if math.isfinite(fraction) else UNKNOWN
+    """Write a fraction as per cent with one decimal: `90.4 %`; `–` if it is not finite.
+
+    What is not the whole is not written as 100.0 %: 0.9999 is `99.99 %`.
+    """
+    if not math.isfinite(fraction):
+        return UNKNOWN
+    decimals = 1
+    while decimals < 4 and 0.999 < fraction < 1.0 and round(100 * fraction, decimals) == 100.0:
+        decimals += 1
+    return f"{100 * fraction:.{decimals}f} %"
 
 
 def significant(number: float) -> str:

@@ -100,6 +100,8 @@ def test_quantities_are_written_for_people():
         "–",
         "nan",
     ]
+    near = {0.9999: "99.99 %", 0.99996: "99.996 %", 0.99949: "99.9 %", 1.0: "100.0 %", 0.00004: "0.0 %"}
+    assert {fraction: percent(fraction) for fraction in near} == near
     assert (counted(1, "server"), counted(1200, "worker")) == ("1 server", "1,200 workers")
 
 
