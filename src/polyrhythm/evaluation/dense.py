@@ -223,8 +223,9 @@ class Conversion:
     Args:
         traced: result of `traced`; changed in place.
 
-    Attributes: windows: for every flat value, the sides of the map that one position stands for; (1, 1) once a layer
-        has read it.
+    Attributes:
+        windows: for every flat value, the sides of the map that one position stands for; (1, 1) once a layer has read
+            it.
     """
 
     def __init__(self, traced: fx.GraphModule) -> None:

@@ -39,7 +39,7 @@ from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.compression.streams import Stream, route_of
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.state import Held, Resharding, State, below
+from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed, without
 from polyrhythm.strategies.worker_part import Step
 from polyrhythm.training.flat_parameters import FlatParameters, is_finite, shards
 from polyrhythm.training.linear_factors import Pair
@@ -154,7 +154,7 @@ class CompressedMean(GradientMean):
             parts = [state[name] for state in states]
             tensors[_OWN + name] = torch.cat(parts) if parts[0].dim() else parts[0]
         if self._of_sums is not None:
-            tensors |= {_SUM + name: value for name, value in self._of_sums.state().items()}
+            tensors |= prefixed(_SUM, self._of_sums.state())
         if self._rows:
             tensors[_ROWS] = torch.tensor(self._rows, dtype=torch.float64)
         return tensors, {"member": self._group.rank, "members": self._group.size}
@@ -560,8 +560,8 @@ def of_compressed(before: int, after: int) -> Resharding:
             for index in sorted(held.workers)
         ]
         kept, _ = merged_over(states, before)
-        common = {name: value for name, value in tensors.items() if not name.startswith(_MEAN)}
-        common |= {_MEAN + name: value for name, value in kept.items()}
+        common = without(_MEAN, tensors)
+        common |= prefixed(_MEAN, kept)
         return {
             index: (common, facts | {"mean": {"member": index, "members": after}}) for index in range(after)
         }

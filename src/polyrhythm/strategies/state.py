@@ -266,6 +266,11 @@ def below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def without(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names do not begin with a prefix."""
+    return {name: value for name, value in tensors.items() if not name.startswith(prefix)}
+
+
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with a prefix before their names, which `below` takes away."""
     return {prefix + name: tensor for name, tensor in tensors.items()}

@@ -38,7 +38,7 @@ from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.state import Held, Merged, Resharding, State, below
+from polyrhythm.strategies.state import Held, Merged, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
     checkpoint_path,
@@ -108,12 +108,12 @@ class Snapshot:
         """All tensors by name."""
         named = {"parameters": self.parameters}
         for index, worker in self.workers.items():
-            named |= {f"worker.{index}.{name}": value for name, value in worker.tensors().items()}
+            named |= prefixed(f"worker.{index}.", worker.tensors())
         for index, (tensors, _) in enumerate(self.servers):
-            named |= {f"server.{index}.{name}": value for name, value in tensors.items()}
+            named |= prefixed(f"server.{index}.", tensors)
         if self.presented is not None:
             named["presented"] = self.presented
-        return named | {f"average.{name}": value for name, value in self.average.items()}
+        return named | prefixed("average.", self.average)
 
     def facts(self) -> dict[str, Any]:
         """All that is not a tensor, JSON-able."""

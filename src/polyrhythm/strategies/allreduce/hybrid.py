@@ -54,7 +54,7 @@ from polyrhythm.partition.divided_trunk import Trunk
 from polyrhythm.partition.hybrid_pass import Loss, Scheme
 from polyrhythm.partition.ownership import Division, Ownership
 from polyrhythm.specs import chosen
-from polyrhythm.strategies.state import Held, Resharding, State, below
+from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import CutsNetwork, Step, WorkerPart, WorkerSetting
 from polyrhythm.training.flat_optimizer import LAYERWISE
@@ -241,7 +241,7 @@ class HybridUpdate:
         }
         for number, optimizer in enumerate(self._optimizers):
             named, facts[str(number)] = optimizer.state()
-            tensors |= {f"{number}.{name}": value for name, value in named.items()}
+            tensors |= prefixed(f"{number}.", named)
         return tensors, facts
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -298,6 +298,6 @@ def _joined(held: Held, workers: int) -> dict[int, State]:
             # What all train alike is everybody's.
             if start == stop or (number < facts.get("shared", 1) and worker > 0):
                 continue
-            tensors |= {f"{len(slices)}.{name}": value for name, value in below(f"{number}.", own).items()}
+            tensors |= prefixed(f"{len(slices)}.", below(f"{number}.", own))
             slices.append([start, stop, facts[str(number)]])
     return dict.fromkeys(range(workers), (tensors, {"slices": slices}))

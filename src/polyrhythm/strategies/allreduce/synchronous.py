@@ -39,7 +39,7 @@ from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_fo
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.gradient_mean import GradientMean, Transfer, gradient_mean
-from polyrhythm.strategies.state import Resharding, State, below
+from polyrhythm.strategies.state import Resharding, State, below, prefixed, without
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
@@ -257,11 +257,11 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
             return super().take_over(newest, done, step)
         if done >= 0:  # the step broke here only: the newest worker has had this one's part of it
             self._mean.commit()
-        tensors = {name: value for name, value in newest[0].items() if not name.startswith(_KEPT)}
+        tensors = without(_KEPT, newest[0])
         own, told_of = self._mean.state()
         common = below(_KEPT, newest[0])
         own = {name: value for name, value in common.items() if "factor." in name} | own
-        tensors |= {_KEPT + name: value for name, value in own.items()}
+        tensors |= prefixed(_KEPT, own)
         return super().take_over((tensors, newest[1] | {"mean": told_of}), done, step)
 
     def _prepare(self) -> None:
@@ -288,7 +288,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         tensors, facts = self._optimizer.state()
         if self._mean.remembers:
             kept, told_of = self._mean.state()
-            tensors = tensors | {_KEPT + name: value for name, value in kept.items()}
+            tensors = tensors | prefixed(_KEPT, kept)
             facts = facts | {"mean": told_of}
         if not self._averages:
             return tensors, facts
@@ -306,7 +306,7 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         if self._mean.remembers:
             kept = below(_KEPT, tensors)
             self._mean.load_state((kept, facts.pop("mean")))
-            tensors = {name: value for name, value in tensors.items() if not name.startswith(_KEPT)}
+            tensors = without(_KEPT, tensors)
         self._handed, told = tensors.pop(_MEAN, None), facts.pop(_MEAN, None)
         self._averages = 0
         if told is not None:

@@ -35,7 +35,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.state import Resharding, State, below, same_for_all
+from polyrhythm.strategies.state import Resharding, State, below, prefixed, same_for_all, without
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import (
     Follows,
@@ -532,7 +532,7 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         tensors, facts = newest
         sent = self._sent
         if done < 0:
-            kept = {name: value for name, value in tensors.items() if not name.startswith(_KEPT)}
+            kept = without(_KEPT, tensors)
             self.load_state((kept, facts | {"kept": []}))
             self._take_common(newest)
             self._flat.vector.copy_(self._global)
@@ -583,8 +583,8 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         tensors, facts = self._optimizer.state()
         outer, outer_facts = self._outer.pieces()
         named = {"vector": self._flat.vector, "global": self._global}
-        named |= {_OPTIMIZER + name: value for name, value in tensors.items()}
-        named |= {_OUTER + name: value for name, value in outer.items()}
+        named |= prefixed(_OPTIMIZER, tensors)
+        named |= prefixed(_OUTER, outer)
         arrived = self._wait()
         if arrived is not None and arrived.movement is not None:
             named["movement"] = arrived.movement

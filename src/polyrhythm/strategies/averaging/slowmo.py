@@ -39,7 +39,7 @@ from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Compres
 from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Outer, Rounds, RoundsWorker, every
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Resharding, State, below
+from polyrhythm.strategies.state import Resharding, State, below, prefixed, without
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
@@ -278,7 +278,7 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
     def state(self) -> State:
         tensors, facts = self._base.state()
         outer, outer_facts = self._outer.state()
-        named = {_OUTER + name: value for name, value in outer.items()}
+        named = prefixed(_OUTER, outer)
         return tensors | named, {
             "base": facts,
             "outer": outer_facts,
@@ -298,5 +298,5 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
     @staticmethod
     def _parts(state: State) -> tuple[State, tuple[State, dict[str, Any]]]:
         tensors, facts = state
-        base = {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}
+        base = without(_OUTER, tensors)
         return (base, facts["base"]), ((below(_OUTER, tensors), facts["outer"]), facts)

@@ -39,7 +39,7 @@ from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
-from polyrhythm.strategies.state import Resharding, State, below
+from polyrhythm.strategies.state import Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Topology
@@ -180,7 +180,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
 
     def state(self) -> State:
         kept = {} if self._copies is None else self._copies.state()
-        copies = {_COPIES + name: value for name, value in kept.items()}
+        copies = prefixed(_COPIES, kept)
         return packed({"parameters": self._flat.vector} | copies, {}, self._optimizer)
 
     def load_state(self, state: State) -> None:

@@ -60,7 +60,7 @@ from polyrhythm.strategies.parameter_server.serving.resharding import of_servers
 from polyrhythm.strategies.parameter_server.serving.shard import Handling
 from polyrhythm.strategies.role_assignment import RoleAssignment
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
-from polyrhythm.strategies.state import Held, Resharding, State, below
+from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import (
     AveragesGradients,
     Facts,
@@ -639,7 +639,7 @@ class Models(InsidePart):
         self._read.copy_(read)
         if group.rank == newest:
             tensors, facts = self._part.state()
-            named = {_PART + name: tensor for name, tensor in tensors.items()} | {_VECTOR: self._flat.vector}
+            named = prefixed(_PART, tensors) | {_VECTOR: self._flat.vector}
             told = pack_tensors(named, {"part": facts, "apart": self.apart, "done": self._done})
             for rank in behind:
                 group.send(rank, Message(Kind.HANDOVER, told))
@@ -678,7 +678,7 @@ class Models(InsidePart):
 
     def state(self) -> State:
         tensors, facts = self._part.state()
-        named = {_PART + name: tensor for name, tensor in tensors.items()}
+        named = prefixed(_PART, tensors)
         if self.apart:
             named |= {_VECTOR: self._flat.vector, _READ: self._read}
         noted: dict[str, Any] = {"part": facts, "apart": self.apart, "worker": self._worker}
@@ -959,7 +959,7 @@ def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
         begun = {"vector": whole, "read": whole}
         return {
             worker: (
-                {_PART + name: value for name, value in (tensors | {"vector": whole}).items()} | begun,
+                prefixed(_PART, tensors | {"vector": whole}) | begun,
                 {"part": facts | {"apart": False}, "apart": True},
             )
             for worker, (tensors, facts) in inside.worker_states(bare, step).items()

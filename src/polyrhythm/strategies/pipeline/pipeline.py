@@ -67,7 +67,7 @@ from polyrhythm.partition.stage import (
 from polyrhythm.partition.stage_memory import OptimizerBytes, rank_bytes, testing_bytes
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
-from polyrhythm.strategies.state import Held, Resharding, State, below
+from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, GroupOutput, HasStages, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     ComputesStages,
@@ -949,6 +949,6 @@ def _joined(held: Held, workers: int) -> dict[int, State]:
         own, facts = held.workers[worker]
         if facts["pieces"] in [pieces for pieces, _ in stages]:  # another copy
             continue
-        tensors |= {f"{len(stages)}.{name}": value for name, value in own.items()}
+        tensors |= prefixed(f"{len(stages)}.", own)
         stages.append([facts["pieces"], facts["stage"]])
     return dict.fromkeys(range(workers), (tensors, {"stages": stages}))

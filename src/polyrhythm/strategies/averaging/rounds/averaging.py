@@ -22,7 +22,15 @@ from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import KEPT
 from polyrhythm.strategies.compressing import Compressible
 from polyrhythm.strategies.fault_policy import FaultPolicy
-from polyrhythm.strategies.state import Held, Resharding, State, StateField, below, mean_of_optimizers
+from polyrhythm.strategies.state import (
+    Held,
+    Resharding,
+    State,
+    StateField,
+    below,
+    mean_of_optimizers,
+    without,
+)
 from polyrhythm.strategies.strategy import GroupOutput, Strategy, Traits
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -160,7 +168,7 @@ def over_base(base: Resharding) -> Resharding:
 
     def inner(state: State) -> State:
         tensors, facts = state
-        return {name: value for name, value in tensors.items() if not name.startswith(_OUTER)}, facts["base"]
+        return without(_OUTER, tensors), facts["base"]
 
     def workers(held: Held, step: int) -> dict[int, State]:
         tensors, facts = held.workers[0]

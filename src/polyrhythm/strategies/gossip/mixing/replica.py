@@ -23,6 +23,8 @@ from polyrhythm.strategies.state import (
     lockstep,
     mean_of_optimizers,
     own_steps,
+    prefixed,
+    without,
 )
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OwnOptimizer
@@ -96,7 +98,7 @@ def packed(
 ) -> State:
     """Return a state of named tensors, facts and an optimizer's state."""
     of_optimizer, optimizer_facts = optimizer.state()
-    named = {_OPTIMIZER + name: value for name, value in of_optimizer.items()}
+    named = prefixed(_OPTIMIZER, of_optimizer)
     return tensors | named, {**facts, "optimizer": optimizer_facts}
 
 
@@ -104,5 +106,5 @@ def unpacked(state: State, optimizer: FlatOptimizer | OwnOptimizer) -> State:
     """Restore an optimizer from what `packed` returned, and return the rest."""
     tensors, facts = state
     optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
-    rest = {name: value for name, value in tensors.items() if not name.startswith(_OPTIMIZER)}
+    rest = without(_OPTIMIZER, tensors)
     return rest, {name: value for name, value in facts.items() if name != "optimizer"}

@@ -61,6 +61,7 @@ from polyrhythm.strategies.state import (
     State,
     StateField,
     below,
+    prefixed,
     steps_known,
     steps_of_servers,
 )
@@ -417,7 +418,7 @@ class NesterovStep(LocalStep):
 
 def _state_of(optimizer: FlatOptimizer | OwnOptimizer, own: dict[str, Tensor]) -> State:
     tensors, facts = optimizer.state()
-    return own | {_OPTIMIZER + name: tensor for name, tensor in tensors.items()}, {"optimizer": facts}
+    return own | prefixed(_OPTIMIZER, tensors), {"optimizer": facts}
 
 
 def _restore(optimizer: FlatOptimizer | OwnOptimizer, state: State) -> None:

@@ -33,7 +33,7 @@ from polyrhythm.strategies.parameter_server.serving.parts import reply_in_parts
 from polyrhythm.strategies.parameter_server.serving.push_pull import OverlappedPushPull, PushPull
 from polyrhythm.strategies.parameter_server.serving.rule import Reply, Rule
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.state import Held, State, below
+from polyrhythm.strategies.state import Held, State, below, without
 from polyrhythm.strategies.worker_part import Step, WorkerSetting
 from polyrhythm.training.flat_parameters import is_finite
 from polyrhythm.training.linear_factors import Pair
@@ -340,7 +340,7 @@ class CompressedSession(ServerSession):
                 self._factors = {
                     rank: found for rank in self._held_by if (found := below(f"{_KNOWN}of.{rank}.", tensors))
                 }
-        rest = {name: value for name, value in tensors.items() if not name.startswith(_KNOWN)}
+        rest = without(_KNOWN, tensors)
         super().load_state((rest, {name: value for name, value in facts.items() if name != "compression"}))
 
     def _unpacked(self, source: int, message: Message) -> Message:

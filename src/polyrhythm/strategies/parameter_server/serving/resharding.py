@@ -21,7 +21,7 @@ from torch import Tensor
 
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.parameter_server.serving.gate import Consistency
-from polyrhythm.strategies.state import Held, Resharding, State, StateField, below
+from polyrhythm.strategies.state import Held, Resharding, State, StateField, below, prefixed
 from polyrhythm.training.flat_parameters import shards
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import recut_optimizer
@@ -121,7 +121,7 @@ def recut(states: Sequence[State], plan: OptimizerPlan, servers: int) -> list[St
     for shard in shards(sum(sizes), servers):
         optimizer, optimizer_facts = recut_optimizer(packed, plan, before, shard)
         tensors = {name: whole[shard].clone() for name, whole in wholes.items()}
-        tensors |= {_OPTIMIZER + name: tensor for name, tensor in optimizer.items()}
+        tensors |= prefixed(_OPTIMIZER, optimizer)
         facts = newest | {
             "optimizer": optimizer_facts,
             "steps": [max(steps) for steps in zip(*(facts["steps"] for _, facts in states), strict=True)],

@@ -45,7 +45,7 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
     applied_of,
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
-from polyrhythm.strategies.state import State, below
+from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -165,7 +165,7 @@ class OptimizedRule(Rule):
         if not self.ready:
             raise RefusedMessage(Reason.ORDER, "a server was asked for its state before it had parameters")
         optimizer, facts = self._optimizer.state()
-        tensors = {"values": self.values} | {_OPTIMIZER + name: value for name, value in optimizer.items()}
+        tensors = {"values": self.values} | prefixed(_OPTIMIZER, optimizer)
         return tensors, {"optimizer": facts}
 
     def load_state(self, state: State) -> None:
@@ -282,9 +282,7 @@ class ShardRule(OptimizedRule):
     def state(self) -> State:
         tensors, facts = super().state()
         merger, merger_facts = self._merger.state()
-        return tensors | {_MERGER + name: value for name, value in merger.items()}, facts | {
-            "merge": merger_facts
-        }
+        return tensors | prefixed(_MERGER, merger), facts | {"merge": merger_facts}
 
     def exact_state(self) -> State:
         tensors, facts = self.state() if self.ready else ({}, None)
