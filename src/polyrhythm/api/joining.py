@@ -177,8 +177,8 @@ class Guest:
             threads: compute threads; None: all cores.
 
         Returns:
-            The exit status for the process: 0, 75 after SIGTERM, 130 after SIGINT. Unless it is 0, the process must exit
-            at once (`os._exit`): a worker that leaves before the end still has links.
+            The exit status for the process: 0, 75 after SIGTERM, 130 after SIGINT. Unless it is 0, the process must
+            exit at once (`os._exit`): a worker that leaves before the end still has links.
 
         Raises:
             RunError: the run failed, or is gone.

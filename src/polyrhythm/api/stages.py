@@ -53,11 +53,6 @@ class StagedRun:
     kept: CheckpointConfig
     jobs: tuple[Job, ...]
 
-    @property
-    def epochs(self) -> int:
-        """Of the whole run."""
-        return self.jobs[-1].learning.planned_epochs
-
 
 def staged_run(
     stages: Stages,
@@ -107,7 +102,7 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
     Returns:
         The last stage's run, or that which was interrupted.
     """
-    stages, folder, total = staged.stages.stages, staged.kept.folder, staged.epochs
+    stages, folder, total = staged.stages.stages, staged.kept.folder, staged.jobs[-1].learning.planned_epochs
     assert folder is not None, "a run of stages has a folder"
     ends, over = staged.stages.ends(total), _over(folder)
     told, run, last = [], None, False

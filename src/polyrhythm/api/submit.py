@@ -87,7 +87,7 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
         raise RequestError(f"an engine cannot {verb}: it takes train, {', '.join(ALONE[:-1])} or {ALONE[-1]}")
     config = _configured(given)
     servers, several = _servers_of(config)
-    if several and getattr(engine, "server_options", None):
+    if several and engine.sets_servers_apart:
         raise RequestError(
             f"server_options place the servers of one strategy apart, and {config.strategy} has others for each member "
             "or at other times: leave server_options out"
@@ -101,9 +101,8 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
         sent += ["--out", str(folder)]
     if given.get("resume") is None:
         sent += ["--resume", "auto"]
-    notice_s = getattr(engine, "notice_s", 0)
-    if notice_s and config.notice_s is None:
-        sent += ["--notice-s", str(notice_s)]
+    if engine.warns_s and config.notice_s is None:
+        sent += ["--notice-s", str(engine.warns_s)]
     data = config.data if isinstance(config.data, str) and _is_path(config.data) else None
     return Submission(tuple(sent), config.workers, servers, Path(folder), data, here, Path(folder).name)
 

@@ -105,23 +105,23 @@ class Budget:
     kind: str
     amount: float
 
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        """Read `60 trials`, `2h`, `90s` or `20USD`.
 
-        Raises:
-            RequestError: the text is none of these, or not above 0.
-        """
-        found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
-        kind = found[2].lower() if found else ""
-        amount = float(found[1]) if found else 0.0
-        if kind in {"trial", "trials"} and amount == int(amount) and amount >= 1:
-            return cls("trials", amount)
-        if kind == "usd" and amount > 0:
-            return cls("USD", amount)
-        if kind in _UNITS and amount > 0:
-            return cls("seconds", amount * _UNITS[kind])
-        raise RequestError(f"cannot read the budget {text!r:.50}: write 60 trials, 2h, 30m or 20USD")
+def budget_of(text: str) -> Budget:
+    """Read a budget: `60 trials`, `2h`, `90s` or `20USD`.
+
+    Raises:
+        RequestError: the text is none of these, or not above 0.
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*", text)
+    kind = found[2].lower() if found else ""
+    amount = float(found[1]) if found else 0.0
+    if kind in {"trial", "trials"} and amount == int(amount) and amount >= 1:
+        return Budget("trials", amount)
+    if kind == "usd" and amount > 0:
+        return Budget("USD", amount)
+    if kind in _UNITS and amount > 0:
+        return Budget("seconds", amount * _UNITS[kind])
+    raise RequestError(f"cannot read the budget {text!r:.50}: write 60 trials, 2h, 30m or 20USD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,17 +153,6 @@ class SearchPlan:
     options: Mapping[str, Any]
     simulation: Mapping[str, Any]
     storage: str | None = None
-
-    def command(self) -> str:
-        """Return the command that makes the same search, given the space as a file."""
-        own = {
-            "method": self.method,
-            "budget": self.budget,
-            "goal": None if self.goal == "top1" else self.goal,
-            "prune": None if self.prune == "none" else self.prune,
-            "seed": self.seed or None,
-        }
-        return as_command(["tune", "SPACE.yaml"], {**own, **self.simulation, **self.options})
 
 
 @dataclass(frozen=True)
@@ -274,7 +263,7 @@ def plan(
             raise unknown(what, given, known)
     told = dict(simulation or {})
     found = Space.of(space)
-    limit = Budget.parse(budget)
+    limit = budget_of(budget)
     common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
     common = {key: value for key, value in common.items() if key not in {*found.options, "seed"}}
     _check_goal(goal, prune, method, common)
@@ -438,7 +427,7 @@ def carry_out(
         if not existed:
             shutil.rmtree(folder, ignore_errors=True)
         raise RequestError(f"every trial was refused; the first: {search.trials[0].error}")
-    write(search, folder, what.command())
+    write(search, folder, _command(what))
     return Tuned(folder, search, interrupted)
 
 
@@ -451,7 +440,7 @@ def _check_affordable(what: SearchPlan) -> None:
     Raises:
         RequestError: even the shortest trial costs more.
     """
-    budget = Budget.parse(what.budget)
+    budget = budget_of(what.budget)
     if budget.kind == "trials":
         if what.method == "pbt" and budget.amount < what.population:
             raise RequestError(
@@ -498,6 +487,18 @@ def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tup
     images = int(options.get("epochs") or dataset.default_epochs) * len(dataset.train)
     seconds = images / found[0].images_per_s
     return seconds, seconds / 3600 * (found[0].price_per_hour or 0.0)
+
+
+def _command(what: SearchPlan) -> str:
+    """Return the command that makes the same search, given the space as a file."""
+    own = {
+        "method": what.method,
+        "budget": what.budget,
+        "goal": None if what.goal == "top1" else what.goal,
+        "prune": None if what.prune == "none" else what.prune,
+        "seed": what.seed or None,
+    }
+    return as_command(["tune", "SPACE.yaml"], {**own, **what.simulation, **what.options})
 
 
 def _text(what: SearchPlan) -> str:
@@ -639,7 +640,7 @@ class _Study:
         self._optuna = optuna
         self.what, self.folder, self._tell = what, folder, tell
         self.space = Space.of(what.space)
-        self._budget = Budget.parse(what.budget)
+        self._budget = budget_of(what.budget)
         self._sign = 1.0 if GOALS[what.goal] == "maximize" else -1.0
         self._began_s, self._before_s = time.monotonic(), 0.0
         self._thread_lock = threading.RLock()

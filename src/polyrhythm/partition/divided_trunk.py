@@ -62,11 +62,12 @@ class _Window:
     padding: int
     dilation: int
 
-    def rows(self, out: slice) -> tuple[int, int]:
-        """Return the first input row of some output rows and the one past the last, of which some may be padding."""
-        first = out.start * self.stride - self.padding
-        last = (out.stop - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1)
-        return first, last + 1
+
+def _rows(window: _Window, out: slice) -> tuple[int, int]:
+    """Return the first input row of some output rows and the one past the last, of which some may be padding."""
+    first = out.start * window.stride - window.padding
+    last = (out.stop - 1) * window.stride - window.padding + window.dilation * (window.kernel - 1)
+    return first, last + 1
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class DividedTrunk:
             elif operation.window is None:
                 found.append(slice(0, size))
             else:
-                first, stop = operation.window.rows(out)
+                first, stop = _rows(operation.window, out)
                 start = min(max(first, 0), size)
                 found.append(slice(start, max(start, min(stop, size))))
         return found
@@ -514,7 +515,7 @@ class TrunkPass:
         if window is None:
             assert isinstance(layer, nn.Conv2d)
             return _convolution_of(layer, mine, 1)
-        first, stop = window.rows(mine)
+        first, stop = _rows(window, mine)
         size = self._trunk.shape(operation.inputs[0])[1]
         above, below = max(0, min(-first, stop - first)), max(0, stop - max(size, first))
         return _rows_of(layer, above, below)

@@ -49,10 +49,10 @@ class Pace:
     latency_s: tuple[float, ...]
     bytes_per_s: tuple[float, ...]
 
-    @classmethod
-    def even(cls, ranks: int, step_s: float = 1.0) -> Pace:
-        """Return that of equal ranks whose links take no time."""
-        return cls((step_s,) * ranks, (0.0,) * ranks, (float("inf"),) * ranks)
+
+def even_pace(ranks: int, step_s: float = 1.0) -> Pace:
+    """Return the pace of equal ranks whose links take no time."""
+    return Pace((step_s,) * ranks, (0.0,) * ranks, (float("inf"),) * ranks)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from polyrhythm.training.forward_pass import (
     forward_pass,
 )
 from polyrhythm.training.joint_optimizer import JointOptimizer, Pass, random_state, same_random_numbers
-from polyrhythm.training.memory import PeakMemory, memory_of
+from polyrhythm.training.memory import memory_of, peak_memory
 from polyrhythm.training.model_sizes import shapes_alone
 from polyrhythm.training.noise_scale import GradientNoise, NoiseMeter
 
@@ -79,7 +79,7 @@ class ModelWorkload:
         # On shapes first, where memory is measured, for what it imports: that is no memory of the network.
         if measured or (staged and not world.leads):
             hollow = shapes_alone(job.make_model, job.dataset.image_shape)
-        peak = PeakMemory(job.device) if measured else None
+        peak = peak_memory(job.device) if measured else None
         torch.manual_seed(learning.seed)
         if world.leads:
             hollow = None
@@ -299,7 +299,7 @@ class ModelWorkload:
         """Return this worker's state as it is handed in: with what resuming needs, if checkpoints are written."""
         checkpointing = self._job.checkpointing
         if self.replica.peak is not None:
-            account = replace(account, peak_bytes=self.replica.peak.taken)
+            account = replace(account, peak_bytes=self.replica.peak())
         saved = checkpointing.folder is not None and checkpointing.checkpoints > 0
         return WorkerState.of(self.replica, account, self.loss_scale, to_resume=saved)
 

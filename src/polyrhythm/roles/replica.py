@@ -19,7 +19,6 @@ from polyrhythm.strategies.compressing import compressor_of
 from polyrhythm.strategies.strategy import HasStages, SizesBuckets, Strategy
 from polyrhythm.strategies.worker_part import BeginsEarly, Follows, Step, WorkerCalls, WorkerSetting
 from polyrhythm.training.flat_parameters import FlatParameters
-from polyrhythm.training.memory import PeakMemory
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -159,7 +158,7 @@ class Replica(FlatReplica):
 
     Attributes:
         model: as given.
-        peak: measures what memory this worker takes; None: nobody does.
+        peak: tells the most memory that this worker has taken, in bytes; None: nobody measures it.
         run_hook: runs what a hook of the model has to do; an owner that recovers from `PeerLost` replaces it.
     """
 
@@ -209,7 +208,7 @@ class Replica(FlatReplica):
             raise RequestError(
                 f"{self.plan.kind} needs a closure at every step: use synchronous, or another optimizer"
             )
-        self.peak: PeakMemory | None = None
+        self.peak: Callable[[], int] | None = None
         self.run_hook: Callable[[Callable[[], object]], object] = lambda act: act()
         self._parameters = [len(bucket.parameters) for bucket in flat.buckets]
         self._missing: list[int] = []

@@ -72,6 +72,16 @@ class Outcome:
 class Engine(Config):
     """Something that places processes on machines."""
 
+    @property
+    def warns_s(self) -> int:
+        """Seconds between its warning and the end of a job; 0: it gives none."""
+        return 0
+
+    @property
+    def sets_servers_apart(self) -> bool:
+        """Whether servers were asked for on machines of their own."""
+        return False
+
     @abstractmethod
     def texts(self, submission: Submission) -> Mapping[str, str]:
         """Return what the engine is handed, by file name.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,32 +57,26 @@ def return_blocks() -> None:
         choose(_TRIM_THRESHOLD, _BLOCK_BYTES)
 
 
-class PeakMemory:
-    """Measures the most memory that this process takes, from when this object is made.
+def peak_memory(device: torch.device) -> Callable[[], int]:
+    """Begin to measure the most memory that this process takes on a device.
 
-    Args:
-        device: whose memory counts.
+    Returns:
+        What tells the most bytes at once, from now on and beyond those of now; 0 where the system does not tell.
     """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        return lambda: int(torch.cuda.max_memory_allocated(device)) - before
+    with suppress(OSError):  # not everywhere may a process reset it
+        _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
+    before = _resident("RssAnon")
 
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._device = device
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-            self._before = torch.cuda.memory_allocated(device)
-        else:
-            with suppress(OSError):  # not everywhere may a process reset it
-                _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
-            self._before = _resident("RssAnon")
-
-    @property
-    def taken(self) -> int:
-        """The most bytes at once, beyond those at first; 0 where the system does not tell."""
-        if self._on_gpu:
-            return int(torch.cuda.max_memory_allocated(self._device)) - self._before
+    def taken() -> int:
         # The system keeps the peak of all pages; those of files, as of torch itself, only become more.
         others = _resident("RssFile") + _resident("RssShmem")
-        return max(0, _resident("VmHWM") - others - self._before)
+        return max(0, _resident("VmHWM") - others - before)
+
+    return taken
 
 
 def _resident(key: str) -> int:

@@ -19,7 +19,7 @@ import torch
 from polyrhythm.api import tune as tuning
 from polyrhythm.api.run_process import Judge
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.tune import Budget, carry_out, plan, read_plan
+from polyrhythm.api.tune import Budget, budget_of, carry_out, plan, read_plan
 from polyrhythm.errors import RequestError
 from polyrhythm.models.create import create_model
 
@@ -397,9 +397,9 @@ def test_trials_that_may_end_early_need_less(pretended: Pretended, tmp_path: Pat
 
 
 def test_budgets_are_read_with_their_units() -> None:
-    assert Budget.parse("60 trials") == Budget("trials", 60)
-    assert Budget.parse("1.5h") == Budget("seconds", 5400)
-    assert Budget.parse("20 USD") == Budget("USD", 20)
+    assert budget_of("60 trials") == Budget("trials", 60)
+    assert budget_of("1.5h") == Budget("seconds", 5400)
+    assert budget_of("20 USD") == Budget("USD", 20)
 
 
 def test_a_folder_that_is_no_search_is_said_so(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.errors import RequestError
 from polyrhythm.partition import outlook
 from polyrhythm.partition.chain import Chain
-from polyrhythm.partition.outlook import Pace, Work, fastest, measured_pieces, stage_times, step_of
+from polyrhythm.partition.outlook import Pace, Work, even_pace, fastest, measured_pieces, stage_times, step_of
 from polyrhythm.partition.schedule import SCHEDULES, Schedule
 from polyrhythm.partition.stage_memory import RankBytes
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link
@@ -189,7 +189,7 @@ def test_copies_are_those_of_the_shortest_step(spec: str) -> None:
             return Work(schedule, 6, 48, copies=copies)
 
         def pace(copies: tuple[int, ...]) -> Pace:
-            return Pace.even(len(copies))
+            return even_pace(len(copies))
 
         def seconds(
             copies: tuple[int, ...], bounds: tuple[int, ...], pieces: list[PieceSize] = pieces

@@ -18,6 +18,7 @@ from polyrhythm.partition.stage_memory import (
     RankBytes,
     UnitBytes,
     most_at_once,
+    optimizer_bytes,
     rank_bytes,
     unit_bytes,
     versions_at_once,
@@ -158,7 +159,7 @@ def test_the_state_of_an_optimiser_is_measured(
 ) -> None:
     model = network()
     flat = FlatParameters(model)
-    assert OptimizerBytes.of(OptimizerPlan.of(optimizer(list(model.parameters())), flat)).state == state
+    assert optimizer_bytes(OptimizerPlan.of(optimizer(list(model.parameters())), flat)).state == state
 
 
 @pytest.mark.parametrize(

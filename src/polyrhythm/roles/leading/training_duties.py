@@ -655,7 +655,7 @@ class RunFigures:
             return {}
         taken = {state.account.worker: state.account.peak_bytes for state in self.states}
         if self._replica.peak is not None:  # which has written the network since
-            taken[LEADER] = self._replica.peak.taken
+            taken[LEADER] = self._replica.peak()
         return {
             "pipeline": outlook.to_json() | {"measured_bytes": [taken[worker] for worker in sorted(taken)]}
         }

@@ -46,6 +46,7 @@ from polyrhythm.partition.outlook import (
     Pace,
     Work,
     best_copies,
+    even_pace,
     fastest,
     measured_pieces,
     stage_times,
@@ -64,7 +65,7 @@ from polyrhythm.partition.stage import (
     given,
     share_of_stages,
 )
-from polyrhythm.partition.stage_memory import OptimizerBytes, rank_bytes, testing_bytes
+from polyrhythm.partition.stage_memory import optimizer_bytes, rank_bytes, testing_bytes
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
 from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
@@ -262,7 +263,7 @@ class Pipeline(Strategy, HasStages):
 
         def pace(copies: tuple[int, ...]) -> Pace:
             ranks = of(copies).workers_of_ranks(workers)
-            return Pace.even(len(copies)) if pace_of is None else pace_of(ranks)
+            return even_pace(len(copies)) if pace_of is None else pace_of(ranks)
 
         return of(best_copies(pieces, workers, lambda copies: of(copies).work(images, chain.dtype), pace))
 
@@ -337,9 +338,9 @@ class Pipeline(Strategy, HasStages):
         # Stages that wait make one microbatch of a batch; that others do not is left out of account.
         microbatches = 1 if self.waits(pieces) else self.microbatches
         work = replace(self.work(images, chain.dtype), microbatches=microbatches)
-        times = stage_times(work, pieces, bounds, Pace.even(ranks) if pace is None else pace)
+        times = stage_times(work, pieces, bounds, even_pace(ranks) if pace is None else pace)
         seconds, bubble = step_of(work, times, ranks)
-        needs = OptimizerBytes.of(plan)
+        needs = optimizer_bytes(plan)
         memory = [
             rank_bytes(
                 chain,
@@ -601,7 +602,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if float(seconds.sum()) > 0:
             pieces = _timed(pieces, seconds.tolist())
         work = strategy.work(max(1, around.images), chain.dtype)
-        pace = Pace.even(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._row.size)
+        pace = even_pace(self._ranks, max(float(seconds.sum()), 1e-9) * self._count / self._row.size)
         bounds = fastest(pieces, self._ranks * self._schedule.chunks, work, pace)
         assert bounds is not None, "all fit"
         return pieces, bounds
@@ -618,7 +619,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         pace = None
         if pieces is not chain.pieces:
             whole_s = sum(piece.operations for piece in pieces) * self._count
-            pace = Pace.even(self._ranks, whole_s / self._row.size)
+            pace = even_pace(self._ranks, whole_s / self._row.size)
         outlook = strategy.outlook(
             chain, pieces, setting.workers.size, around.images, setting.plan, pace, bounds
         )

@@ -58,6 +58,10 @@ class Kubernetes(Engine):
     notice_s: Annotated[int, Field(ge=1)] = 60
     restarts: Annotated[int, Field(ge=0)] = 6
 
+    @property
+    def warns_s(self) -> int:
+        return self.notice_s
+
     def texts(self, submission: Submission) -> Mapping[str, str]:
         name = dns_name(submission.name)
         make = {"job": self._job, "jobset": self._jobset, "pytorchjob": self._pytorchjob}[self.kind]

@@ -86,6 +86,14 @@ class Slurm(Engine):
             values["nodes"] = str(values["nodes"])
         super().__init__(**values)
 
+    @property
+    def warns_s(self) -> int:
+        return self.notice_s
+
+    @property
+    def sets_servers_apart(self) -> bool:
+        return bool(self.server_options)
+
     def texts(self, submission: Submission) -> Mapping[str, str]:
         if self.array and submission.words[0] != "tune":
             raise RequestError(
@@ -113,7 +121,7 @@ class Slurm(Engine):
             "signal": f"TERM@{self.notice_s}",
             "array": f"1-{self.array}" if self.array else "",
         }
-        apart = bool(self.server_options)
+        apart = self.sets_servers_apart
         here = submission.workers if apart else submission.ranks
         tasks = (
             {"ntasks-per-node": str(self.tasks_per_node)} if self.tasks_per_node else {"ntasks": str(here)}

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from polyrhythm.communication.transports.between_hosts.collectives import Order
-from unit.communication.transports.between_hosts.meshes import PATIENCE_S, mesh
+from unit.communication.transports.between_hosts.meshes import mesh
 
 
 class Overlooked(deque[Order]):
@@ -35,6 +35,6 @@ def test_what_is_started_just_after_the_last_look_for_orders_is_added_up_and_not
         handles += [members[1].start_all_reduce(vector) for vector in others]
         for handle in handles:
             handle.wait()
-        assert order._ended.wait(PATIENCE_S)
+        order.wait_for_end()
         assert order.error is None
         assert late.tolist() == others[1].tolist() == [5.0] * 5

@@ -16,7 +16,7 @@ class CuttingProxy:
     """
 
     def __init__(self, port: int) -> None:
-        self._to = port
+        self.port_behind = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
@@ -51,7 +51,7 @@ class CuttingProxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            far = socket.create_connection(("127.0.0.1", self._to))
+            far = socket.create_connection(("127.0.0.1", self.port_behind))
             with self._lock:
                 self._pairs.append((near, far))
                 self.connections += 1

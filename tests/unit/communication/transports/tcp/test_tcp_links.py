@@ -203,7 +203,7 @@ def test_another_process_at_the_same_port_is_not_taken_for_the_one_that_was_ther
     with linked() as ends:
         ends.send(1)
         other = IncomingTcpLinks(RECEIVER, "127.0.0.1", b"secret", Heard())
-        ends.proxy._to = other.identity.card.port
+        ends.proxy.port_behind = other.identity.card.port
         ends.proxy.cut()
         assert ends.sent.deaf.get(timeout=PATIENCE_S) == RECEIVER
         other.close(PATIENCE_S)
@@ -213,7 +213,7 @@ def test_who_cannot_be_reached_is_lost_when_patience_is_over() -> None:
     with linked(patience_s=0.3) as ends:
         ends.send(1)
         silent = socket.create_server(("127.0.0.1", 0))
-        ends.proxy._to = silent.getsockname()[1]
+        ends.proxy.port_behind = silent.getsockname()[1]
 
         def hang_up_on_all() -> None:
             while True:
