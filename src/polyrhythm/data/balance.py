@@ -7,8 +7,14 @@
 first, later a running one. It jumps to the measurement where that is off by more than a fifth twice running. A shape
 that nobody knows is learned from the times before and after a change: with parts in proportion to speed alone, each
 step would leave the share a / t of the error.
-Parts change only where the slowest worker's time falls by more than the dead band, which is twice the standard error of
-those means at least. It is a pure function of what it observes, so ranks that observe the same decide the same.
+Parts change only where the slowest worker's time falls by more than the dead band: by a twentieth, or once parts have
+stayed as they are for a while by a hundredth, and by as many standard errors e of those means as noise alone seldom
+makes:
+
+    P(any of N means is off by z e) < N exp(-z^2 / 2) = 1 / 20        z = sqrt(2 ln 20 N)
+
+Small corrections take back what a slow while of a machine has left behind; each is followed by a longer rest, so that
+they do not oscillate. It is a pure function of what it observes, so ranks that observe the same decide the same.
 
 C. Chen, Q. Weng, W. Wang, B. Li, B. Li, "Semi-dynamic load balancing: efficient distributed learning in non-dedicated
 environments", SoCC 2020; S. Tyagi, P. Sharma, "Taming resource heterogeneity in distributed ML training with dynamic
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, log, sqrt
 from typing import ClassVar, Literal
 
 from polyrhythm.errors import RequestError
@@ -30,7 +36,12 @@ BALANCES = "polyrhythm.data.balances"
 """The folder that lists the choices."""
 
 BAND = 0.05
-"""Least gain for which parts change."""
+"""Least gain for which parts change at once."""
+_SMALL = 0.01
+_REST, _LONGER = 10, 3
+"""How many measurements after a change a small gain counts, and how many times as many after each that did."""
+_BY_CHANCE = 1 / 20
+"""How likely noise alone exceeds the dead band, at most."""
 _MOST_KEPT = 0.8
 _OFF = 1.2
 _NOISE_KEPT, _NOISE_AT_FIRST = 0.8, 0.08
@@ -168,7 +179,7 @@ class Controller:
     Args:
         batch: B, images of a global batch; at least one a worker.
         workers: how many share it.
-        band: least gain for which parts change; twice the standard error of what was measured, where that is more.
+        band: least gain for which parts change at once, however sure it is.
         least: images of a worker at least, as far as there are enough.
         shapes: of the workers; empty: seconds are proportional to images.
         weights: relative parts to begin with; empty: all alike.
@@ -200,6 +211,7 @@ class Controller:
         self._slowness: list[float] = []
         self._off = [0] * workers
         self._noise = [_NOISE_AT_FIRST] * workers
+        self._since, self._rest = 0, _REST
         self._variance = [1.0] * workers
         """Of each running mean, over that of one measurement."""
 
@@ -234,9 +246,14 @@ class Controller:
         now_s, then_s = self._slowest(self.sizes), self._slowest(wanted)
         too_large = any(size > most for size, most in zip(self.sizes, self.most, strict=True))
         gain = now_s / then_s - 1
-        errors = [noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True)]
-        if wanted == self.sizes or not (too_large or gain >= max(self._band, 2 * max(errors))):
+        error = max(noise * sqrt(part) for noise, part in zip(self._noise, self._variance, strict=True))
+        sure = sqrt(2 * log(len(self.sizes) / _BY_CHANCE)) * error
+        self._since += 1
+        large, small = gain >= max(self._band, sure), gain >= max(_SMALL, sure) and self._since >= self._rest
+        if wanted == self.sizes or not (too_large or large or small):
             return False
+        self._rest = _REST if too_large or large else _LONGER * self._rest
+        self._since = 0
         self.sizes = wanted
         return True
 

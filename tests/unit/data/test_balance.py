@@ -63,6 +63,33 @@ def test_noise_widens_the_dead_band():
     assert sum(quiet) / len(quiet) / SLOW.start < 0.03
 
 
+@pytest.mark.parametrize("slowed", [(1.1, 1.3), (1.3, 1.1)])
+def test_after_a_slow_while_parts_go_back_to_where_all_end_together(slowed):
+    # As measured on two cores of which one is mostly taken: milliseconds of a step of so many images.
+    shapes, factors = [Shape(1.2, 0.235), Shape(4.5, 0.97)], [1.0, 1.0]
+    best_s = ideal_s(shapes, factors, 128)
+    for seed in range(20):
+        random, controller = Random(seed), Controller(128, 2)
+        for decision in range(60):
+            now = slowed if 10 <= decision < 17 else factors
+            real = [f * s.seconds(b) for f, s, b in zip(now, shapes, controller.sizes, strict=True)]
+            controller.observe([each * random.lognormvariate(0, 0.01) for each in real], controller.sizes)
+        taken_s = max(shape.seconds(size) for shape, size in zip(shapes, controller.sizes, strict=True))
+        assert taken_s < 1.025 * best_s  # an image more or less is 2 %
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+def test_noise_gives_even_machines_no_unequal_parts_however_many_there_are(workers):
+    lost = []
+    for seed in range(8):
+        random, controller = Random(seed), Controller(64 * workers, workers)
+        for _ in range(80):
+            measured = [size * random.lognormvariate(0, 0.1) for size in controller.sizes]
+            controller.observe(measured, controller.sizes)
+            lost.append(max(controller.sizes) / 64 - 1)
+    assert sum(lost) / len(lost) < 0.03
+
+
 def test_uneven_machines_of_different_shapes_end_together():
     shapes = [Shape(0.5, 0.010), Shape(0.1, 0.020), Shape(0.0, 0.050)]
     controller = Controller(120, 3, shapes=shapes)
