@@ -25,6 +25,7 @@ take their plain gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
@@ -68,13 +69,15 @@ class Layer:
     def rows(self, images: Tensor) -> Tensor:
         """Return its inputs at all places, `(B T, n)`."""
         if isinstance(self.module, nn.Conv2d):
-            module = self.module
-            patches = functional.unfold(
-                images, module.kernel_size, module.dilation, _pixels(module), module.stride
-            )
-            images = patches.transpose(1, 2)
-        found = images.reshape(-1, images.shape[-1]).to(self.weight.dtype)
-        return found if self.bias is None else torch.cat([found, found.new_ones(len(found), 1)], 1)
+            images = _windows(images, self.module)
+        else:
+            images = images.reshape(-1, images.shape[-1])
+        values = self.weight[0].numel()
+        # One copy instead of three (unfolded, in rows, with the ones beside it).
+        found = self.weight.new_empty(*images.shape[: images.ndim - self.weight.ndim + 1], self.sizes[0])
+        found[..., :values].unflatten(-1, self.weight.shape[1:]).copy_(images)
+        found[..., values:] = 1
+        return found.view(-1, self.sizes[0])
 
     def matrix(self) -> Tensor:
         """Return its mean gradient, `(m, n)`."""
@@ -103,9 +106,33 @@ class Heard:
     places: int
 
 
-def _pixels(module: nn.Conv2d) -> tuple[int, ...]:
+def _windows(images: Tensor, module: nn.Conv2d) -> Tensor:
+    """Return what a convolution sees at each place, `(B, T_rows, T_columns, C, rows, columns)`, where possible a view."""
     assert not isinstance(module.padding, str), "else it has no factors"
-    return module.padding
+    rows, columns = module.padding
+    found = functional.pad(images, (columns, columns, rows, rows)).contiguous()
+    for axis, (size, step, apart) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True), 2
+    ):
+        found = found.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
+    return found.permute(0, 2, 3, 1, 4, 5)
+
+
+_BLOCK = 128
+"""Columns at a time: of 801 columns and 4,096 rows, a thread of a CPU takes 22 ms with it and 35 without."""
+
+
+def gram(rows: Tensor) -> Tensor:
+    """Return `rows.T @ rows`; of tall matrices only the upper triangle's blocks are computed."""
+    count, size = rows.shape
+    if count <= size or size <= 2 * _BLOCK:
+        return rows.T @ rows
+    found = rows.new_empty(size, size)
+    for begin in range(0, size, _BLOCK):
+        piece = rows[:, begin : begin + _BLOCK].T @ rows[:, begin:]
+        found[begin : begin + _BLOCK, begin:] = piece
+        found[begin:, begin : begin + _BLOCK] = piece.T
+    return found
 
 
 def layers_of(model: nn.Module, trained: list[nn.Parameter], largest: int) -> list[Layer]:
@@ -216,14 +243,14 @@ class KroneckerOptimizer(JointOptimizer):
         with torch.no_grad():
             for each in heard:
                 rows = each.layer.rows(each.images)
-                each.layer.inputs = _plus(each.layer.inputs, rows.T @ rows)
+                each.layer.inputs = _plus(each.layer.inputs, gram(rows))
 
     def _add_output(self, heard: Heard, gradient: Tensor) -> None:
         layer = heard.layer
         if isinstance(layer.module, nn.Conv2d):
             gradient = gradient.permute(0, 2, 3, 1)
         rows = gradient.reshape(-1, gradient.shape[-1]).to(layer.weight.dtype)
-        layer.outputs = _plus(layer.outputs, rows.T @ rows / heard.places)
+        layer.outputs = _plus(layer.outputs, gram(rows) / heard.places)
 
     def _directions(self, scores: Tensor, batch: Pass) -> list[Tensor]:
         """Return the derivatives by the outputs, (B, …, K) each, whose squares add up to the Fisher matrix."""
@@ -267,8 +294,7 @@ class KroneckerOptimizer(JointOptimizer):
             for size, total in zip(layer.sizes, (layer.inputs, layer.outputs), strict=True):
                 whole = layer.weight.new_zeros(size, size) if total is None else total
                 # As a triangle: the matrix is symmetric.
-                places = torch.triu_indices(size, size, device=whole.device)
-                sums.append(whole[places[0], places[1]])
+                sums.append(whole.view(-1).index_select(0, _triangle(size, whole.device)[0]))
         if self._backward_passes:
             self.pass_time(_BACKWARD_SHARE * self._backward_passes)
         means, count = averaged(self.workers, sums, self._images)
@@ -282,7 +308,7 @@ class KroneckerOptimizer(JointOptimizer):
             pair = []
             for size, key, mean in zip(layer.sizes, ("inputs", "outputs"), (inputs, outputs), strict=True):
                 new = _symmetric(mean, size)
-                pair.append(new if kept == 0 else kept * state[key] + (1 - kept) * new)
+                pair.append(new if kept == 0 else new.lerp_(state[key], kept))
             found.append((pair[0], pair[1]))
         return found
 
@@ -375,13 +401,18 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
     return more if total is None else total + more
 
 
+@lru_cache(maxsize=64)
+def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return where in a matrix its upper triangle lies, `(t,)`, and where in that each of its numbers, `(size size,)`."""
+    rows, columns = torch.triu_indices(size, size, dtype=torch.int32, device=device)
+    places = torch.empty(size, size, dtype=torch.int32, device=device)
+    places[rows, columns] = places[columns, rows] = torch.arange(len(rows), dtype=torch.int32, device=device)
+    return rows * size + columns, places.view(-1)
+
+
 def _symmetric(triangle: Tensor, size: int) -> Tensor:
     """Return the matrix, `(size, size)`, of which this is the upper triangle."""
-    places = torch.triu_indices(size, size, device=triangle.device)
-    whole = triangle.new_empty(size, size)
-    whole[places[0], places[1]] = triangle
-    whole[places[1], places[0]] = triangle
-    return whole
+    return triangle.index_select(0, _triangle(size, triangle.device)[1]).view(size, size)
 
 
 def _decomposed(matrix: Tensor) -> Tensor:
