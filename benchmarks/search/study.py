@@ -2,15 +2,15 @@
 
     python benchmarks/search/study.py [--seeds 3] [--only hyperband|pbt] [--most N] [--out DIR]
 
-`lenet5` on the first 4,000 training pictures of Fashion-MNIST. Another 2,000 of its training pictures are what a search
-tests on, prunes and chooses by; the figure is the top-1 of the chosen network on the 10,000 test pictures, which no search has
-seen.
+`lenet5` on the first 4,000 training pictures of Fashion-MNIST. Another 2,000 of its training pictures are what a
+search tests on, prunes and chooses by; the figure is the top-1 of the chosen network on the 10,000 test pictures, which
+no search has seen.
 
 A search has 90 s of virtual time, about 16 whole trials of 9 epochs by two workers of a simulated host, with real
 gradients, whatever method it is by. What it would have come to with less time is told, too: the choice among the trials
 that had ended by then.
 
-PBT has 8 members and 10 epochs; the fixed schedules beside it (constant, cosine) begin with the same parameters and
+PBT has 6 members and 8 epochs; the fixed schedules beside it (constant, cosine) begin with the same parameters and
 train as many pictures, each member to its end. Of both the member with the best last test is chosen.
 
 What is in DIR already is not measured again; `--most` ends after so many searches.
@@ -38,7 +38,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.search.space import Space
 
 TRAIN, CHECK = 4_000, 2_000
-MEMBERS, EPOCHS = 8, 10
+MEMBERS, EPOCHS = 6, 8
 MODEL = "lenet5(dropout={dropout})"
 BUDGET_S = 90.0
 EARLIER_S = 30.0, 45.0, 60.0, 75.0
@@ -108,7 +108,11 @@ def searched(method: str, options: dict[str, Any], data: Path, place: Path) -> d
             past_s += trial.seconds or 0.0
             if past_s > until_s:
                 break
-            if trial.state == "done" and trial.value is not None and (best is None or trial.value > best.value):
+            if (
+                trial.state == "done"
+                and trial.value is not None
+                and (best is None or trial.value > best.value)
+            ):
                 best = trial
         if best is not None:
             if best.folder not in known:
@@ -212,7 +216,10 @@ def main() -> None:
             continue
         if method in pairs[0]:
             for until_s in EARLIER_S:
-                row(f"{method}, {until_s:g} s", [each["by_seconds"].get(f"{until_s:g}") for each in seeds.values()])
+                row(
+                    f"{method}, {until_s:g} s",
+                    [each["by_seconds"].get(f"{until_s:g}") for each in seeds.values()],
+                )
         row(method, list(seeds.values()))
 
 

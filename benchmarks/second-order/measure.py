@@ -101,6 +101,15 @@ def reached(curve: list[float], target: float) -> int | None:
     return next((number for number, top1 in enumerate(curve, 1) if top1 >= target), None)
 
 
+def crossed(curve: list[float], target: float) -> float | None:
+    """Gives the epochs to the target by a straight line from the last test below it to the first that reached it."""
+    number = reached(curve, target)
+    if number is None or number == 1:
+        return number
+    before, after = curve[number - 2 : number]
+    return number - 1 + (target - before) / (after - before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -136,8 +145,9 @@ def main() -> None:
             if path is not None:
                 path.write_text(json.dumps({"asked": asked, "runs": known}, indent=1) + "\n")
     lines = [
-        f"| optimiser | epochs to {chosen.target:g} | mean | processor seconds of an epoch |",
-        "|---|---|---|---|",
+        f"| optimiser | epochs to {chosen.target:g} | mean | between tests, by a line | mean | "
+        "processor seconds of an epoch |",
+        "|---|---|---|---|---|---|",
     ]
     for optimizer, seeds in known.items():
         if not seeds:
@@ -146,6 +156,9 @@ def main() -> None:
         needed = [reached(run["top1"], chosen.target) for run in seeds.values()]
         told = ", ".join("never" if epochs is None else str(epochs) for epochs in needed)
         mean = "" if None in needed else f"{statistics.mean(each for each in needed if each):.1f}"
+        finer = [crossed(run["top1"], chosen.target) for run in seeds.values()]
+        told += f" | {mean} | " + ", ".join("–" if epochs is None else f"{epochs:.2f}" for epochs in finer)
+        mean = "" if None in finer else f"{statistics.mean(each for each in finer if each):.2f}"
         cost = statistics.mean(run["processor_s"] / len(run["top1"]) for run in seeds.values())
         lines.append(f"| `{optimizer}` | {told} | {mean} | {cost:.2f} |")
     print("\n".join(lines))

@@ -26,7 +26,7 @@ def ages(count: int) -> list[int]:
 
 
 def by_hand(
-    steps: int, rate: float, target: float, gain: float, window: int
+    steps: int, rate: float, target: float, gain: float, window: int, estimate: str
 ) -> tuple[np.ndarray, list[float]]:
     """Gives where a quadratic's stale gradients lead in numpy, and the explicit momentum of every step."""
     points, buffer, momentum = [START.copy()], np.zeros(9), target
@@ -37,8 +37,9 @@ def by_hand(
         if age == 0 and number:
             total = momentum
         elif read >= 1 and age <= window - 2:
-            ratios = (points[read + 1] - points[read] + rate * gradient) / (points[read] - points[read - 1])
-            total = np.sort(ratios)[4]
+            kept, moved = points[read + 1] - points[read] + rate * gradient, points[read] - points[read - 1]
+            fitted = np.linalg.lstsq(moved[:, None], kept, rcond=None)[0][0]
+            total = fitted if estimate == "projection" else np.sort(kept / moved)[4]
         else:
             total = target
         momentum = min(max(momentum + gain * (target - total), -0.95), 0.99)
@@ -48,11 +49,15 @@ def by_hand(
     return points[-1], told
 
 
+@pytest.mark.parametrize("estimate", ["median", "projection"])
 @pytest.mark.parametrize(("target", "window"), [(0.9, 64), (0.5, 8)])
-def test_updates_are_those_of_the_paper(target: float, window: int) -> None:
-    expected, told = by_hand(300, 0.05, target, 0.02, window)
+def test_updates_are_those_of_the_paper_and_of_least_squares(
+    target: float, window: int, estimate: str
+) -> None:
+    expected, told = by_hand(300, 0.05, target, 0.02, window, estimate)
     parameter = torch.nn.Parameter(torch.tensor(START))
-    optimizer = ClosedLoopSGD([parameter], lr=0.05, momentum=target, gain=0.02, window=window)
+    optimizer = SGD(lr=0.05, momentum="auto", target=target, gain=0.02, estimate=estimate).create([parameter])
+    optimizer.param_groups[0]["window"] = window
     points = [parameter.detach().clone()]
     found = []
     for number, age in enumerate(ages(300)):
@@ -66,37 +71,54 @@ def test_updates_are_those_of_the_paper(target: float, window: int) -> None:
     assert min(found) < target - 0.05
 
 
-def minimised(momentum: float | str, noise: float) -> tuple[float, float, float]:
+def minimised(
+    momentum: float | str,
+    noise: float,
+    slopes: np.ndarray = SLOPES,
+    start: np.ndarray = START,
+    **keys: object,
+) -> tuple[float, float, float]:
     """Minimises a quadratic with 8 workers that take turns.
 
     Gives the mean loss of the last steps, the median of the momentum in all, and the explicit one.
     """
-    parameter = torch.nn.Parameter(torch.tensor(START))
-    optimizer = SGD(lr=0.02, momentum=momentum).create([parameter])
+    parameter, bent = torch.nn.Parameter(torch.tensor(start)), torch.tensor(slopes)
+    optimizer = SGD(lr=0.02, momentum=momentum, **keys).create([parameter])
     generator = torch.Generator().manual_seed(1)
     held = [parameter.detach().clone() for _ in range(8)]
     losses, totals = [], []
     for number in range(1500):
-        drawn = noise * torch.randn(9, generator=generator, dtype=torch.float64)
-        parameter.grad = torch.tensor(SLOPES) * held[number % 8] + drawn
+        drawn = noise * torch.randn(len(bent), generator=generator, dtype=torch.float64)
+        parameter.grad = bent * held[number % 8] + drawn
         if isinstance(optimizer, ClosedLoopSGD):
             optimizer.age = min(number, 7)
         optimizer.step()
         held[number % 8] = parameter.detach().clone()
-        losses.append(float((torch.tensor(SLOPES) * parameter.detach().square()).sum() / 2))
+        losses.append(float((bent * parameter.detach().square()).sum() / 2))
         totals.append(optimizer.state[parameter].get("total", 0.0))
     explicit = optimizer.state[parameter].get("momentum", 0.9)
     return float(np.mean(losses[-200:])), float(np.median(totals[-500:])), explicit
 
 
+@pytest.mark.parametrize("estimate", ["median", "projection"])
 @pytest.mark.parametrize("noise", [0.0, 0.01])
-def test_eight_workers_have_the_momentum_of_one_in_all(noise: float) -> None:
+def test_eight_workers_have_the_momentum_of_one_in_all(noise: float, estimate: str) -> None:
     """Where it is not corrected that of staleness comes on top, and the same rate diverges."""
-    loss, total, explicit = minimised("auto", noise)
+    loss, total, explicit = minimised("auto", noise, estimate=estimate)
     assert loss < 1e-3
     assert total == pytest.approx(0.9, abs=0.02)
     assert explicit < 0.87
     assert minimised(0.9, noise)[0] > 1e6
+
+
+def test_where_most_numbers_are_flat_the_projection_sees_what_the_median_does_not() -> None:
+    """As in a network, where staleness bends few numbers of very many."""
+    slopes = np.concatenate([SLOPES, np.full(91, 1e-6)])
+    start = np.concatenate([START, np.full(91, 1e-3)])
+    assert minimised("auto", 0.0, slopes, start, estimate="median")[0] > 1e6
+    loss, _, explicit = minimised("auto", 0.0, slopes, start)
+    assert loss < 1e-3
+    assert explicit < 0.87
 
 
 def test_nothing_is_measured_of_gradients_whose_age_nobody_tells() -> None:
@@ -187,6 +209,7 @@ def test_every_strategy_that_tells_has_servers() -> None:
         ({"momentum": "auto", "nesterov": True}, "looks back and not ahead"),
         ({"target": 0.5}, "target is for momentum=auto"),
         ({"momentum": 0.5, "gain": 0.1}, "gain is for momentum=auto"),
+        ({"momentum": 0.5, "estimate": "median"}, "estimate is for momentum=auto"),
     ],
 )
 def test_what_does_not_go_together_is_refused(keys: dict[str, object], why: str) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.joint_optimizer import Pass
-from polyrhythm.training.joint_optimizers.kfac import KFAC, KroneckerOptimizer, layers_of, shared_out
+from polyrhythm.training.joint_optimizers.kfac import KFAC, KroneckerOptimizer, gram, layers_of, shared_out
 
 CLASSES = 4
 
@@ -150,6 +150,28 @@ def test_factors_are_sums_over_single_images_and_places() -> None:
         (state[model.head.weight]["outputs"], heads_after),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_are_unfolds_patches(bias: bool) -> None:
+    torch.manual_seed(0)
+    keys = {"stride": (2, 1), "padding": (2, 1), "dilation": (1, 2)}
+    module = nn.Conv2d(3, 2, (3, 2), bias=bias, **keys)
+    images = torch.randn(4, 3, 7, 8).to(memory_format=torch.channels_last)
+    (layer,) = layers_of(module, list(module.parameters()), 100)
+    expected = functional.unfold(images, (3, 2), **keys).transpose(1, 2).reshape(-1, 18)
+    found = layer.rows(images)
+    assert torch.equal(found[:, :18], expected)
+    assert found.shape[1] == 18 + bias
+    assert bool((found[:, 18:] == 1).all())
+
+
+@pytest.mark.parametrize("shape", [(700, 300), (600, 512), (40, 300), (900, 12)])
+def test_a_product_by_blocks_is_the_whole_one(shape: tuple[int, int]) -> None:
+    rows = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = gram(rows)
+    torch.testing.assert_close(found, rows.T @ rows, rtol=1e-12, atol=1e-11)
+    assert torch.equal(found, found.T)
 
 
 def test_the_mean_over_drawn_labels_is_the_expectation() -> None:

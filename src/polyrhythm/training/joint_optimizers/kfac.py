@@ -107,7 +107,7 @@ class Heard:
 
 
 def _windows(images: Tensor, module: nn.Conv2d) -> Tensor:
-    """Return what a convolution sees at each place, `(B, T_rows, T_columns, C, rows, columns)`, where possible a view."""
+    """Return what a convolution sees at each place, a view, `(B, T_rows, T_columns, C, rows, columns)`."""
     assert not isinstance(module.padding, str), "else it has no factors"
     rows, columns = module.padding
     found = functional.pad(images, (columns, columns, rows, rows)).contiguous()
@@ -403,7 +403,7 @@ def _plus(total: Tensor | None, more: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where in a matrix its upper triangle lies, `(t,)`, and where in that each of its numbers, `(size size,)`."""
+    """Return the places of a matrix's upper triangle, `(t,)`, and of each number in that, `(size * size,)`."""
     rows, columns = torch.triu_indices(size, size, dtype=torch.int32, device=device)
     places = torch.empty(size, size, dtype=torch.int32, device=device)
     places[rows, columns] = places[columns, rows] = torch.arange(len(rows), dtype=torch.int32, device=device)

@@ -24,7 +24,7 @@ import torch
 from pydantic import PlainValidator, TypeAdapter, ValidationError, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.training.closed_loop import ClosedLoopSGD
+from polyrhythm.training.closed_loop import ClosedLoopSGD, Estimate
 from polyrhythm.training.optimizer import OptimizerConfig
 from polyrhythm.training.quantities import Decay, InnerFraction, Positive
 
@@ -50,6 +50,8 @@ class SGD(OptimizerConfig):
         nesterov: look ahead along the buffer.
         target: momentum in all, of `auto` only.
         gain: share of what is measured too much or too little by which an update corrects it, of `auto` only.
+        estimate: what is measured, of `auto` only: along the steps that were taken (`projection`), or YellowFin's
+            `median` over the numbers of the vector.
     """
 
     kind: ClassVar = torch.optim.SGD
@@ -59,6 +61,7 @@ class SGD(OptimizerConfig):
     nesterov: bool = False
     target: Decay = 0.9
     gain: InnerFraction = 0.01
+    estimate: Estimate = "projection"
 
     @model_validator(mode="after")
     def _look_ahead_needs_momentum(self) -> Self:
@@ -69,7 +72,7 @@ class SGD(OptimizerConfig):
                 raise RequestError(
                     "optimizer sgd: momentum=auto looks back and not ahead: leave nesterov out"
                 )
-        elif given := sorted(self.model_fields_set & {"target", "gain"}):
+        elif given := sorted(self.model_fields_set & {"target", "gain", "estimate"}):
             raise RequestError(
                 f"optimizer sgd: {given[0]} is for momentum=auto: give that, or leave {given[0]} out"
             )
@@ -83,7 +86,12 @@ class SGD(OptimizerConfig):
         groups = self.groups(parameters)
         if self.momentum == "auto":
             return ClosedLoopSGD(
-                groups, lr=self.lr, momentum=self.target, gain=self.gain, weight_decay=self.weight_decay
+                groups,
+                lr=self.lr,
+                momentum=self.target,
+                gain=self.gain,
+                estimate=self.estimate,
+                weight_decay=self.weight_decay,
             )
         return torch.optim.SGD(
             groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
