@@ -1,6 +1,6 @@
 """Plans held against real training, on hosts that exist: network namespaces with shaped links, a process a rank.
 
-    python benchmarks/plan/real.py [--target top1=0.88] [--seeds 2] [--out FILE]           root, iproute2
+    python benchmarks/plan/real.py [--target top1=0.88] [--seeds 2] [--settings 0 2] [--out FILE]     root, iproute2
 
 Ranks train with real gradients over real links, and sleep what a step computes: 20 ms on average, more on slow hosts,
 as drawn from their seed. So two cores are enough for four hosts, and nothing but the network and the strategy is timed.
@@ -82,6 +82,8 @@ class Setting:
 SETTINGS = (
     Setting("even hosts, 100 Mb/s", (1.0, 1.0, 1.0, 1.0), 100e6),
     Setting("uneven hosts, 10 Mb/s", (1.0, 1.0, 0.8, 0.5), 10e6),
+    Setting("even hosts, 10 Mb/s", (1.0, 1.0, 1.0, 1.0), 10e6),
+    Setting("uneven hosts, 100 Mb/s", (1.0, 1.0, 0.8, 0.5), 100e6),
 )
 
 
@@ -249,16 +251,18 @@ def main() -> None:
     parser.add_argument(
         "--settings",
         type=int,
-        default=len(SETTINGS),
-        help="how many of them; what FILE has of the others is kept",
+        nargs="*",
+        choices=range(len(SETTINGS)),
+        default=range(len(SETTINGS)),
+        help="which of them, from 0; what FILE has of the others is kept",
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "real.json")
     chosen = parser.parse_args()
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = [
-            held(setting, chosen.target, chosen.seeds, Path(folder) / str(number))
-            for number, setting in enumerate(SETTINGS[: chosen.settings])
+            held(SETTINGS[number], chosen.target, chosen.seeds, Path(folder) / str(number))
+            for number in chosen.settings
         ]
     machine = {
         "cores": os.cpu_count(),
