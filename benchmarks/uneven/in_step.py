@@ -8,12 +8,13 @@ Simulated, in seconds of virtual time:
 - two hosts of speed 3 and 1 on 1 Gb/s, ResNet-18 at 64 images a worker: the fast one alone trains 320 images/s, both
   together 427 at best.
 
-`--real` trains on this machine's first two cores besides: worker 1 computes for a third of the time, since another
-process stops it (SIGSTOP) and lets it go on (SIGCONT), without control groups. The duty cycle is 6 ms, well below a
-step of some 20 ms: a slow machine is slow all the time, where one that stops for 20 ms at once makes the length of a
-step a matter of luck. Before and after each row both workers train alone, in two runs at the same time, the slow one
-held in the same way: a row's speed is told as a share of their sum. Strategies whose workers draw their batches need no
-balance; `ddp` is PyTorch's own. Rows that are repeated replace those before.
+`--real` trains on this machine's first two cores besides, one for each worker; servers share that of worker 0. Worker 1
+has a third of its core: a program of higher priority (SCHED_FIFO, which needs root) takes the rest, a millisecond at a
+time, well below a step of some 20 ms. Stops of the worker's process would stop whatever it has to answer, too, and as
+long as a step they make its length a matter of luck.
+Before and after each row both workers train alone, in two runs at the same time on the same cores: a row's speed is
+told as a share of their sum. Epochs are tested in both, by a test image for six trained. Strategies whose workers draw
+their batches need no balance; `ddp` is PyTorch's own. Rows that are repeated replace those before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +30,7 @@ from pathlib import Path
 
 from drawn import on_two_hosts, simulated
 
+from polyrhythm.data.sources.fashion_mnist import ADDRESS, FILES, SYSTEM_FOLDER, cache_folder, find_or_fetch
 from polyrhythm.events import BatchesBalanced, Evaluated, RunStarted, WorkerProgress
 from polyrhythm.reporting.event_log import read_events
 
@@ -108,19 +109,23 @@ def two_hosts() -> list[dict]:
     return rows
 
 
-PERIOD_S, WORKS = 0.006, 1 / 3
+WORKS, PERIOD_S = 1 / 3, 0.001
+TAKER = f"""
+import os, sys, time
+parent, begun_s = os.getppid(), time.monotonic()
+os.sched_setaffinity(0, {{int(sys.argv[1])}})
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+taken_s = time.thread_time()
+while os.getppid() == parent:
+    time.sleep({WORKS * PERIOD_S})
+    while time.thread_time() - taken_s < {1 - WORKS} * (time.monotonic() - begun_s):
+        pass
+"""
 
 
-def held(process: int, until) -> None:
-    """Let a process compute for a third of the time."""
-    while until():
-        try:
-            os.kill(process, signal.SIGSTOP)
-            time.sleep(PERIOD_S * (1 - WORKS))
-            os.kill(process, signal.SIGCONT)
-            time.sleep(PERIOD_S * WORKS)
-        except ProcessLookupError:
-            return
+def share_of_a_core(core: int) -> subprocess.Popen:
+    """Start what leaves a third of a core to others, until it is ended."""
+    return subprocess.Popen([sys.executable, "-c", TAKER, str(core)])
 
 
 DDP = """
@@ -134,61 +139,92 @@ if __name__ == "__main__":
 
 
 def started(
-    strategy: str, balance: str, batch: int, budget: list[str], workers: int, run: Path
+    strategy: str, balance: str, batch: int, epochs: int, workers: int, run: Path, data: str = "fashion-mnist"
 ) -> subprocess.Popen:
     command = ["polyrhythm", "train", "--strategy", strategy, "--workers", str(workers), "--balance", balance]
-    command += ["--model", "lenet5", "--batch-size", str(batch), *budget, "--threads", "1"]
-    command += ["--out", str(run), "--keep-checkpoints", "0"]
+    command += ["--model", "lenet5", "--data", data, "--batch-size", str(batch), "--epochs", str(epochs)]
+    command += ["--threads", "1", "--out", str(run), "--keep-checkpoints", "0"]
     if strategy == "ddp":  # from a file, since its ranks are spawned
         script = run.parent / "ddp.py"
         script.write_text(DDP)
-        command = [sys.executable, str(script), str(run), str(batch), budget[-1]]
+        command = [sys.executable, str(script), str(run), str(batch), str(epochs)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
 
-def held_while_it_runs(process: subprocess.Popen, run: Path) -> None:
-    """Hold the last worker of a run until the run has ended."""
+def ranks_of(process: subprocess.Popen, run: Path) -> tuple[list[int], int]:
+    """Return the processes of a run that has begun, servers last, and how many workers it has."""
     events = run / "events.jsonl"
     while not (events.exists() and b"RunStarted" in events.read_bytes()):
+        if process.poll() is not None:
+            sys.exit(f"ended at once, with status {process.returncode}: {process.args}")
         time.sleep(0.05)
     begun = next(event for event in read_events(events) if isinstance(event, RunStarted))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     processes = sorted(int(child) for child in children.read_text().split())
-    ranks = processes[-(begun.workers + begun.servers) :]  # any helper of multiprocessing was started before
-    held(ranks[begun.workers - 1], lambda: process.poll() is None)  # servers are the last ranks
+    return processes[-(begun.workers + begun.servers) :], begun.workers  # helpers were started before
+
+
+def put(process: int, core: int) -> None:
+    """Let all threads of a process run on one core only."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
 
 
 def images_per_s(run: Path) -> float:
-    done = [event for event in read_events(run / "events.jsonl") if isinstance(event, WorkerProgress)]
-    return sum(event.images for event in done) / max(event.time_s for event in done)
+    """Return the images trained in a second of the whole run, with its tests."""
+    events = list(read_events(run / "events.jsonl"))
+    images = sum(event.images for event in events if isinstance(event, WorkerProgress))
+    return images / max(event.time_s for event in events if isinstance(event, WorkerProgress | Evaluated))
 
 
-ALONE = 30_000
-"""Images that the slow worker trains by itself; the other three times as many in about the same time."""
+QUARTER = 4
+"""The slow worker alone trains a quarter of the images, the fast one four times as many in about the same time."""
 
 
-def alone(batch: int) -> int:
-    """Return the sum of both workers' speeds, each in a run of its own, at the same time."""
+def quarter(folder: Path) -> str:
+    """Write the first quarter of the training and the test images to a folder; return it as data for a run."""
+    contents = find_or_fetch(SYSTEM_FOLDER, cache_folder() / "fashion-mnist", ADDRESS)
+    for file, content in zip(FILES, contents, strict=True):
+        head = 4 + 4 * content[3]  # a big-endian number for each dimension
+        images = int.from_bytes(content[4:8], "big") // QUARTER
+        size = (len(content) - head) // QUARTER
+        (folder / file.name).write_bytes(
+            content[:4] + images.to_bytes(4, "big") + content[8:head] + content[head : head + size]
+        )
+    return f"mnist(folder='{folder}')"  # read in the same way, of any length
+
+
+def alone(batch: int) -> list[float]:
+    """Return both workers' speeds, each in a run of its own, at the same time."""
     with tempfile.TemporaryDirectory() as folder:
-        fast, slow = Path(folder) / "fast", Path(folder) / "slow"
+        runs, data = [Path(folder) / "fast", Path(folder) / "slow"], quarter(Path(folder))
         processes = [
-            started("synchronous", "off", batch, ["--updates", str(round(images / batch))], 1, run)
-            for run, images in [(fast, 3 * ALONE), (slow, ALONE)]
+            started("synchronous", "off", batch, epochs, 1, run, data)
+            for run, epochs in zip(runs, (QUARTER, 1), strict=True)
         ]
-        held_while_it_runs(processes[1], slow)
+        for core, (process, run) in enumerate(zip(processes, runs, strict=True)):
+            put(ranks_of(process, run)[0][0], core)
+        taker = share_of_a_core(1)
         for process in processes:
-            process.communicate()
-        return round(images_per_s(fast) + images_per_s(slow))
+            process.wait()
+        taker.kill()
+        taker.wait()
+        return [images_per_s(run) for run in runs]
 
 
 def trained(strategy: str, balance: str, batch: int, epochs: int) -> dict:
     """Train for real with two workers, the last of which has a third of a core."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        process = started(strategy, balance, batch, ["--epochs", str(epochs)], 2, run)
-        held_while_it_runs(process, run)
-        process.communicate()
+        process = started(strategy, balance, batch, epochs, 2, run)
+        ranks, workers = ranks_of(process, run)
+        for place, rank in enumerate(ranks):
+            put(rank, int(place == workers - 1))
+        taker = share_of_a_core(1)
+        process.wait()
+        taker.kill()
+        taker.wait()
         events = list(read_events(run / "events.jsonl"))
         tested = [event for event in events if isinstance(event, Evaluated)]
         parts = [event.sizes for event in events if isinstance(event, BatchesBalanced)]
@@ -198,6 +234,7 @@ def trained(strategy: str, balance: str, batch: int, epochs: int) -> dict:
         "strategy": strategy,
         "balance": balance,
         "batch_size": batch,
+        "held_by": "priority",
         "parts_at_last": parts[-1] if parts else None,
         "images_per_s": round(speed),
         "seconds_to_0.89": round(reached[0], 1) if reached else None,
@@ -211,6 +248,7 @@ REAL = [
     ("backup_workers(spare=1)", "measured"),
     ("local_sgd(steps=8)", "off"),
     ("local_sgd(steps=8)", "measured"),
+    ("local_sgd(steps=8)", "measured(by=steps)"),
     ("ssp", "measured"),
     ("parameter_server", "off"),
     ("ad_psgd", "off"),
@@ -224,12 +262,15 @@ def real(kept: dict, only: list[str], batch: int, epochs: int, path: Path) -> No
     rows = kept.get("real", [])
     before = alone(batch)
     for strategy, balance in REAL:
-        if only and strategy.partition("(")[0] not in only:
+        if only and not {strategy.partition("(")[0], f"{strategy}:{balance}"} & set(only):
             continue
         row = trained(strategy, balance, batch, epochs)
         after = alone(batch)  # the machine's own speed changes by the minute
-        both = (before + after) / 2
-        row |= {"both_alone_images_per_s": round(both), "of_both": round(row["images_per_s"] / both, 2)}
+        each = [(first + then) / 2 for first, then in zip(before, after, strict=True)]
+        row |= {
+            "alone_images_per_s": [round(speed) for speed in each],
+            "of_both": round(row["images_per_s"] / sum(each), 2),
+        }
         same = [each for each in rows if all(each.get(key) == row[key] for key in WHICH)]
         rows = kept["real"] = [*(each for each in rows if each not in same), row]
         path.write_text(json.dumps(kept, indent=1) + "\n")
@@ -245,7 +286,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--real", action="store_true", help="train on this machine, too")
-    parser.add_argument("--only", nargs="*", default=[], help="names of strategies to train")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="names of strategies to train, or strategy:balance"
+    )
     parser.add_argument("--batch-size", type=int, default=64, help="of a worker")
     parser.add_argument("--epochs", type=int, default=3)
     asked = parser.parse_args()
