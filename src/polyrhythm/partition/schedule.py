@@ -166,10 +166,6 @@ class StageTimes:
     send: float = 0.0
     latency: float = 0.0
 
-    def of(self, unit: Unit) -> float:
-        """Return the seconds of a unit."""
-        return {"F": self.forward, "B": self.backward, "W": self.weights}[unit.kind]
-
 
 @dataclass(frozen=True)
 class Span:
@@ -274,7 +270,8 @@ def timetable(
                 if ready is None:
                     break
                 start = max(ready, spans[-1].end_s if spans else 0.0)
-                end = start + of_stage(stage).of(unit)
+                own = of_stage(stage)
+                end = start + {"F": own.forward, "B": own.backward, "W": own.weights}[unit.kind]
                 ended[unit.kind, stage, unit.microbatch] = end
                 between = stage if unit.kind == "F" else stage - 1  # number of the cut that it sends over
                 if unit.kind != "W" and 0 <= between < stages - 1:

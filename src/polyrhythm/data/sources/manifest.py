@@ -51,10 +51,10 @@ class Row:
     subsets: frozenset[str]
     split: str
 
-    @property
-    def best(self) -> str:
-        """The label with the highest confidence; of equals the first."""
-        return max(self.labels, key=lambda entry: entry[1])[0]
+
+def best_label(row: Row) -> str:
+    """Return the label with the highest confidence; of equals the first."""
+    return max(row.labels, key=lambda entry: entry[1])[0]
 
 
 def read_manifest(path: Path) -> list[Row]:
@@ -237,17 +237,17 @@ class Manifest(PictureSource):
         return kept
 
     def _learned(self, row: Row) -> tuple[tuple[str, float], ...]:
-        return row.labels if self.labels == "every" else ((row.best, 1.0),)
+        return row.labels if self.labels == "every" else ((best_label(row), 1.0),)
 
     def _parts(self, rows: list[Row], classes: tuple[str, ...]) -> tuple[Labelled, Labelled]:
         if not any(row.split for row in rows):
-            labels = torch.tensor([classes.index(row.best) for row in rows])
+            labels = torch.tensor([classes.index(best_label(row)) for row in rows])
             train, test = ([rows[i] for i in part.tolist()] for part in held_out(labels))
         else:
             train = [row for row in rows if row.split == "train"]
             test = [row for row in rows if row.split == "test"]
         learned = [(row.image, label) for row in train for label, _ in self._learned(row)]
-        return learned, self._known([(row.image, row.best) for row in test], classes)
+        return learned, self._known([(row.image, best_label(row)) for row in test], classes)
 
     def _known(self, test: Labelled, classes: Iterable[str]) -> Labelled:
         strange = sorted({label for _, label in test} - set(classes))

@@ -52,19 +52,6 @@ class Learned:
     pieces: tuple[slice, ...] = ()
     packed: tuple[Packed, ...] = ()
 
-    def optimizer(self, plan: OptimizerPlan, piece: slice) -> Packed | None:
-        """Return the state of the optimiser of a piece of the vector; None where none is known that fits the plan."""
-        if not self.pieces or any(facts["optimizer"] != plan.kind for _, facts in self.packed):
-            return None
-        if self.pieces == (piece,):
-            return self.packed[0]
-        if any(
-            facts["shapes"] != _shapes(plan.part(cut.start, cut.stop))
-            for cut, (_, facts) in zip(self.pieces, self.packed, strict=True)
-        ):
-            return None
-        return recut_optimizer(self.packed, plan, self.pieces, piece)
-
 
 def _before(snapshot: Snapshot, job: Job) -> Job:
     """Return the job that wrote a checkpoint of another strategy."""
@@ -196,13 +183,27 @@ def _packed(state: State) -> tuple[str, Packed] | None:
     return "", ({name: value for name, value in tensors.items() if name.startswith("state.")}, facts)
 
 
+def _optimizer_of(learned: Learned, plan: OptimizerPlan, piece: slice) -> Packed | None:
+    """Return the optimiser's state of a piece of the vector; None where none is known that fits the plan."""
+    if not learned.pieces or any(facts["optimizer"] != plan.kind for _, facts in learned.packed):
+        return None
+    if learned.pieces == (piece,):
+        return learned.packed[0]
+    if any(
+        facts["shapes"] != _shapes(plan.part(cut.start, cut.stop))
+        for cut, (_, facts) in zip(learned.pieces, learned.packed, strict=True)
+    ):
+        return None
+    return recut_optimizer(learned.packed, plan, learned.pieces, piece)
+
+
 def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: slice) -> State | None:
     """Return a part's state with what was learned of its piece of the vector; None where it has no such place.
 
     Options, such as learning rates, stay as they are.
     """
     found = _packed(state)
-    known = learned.optimizer(plan, piece) if found is not None else None
+    known = _optimizer_of(learned, plan, piece) if found is not None else None
     if found is None or known is None:
         return None
     prefix, (_, facts) = found

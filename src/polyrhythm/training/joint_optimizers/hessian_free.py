@@ -128,18 +128,18 @@ class ConjugateGradientOptimizer(JointOptimizer):
     def _curvature(self, flat: FlatParameters, decay: Tensor) -> tuple[Product, float]:
         """Return the products with B, of the parameters as they are, and the loss."""
         parameters = [view.parameter for view in flat.views]
-        made = [_GaussNewton(each, parameters) for each in self._passes]
+        made = [_gauss_newton(each, parameters, flat) for each in self._passes]
         images = sum(each.images for each in self._passes)
         total = flat.vector.new_tensor(
-            sum(each.images * one.loss for each, one in zip(self._passes, made, strict=True))
+            sum(each.images * loss for each, (loss, _) in zip(self._passes, made, strict=True))
         )
         (mean,), _ = averaged(self.workers, [total], images)
         (loss,) = self._agreed(mean + (decay * flat.vector.detach().square()).sum() / 2)
 
         def product(vector: Tensor) -> Tensor:
             total = torch.zeros_like(vector)
-            for batch, one in zip(self._passes, made, strict=True):
-                total += batch.images * one.times(vector, flat)
+            for batch, (_, own_product) in zip(self._passes, made, strict=True):
+                total += batch.images * own_product(vector)
             self.pass_time(_PRODUCT_SHARE if images else 0.0)
             (mean,), _ = averaged(self.workers, [total], images)
             return mean + decay * vector
@@ -206,39 +206,28 @@ class ConjugateGradientOptimizer(JointOptimizer):
                 buffer.copy_(value)
 
 
-class _GaussNewton:
-    """Products of vectors with the Gauss-Newton matrix of the mean loss of a pass, whose graph is kept meanwhile.
+def _gauss_newton(batch: Pass, parameters: list[nn.Parameter], flat: FlatParameters) -> tuple[float, Product]:
+    """Return the mean loss of a pass, and products with its Gauss-Newton matrix, for which its graph is kept."""
+    scores = batch.scores()
+    # J^T u is linear in u, so its derivative by u is J, whatever u is.
+    dual = torch.zeros_like(scores, requires_grad=True)
+    back = torch.autograd.grad(
+        scores, parameters, dual, create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    leaf = scores.detach().requires_grad_()
+    loss = batch.loss(leaf)
+    (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
 
-    Args:
-        batch: the pass.
-        parameters: of the network.
-
-    Attributes:
-        loss: of the pass.
-    """
-
-    def __init__(self, batch: Pass, parameters: list[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._scores = batch.scores()
-        # J^T u is linear in u, so its derivative by u is J, whatever u is.
-        self._dual = torch.zeros_like(self._scores, requires_grad=True)
-        self._back = torch.autograd.grad(
-            self._scores, parameters, self._dual, create_graph=True, allow_unused=True, materialize_grads=True
-        )
-        self._leaf = self._scores.detach().requires_grad_()
-        loss = batch.loss(self._leaf)
-        self.loss = float(loss.detach())
-        (self._slope,) = torch.autograd.grad(loss, self._leaf, create_graph=True)
-
-    def times(self, vector: Tensor, flat: FlatParameters) -> Tensor:
-        """Return the product, `(n,)`."""
+    def product(vector: Tensor) -> Tensor:
         parts = [vector[view.start : view.stop].view(view.parameter.shape) for view in flat.views]
-        (along,) = torch.autograd.grad(self._back, self._dual, parts, retain_graph=True)
-        (bent,) = torch.autograd.grad(self._slope, self._leaf, along, retain_graph=True)
+        (along,) = torch.autograd.grad(back, dual, parts, retain_graph=True)
+        (bent,) = torch.autograd.grad(slope, leaf, along, retain_graph=True)
         found = torch.autograd.grad(
-            self._scores, self._parameters, bent, retain_graph=True, allow_unused=True, materialize_grads=True
+            scores, parameters, bent, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         return torch.cat([each.reshape(-1) for each in found])
+
+    return float(loss.detach()), product
 
 
 class HessianFree(Joint):

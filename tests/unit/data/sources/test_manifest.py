@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
-from polyrhythm.data.sources.manifest import Manifest, duplicates, read_manifest
+from polyrhythm.data.sources.manifest import Manifest, best_label, duplicates, read_manifest
 from polyrhythm.errors import RequestError
 
 HEAD = "image,labels,confidence,subset,split\n"
@@ -166,7 +166,7 @@ def test_one_confidence_is_that_of_all_labels(tmp_path: Path) -> None:
     path.write_text(HEAD + "a.png,cat | dog,0.5,x|y,val\n")
     (row,) = read_manifest(path)
     assert row.labels == (("cat", 0.5), ("dog", 0.5))
-    assert (row.best, row.split, row.subsets) == ("cat", "test", {"x", "y"})
+    assert (best_label(row), row.split, row.subsets) == ("cat", "test", {"x", "y"})
 
 
 def test_tables_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
