@@ -223,7 +223,7 @@ def test_given_parts_resume_to_the_same_bits(tmp_path):
     ],
 )
 def test_decisions_of_a_run_are_played_again_to_the_same_bits(spec, rule):
-    job = balanced(spec, balance(rule))
+    job = balanced(spec, balance(rule), epochs=6)  # local updates are measured once a round
     run = simulated(job, UNEVEN)
     changes = tuple(
         (event.step, tuple(event.sizes)) for event in run.events if isinstance(event, BatchesBalanced)
