@@ -287,6 +287,11 @@ def values_of(payload: Tensor, dtype: torch.dtype) -> Tensor:
     return payload.clone().view(dtype)  # a slice need not begin where the type may
 
 
+def aligned(matrix: Tensor) -> Tensor:
+    """Return a matrix that begins at a multiple of 64 bytes, copied if need be: BLAS rounds by address."""
+    return matrix.clone() if matrix.data_ptr() % 64 else matrix
+
+
 def buckets_of(vector: Tensor, bucket: int) -> Tensor:
     """Return a vector in rows of a bucket each, `(buckets, bucket)` float32, zeros in what is left over."""
     missing = -vector.numel() % bucket

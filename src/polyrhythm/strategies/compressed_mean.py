@@ -33,7 +33,16 @@ from torch import Tensor
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.message import Kind, Message
-from polyrhythm.compression.compressor import RESIDUAL, Compressor, Memory, Place, Route, bytes_of, values_of
+from polyrhythm.compression.compressor import (
+    RESIDUAL,
+    Compressor,
+    Memory,
+    Place,
+    Route,
+    aligned,
+    bytes_of,
+    values_of,
+)
 from polyrhythm.compression.layout import CountedLayout, Layout, Section, factor_name
 from polyrhythm.compression.residual_memory import ResidualMemory
 from polyrhythm.compression.streams import Stream, route_of
@@ -222,7 +231,7 @@ class CompressedMean(GradientMean):
             if section.dense:
                 dense.append(own)
             else:
-                matrices.append(own.float().view(place.rows, place.columns))
+                matrices.append(aligned(own.float().view(place.rows, place.columns)))
                 lefts.append(compressor.left(matrices[-1], place))
         parts = [left.reshape(-1) for left in lefts] + [part.float() for part in dense]
         first, weight = self._total(parts, whole, step)

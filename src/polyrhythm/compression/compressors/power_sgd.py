@@ -21,7 +21,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from polyrhythm.compression.compressor import Compressor, Place, bytes_of, check_length, values_of
+from polyrhythm.compression.compressor import Compressor, Place, aligned, bytes_of, check_length, values_of
 from polyrhythm.errors import RequestError
 from polyrhythm.training.quantities import Count
 
@@ -67,15 +67,16 @@ class PowerSGD(Compressor):
         return self.rank * place.rows
 
     def left(self, matrix: Tensor, place: Place) -> Tensor:
-        return matrix @ self.start(place)
+        return matrix @ aligned(self.start(place))
 
     def right(self, matrix: Tensor, left: Tensor) -> Tensor:
-        left.copy_(orthonormal(left))
-        return matrix.t() @ left
+        basis = orthonormal(left)
+        left.copy_(basis)
+        return matrix.t() @ basis
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        matrix = vector.float().view(place.rows, place.columns)
-        left = orthonormal(matrix @ self.start(place))
+        matrix = aligned(vector.float().view(place.rows, place.columns))
+        left = orthonormal(self.left(matrix, place))
         return torch.cat([bytes_of(left.t()), bytes_of((matrix.t() @ left).t())])
 
     def decode(self, payload: Tensor, place: Place) -> Tensor:

@@ -123,16 +123,17 @@ _BLOCK = 128
 
 
 def gram(rows: Tensor) -> Tensor:
-    """Return `rows.T @ rows`; of tall matrices only the upper triangle's blocks are computed."""
+    """Return `rows.T @ rows`, symmetric bit for bit; of tall matrices only upper blocks are computed."""
     count, size = rows.shape
     if count <= size or size <= 2 * _BLOCK:
-        return rows.T @ rows
-    found = rows.new_empty(size, size)
-    for begin in range(0, size, _BLOCK):
-        piece = rows[:, begin : begin + _BLOCK].T @ rows[:, begin:]
-        found[begin : begin + _BLOCK, begin:] = piece
-        found[begin:, begin : begin + _BLOCK] = piece.T
-    return found
+        found = rows.T @ rows
+    else:
+        found = rows.new_empty(size, size)
+        for begin in range(0, size, _BLOCK):
+            found[begin : begin + _BLOCK, begin:] = rows[:, begin : begin + _BLOCK].T @ rows[:, begin:]
+    return (
+        found.triu() + found.triu(1).T
+    )  # BLAS products of a matrix with itself need not be symmetric bit for bit
 
 
 def layers_of(model: nn.Module, trained: list[nn.Parameter], largest: int) -> list[Layer]:
