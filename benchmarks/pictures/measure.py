@@ -190,6 +190,7 @@ def main() -> None:
                 "probe": round(reference, 4),
                 "standard_error": round(error, 4),
                 "test_top1": round(float(str(figures["test_top1"])), 4),
+                "kept": figures["fine_tuning"]["kept"],
                 "seconds": round(time.monotonic() - start),
                 "killed_in": figures["killed"],
             }

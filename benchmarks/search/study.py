@@ -10,7 +10,7 @@ A search has 90 s of virtual time, about 16 whole trials of 9 epochs by two work
 gradients, whatever method it is by. What it would have come to with less time is told, too: the choice among the trials
 that had ended by then.
 
-PBT has 6 members and 8 epochs; the fixed schedules beside it (constant, cosine) begin with the same parameters and
+PBT has 10 members and 12 epochs; the fixed schedules beside it (constant, cosine) begin with the same parameters and
 train as many pictures, each member to its end. Of both the member with the best last test is chosen.
 
 What is in DIR already is not measured again; `--most` ends after so many searches.
@@ -38,7 +38,7 @@ from polyrhythm.data.open import open_data
 from polyrhythm.search.space import Space
 
 TRAIN, CHECK = 4_000, 2_000
-MEMBERS, EPOCHS = 6, 8
+MEMBERS, EPOCHS = 10, 12
 MODEL = "lenet5(dropout={dropout})"
 BUDGET_S = 90.0
 EARLIER_S = 30.0, 45.0, 60.0, 75.0

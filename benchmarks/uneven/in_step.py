@@ -14,14 +14,17 @@ time, well below a step of some 20 ms. Stops of the worker's process would stop 
 long as a step they make its length a matter of luck.
 Before and after each row both workers train alone, in two runs at the same time on the same cores: a row's speed is
 told as a share of their sum. Epochs are tested in both, by a test image for six trained. Strategies whose workers draw
-their batches need no balance; `ddp` is PyTorch's own. Rows that are repeated replace those before.
+their batches need no balance; `ddp` is PyTorch's own. A row that is repeated gets another run, and is told by the
+median of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -160,9 +163,19 @@ def ranks_of(process: subprocess.Popen, run: Path) -> tuple[list[int], int]:
             sys.exit(f"ended at once, with status {process.returncode}: {process.args}")
         time.sleep(0.05)
     begun = next(event for event in read_events(events) if isinstance(event, RunStarted))
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    processes = sorted(int(child) for child in children.read_text().split())
-    return processes[-(begun.workers + begun.servers) :], begun.workers  # helpers were started before
+    ranks = begun.workers + begun.servers
+    while (
+        len(processes := children_of(process.pid)) < ranks
+    ):  # ddp says that it begins before its ranks are there
+        time.sleep(0.05)
+    return processes[-ranks:], begun.workers  # helpers were started before
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that a process has started, but for Python's own trackers."""
+    children = map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split())
+    trackers = b"resource_tracker"
+    return sorted(child for child in children if trackers not in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
 def put(process: int, core: int) -> None:
@@ -231,10 +244,6 @@ def trained(strategy: str, balance: str, batch: int, epochs: int) -> dict:
         reached = [event.time_s for event in tested if event.test_top1 >= 0.89]
         speed = images_per_s(run)
     return {
-        "strategy": strategy,
-        "balance": balance,
-        "batch_size": batch,
-        "held_by": "priority",
         "parts_at_last": parts[-1] if parts else None,
         "images_per_s": round(speed),
         "seconds_to_0.89": round(reached[0], 1) if reached else None,
@@ -253,32 +262,42 @@ REAL = [
     ("parameter_server", "off"),
     ("ad_psgd", "off"),
     ("mixed(replicas=2)", "off"),
+    ("mixed(replicas=2)", "measured"),
     ("ddp", "off"),
 ]
 
 
 def real(kept: dict, only: list[str], batch: int, epochs: int, path: Path) -> None:
-    """Train for real; each row is written at once, in place of an earlier one of the same name."""
+    """Train for real; each run is written at once, beside earlier ones of the same row."""
     rows = kept.get("real", [])
     before = alone(batch)
     for strategy, balance in REAL:
         if only and not {strategy.partition("(")[0], f"{strategy}:{balance}"} & set(only):
             continue
-        row = trained(strategy, balance, batch, epochs)
+        run = trained(strategy, balance, batch, epochs)
         after = alone(batch)  # the machine's own speed changes by the minute
         each = [(first + then) / 2 for first, then in zip(before, after, strict=True)]
-        row |= {
+        run |= {
             "alone_images_per_s": [round(speed) for speed in each],
-            "of_both": round(row["images_per_s"] / sum(each), 2),
+            "of_both": round(run["images_per_s"] / sum(each), 3),
         }
-        same = [each for each in rows if all(each.get(key) == row[key] for key in WHICH)]
+        which = {"strategy": strategy, "balance": balance, "batch_size": batch}
+        same = [row for row in rows if which.items() <= row.items()]
+        runs = [*(run for row in same for run in row["runs"]), run]
+        row = {**which, **{f"median_{name}": median(runs, name) for name in MEDIANS}, "runs": runs}
         rows = kept["real"] = [*(each for each in rows if each not in same), row]
         path.write_text(json.dumps(kept, indent=1) + "\n")
-        print(row, flush=True)
+        print({**which, **run}, flush=True)
         before = after
 
 
-WHICH = ("strategy", "balance", "batch_size")
+MEDIANS = ("images_per_s", "of_both", "seconds_to_0.89", "test_top1")
+
+
+def median(runs: list[dict], name: str) -> float | None:
+    """Return the median of a figure; a time that was not reached counts as the longest."""
+    found = statistics.median(math.inf if run[name] is None else run[name] for run in runs)
+    return round(found, 4) if math.isfinite(found) else None
 
 
 def main() -> None:

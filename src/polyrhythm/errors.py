@@ -92,15 +92,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
-    """Return the error for an unknown name, with similar names as suggestions, or all names if there are few."""
-    names = sorted(known)
+    """Return the error for an unknown name, with similar names as suggestions, or all names if there are few.
+
+    Of many the first ones are named, so `known` begins with those that most people would want.
+    """
+    first = list(known)
+    names = sorted(first)
     near = _near(given.lower(), names)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) <= 20:
         hint = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
     else:
-        hint = f"there are {len(names)}, such as {', '.join(names[:5])}"
+        hint = f"there are {len(names)}, such as {', '.join(first[:5])}"
     return RequestError(f"unknown {what} {given!r}: {hint}")
 
 

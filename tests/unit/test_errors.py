@@ -49,6 +49,6 @@ def test_only_names_that_are_much_alike_are_suggested() -> None:
     networks = [*(f"network{number}" for number in range(20)), "iformer_l", "resnet50"]
     assert "did you mean" not in str(unknown("model", "nomodel", ["iformer_l", "lenet5", "resnet50"]))
     assert str(unknown("model", "nothing", networks)).endswith(
-        "there are 22, such as iformer_l, network0, network1, network10, network11"
+        "there are 22, such as network0, network1, network2, network3, network4"
     )
     assert str(unknown("model", "resnt50", networks)) == "unknown model 'resnt50': did you mean resnet50?"

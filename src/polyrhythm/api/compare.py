@@ -342,7 +342,9 @@ def _check(made: Plan) -> None:
         if key in ("rate", "learning_rate"):
             raise RequestError(f"--grid: the optimizer's learning rate is called lr (given {key})")
         if key != "lr" and (key not in RunConfig.model_fields or key in OWN):
-            raise unknown("option of --grid", key, ["lr", *(set(RunConfig.model_fields) - set(OWN))])
+            raise unknown(
+                "option of --grid", key, ["lr", *(each for each in RunConfig.model_fields if each not in OWN)]
+            )
     for rate in made.grid.get("lr", ()):
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
             raise RequestError(f"--grid: lr must be numbers above 0, as in lr=0.01,0.05 (given {rate!r:.40})")

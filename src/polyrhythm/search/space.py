@@ -153,7 +153,7 @@ class Space:
                 f"{where} must be lines of `option: [value, …]` or `option: {{from: 1, to: 9}}`"
             )
         domains = {key.replace("-", "_"): _domain(key, value) for key, value in given.items()}
-        known = {RATE, *RunConfig.model_fields} - set(LEFT_OUT)
+        known = [name for name in (RATE, *RunConfig.model_fields) if name not in LEFT_OUT]
         used = {name for domain in domains.values() for name in _names_in(domain)}
         for name in domains:
             if name in LEFT_OUT:

@@ -2,8 +2,9 @@
 
 D. Cox, "The regression analysis of binary sequences", JRSS B 20, 1958; D. Böhning, "Multinomial logistic regression
 algorithm", Annals of the Institute of Statistical Mathematics 44, 1992. Minimised by L-BFGS (D. Liu, J. Nocedal,
-Mathematical Programming 45, 1989), over features standardised to mean 0 and variance 1 (less for those that
-hardly vary):
+Mathematical Programming 45, 1989), over features of mean 0 and, all together, of mean square 1. One scale for all of
+them, since a network's features that hardly vary in the training pictures say little of others, and would get weights
+so large that the next step of training breaks the network:
 
     f(W, b) = sum_i c_i CE(W x_i + b, y_i) + strength/2 |W|^2
 
@@ -27,8 +28,6 @@ FOLDS = 5
 _FEW = 5000
 """Rows up to which all folds are tried; above, the first fold says enough."""
 _ITERATIONS = 200
-_LEAST_SHARE = 0.1
-"""Least standard deviation of a feature that it is divided by, over the root mean square of all of them."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,10 @@ def fit(
     """
     views, count, width = features.shape
     rows = features.reshape(views * count, width)
-    mean, std = rows.mean(0), rows.std(0, correction=0)
-    # Hardly active features would get weights so large that the next step of training breaks the network.
-    std = std.clamp_min(_LEAST_SHARE * std.square().mean().sqrt()).clamp_min(1e-12)
-    rows = ((rows - mean) / std).double()
+    mean = rows.mean(0)
+    rows = rows - mean
+    scale = max(float(rows.square().mean().sqrt()), 1e-12)
+    rows = (rows / scale).double()
     basis = None
     if (
         len(rows) < width
@@ -80,7 +79,7 @@ def fit(
     weight = torch.zeros(classes, rows.shape[1], dtype=torch.float64)
     bias = torch.zeros(classes, dtype=torch.float64)
     if start is not None:
-        scaled = (start.weight * std).double()
+        scaled = (start.weight * scale).double()
         weight = scaled @ basis if basis is not None else scaled
         bias = (start.bias + start.weight @ mean).double()
     weight.requires_grad_()
@@ -103,7 +102,7 @@ def fit(
 
     optimizer.step(closure)
     found = weight.detach() if basis is None else weight.detach() @ basis.T
-    unscaled = found / std.double()
+    unscaled = found / scale
     return LinearHead(unscaled.float(), (bias.detach() - unscaled @ mean.double()).float())
 
 

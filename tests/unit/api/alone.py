@@ -17,7 +17,15 @@ def points(count: int, dtype: torch.dtype = torch.float64) -> TensorDataset:
 
 def network(dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> nn.Sequential:
     torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).to(dtype)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+    own = torch.Generator().manual_seed(
+        2
+    )  # workers that are threads share torch's, and draw between each other's
+    with torch.no_grad():
+        for layer in (model[0], model[3]):
+            for parameter in (layer.weight, layer.bias):
+                parameter.uniform_(-(layer.in_features**-0.5), layer.in_features**-0.5, generator=own)
+    return model.to(dtype)
 
 
 def shuffled(

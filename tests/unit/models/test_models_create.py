@@ -76,6 +76,7 @@ def test_what_gives_no_class_is_not_listed(names):
     [
         ("resnet81", r"unknown model 'resnet81': did you mean .*resnet18"),
         ("lenet", r"unknown model 'lenet': did you mean .*lenet5"),
+        ("nomodel", r"unknown model 'nomodel': there are \d+, such as .*lenet5"),
         ("torchvision.lenet5", r"unknown torchvision model 'lenet5'"),
         ("timm.alexnet", r"unknown timm model 'alexnet'"),
         ("resnet18(dropout=0.1)", r"resnet18 cannot be made with dropout=0.1: .*unexpected.*'dropout'"),

@@ -233,7 +233,9 @@ class Manifest(PictureSource):
             return rows
         kept = [row for row in rows if self.subset in row.subsets]
         if not kept:
-            raise unknown("subset", self.subset, {name for row in rows for name in row.subsets} or {"(none)"})
+            raise unknown(
+                "subset", self.subset, sorted({name for row in rows for name in row.subsets}) or ["(none)"]
+            )
         return kept
 
     def _learned(self, row: Row) -> tuple[tuple[str, float], ...]:
