@@ -1,16 +1,10 @@
-# `make demo` trains a real classifier, `make compare` compares strategies, `make test` runs the whole suite. All set everything up.
+# `make demo` trains a real classifier, `make compare` compares strategies, `make test` tests the package.
+# All set everything up.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Compiled files are kept, for tests start hundreds of processes, and each would compile the package anew. A file of tests is
-# run by one process, so that what its tests share is made once.
-# Tests of real processes wait more than they compute, so two files at a time share the cores. A stall of the machine can fail
-# one, and a compiled library can end a test process: what failed is run once more, alone. Both outcomes are shown.
-AGAIN := --last-failed --last-failed-no-failures none
-COMPUTING := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/on_processes
-WAITING := $(BIN)/python -m pytest tests/on_processes
-
-.PHONY: demo compare test check bench docs site clean
+SUITE := PATH="$(CURDIR)/$(BIN):$$PATH" scripts/run_tests
+.PHONY: demo compare test test-all test-portable check bench docs site clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/polyrhythm train recipes/demo.yaml
@@ -18,10 +12,16 @@ demo: $(VENV)/.runtime
 compare: $(VENV)/.runtime
 	$(BIN)/polyrhythm compare --cluster office --data digits --model mlp --workers 4 --seeds 3
 
-test: export PYTHONDONTWRITEBYTECODE =
+# Compiled files are kept, for tests start hundreds of processes, and each would compile the package anew.
+test test-all: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.development
-	$(COMPUTING) --numprocesses auto --dist loadfile || $(COMPUTING) $(AGAIN)
-	$(WAITING) --numprocesses 2 --dist loadfile || $(WAITING) $(AGAIN)
+	$(SUITE) --sample
+
+test-all: $(VENV)/.development
+	$(SUITE)
+
+test-portable: $(VENV)/.development
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/run_portable_tests.py
 
 check: $(VENV)/.development
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check

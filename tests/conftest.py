@@ -16,20 +16,59 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+import torch
 
+import sample
 from polyrhythm.launch.process import ask_names_briefly
 from processes.stacks import stacks_of_children, watch
+from rounding import rounding_by_address
 
 _DEATHS = "TEST_DEATHS_FOLDER"
 _FOR_PYTHON_S = 300.0
 """After which a test's process ends: pytest-timeout ends all that can be interrupted, which compiled code cannot."""
 _NOT_OURS = ("_pytest", "pluggy", "xdist", "execnet")
 _deaths = pytest.StashKey[int]()  # where stacks are written
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--round-by-address",
+        choices=["vectors", "matrices"],
+        help="perturb products of vectors, or of all matrices, by where their operands lie (tests/rounding.py)",
+    )
+    parser.addoption(
+        "--sample", action="store_true", help="leave out what tests/sample.md leaves to `make test-all`"
+    )
+    parser.addoption("--compute-threads", type=int, default=1, help="threads of torch in this process")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--sample"):
+        kept = [item for item in items if sample.has(item.nodeid)]
+        config.hook.pytest_deselected(items=[item for item in items if not sample.has(item.nodeid)])
+        items[:] = kept
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sums over several threads have another order, so the number is the same on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.config.getoption("--compute-threads"))
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _rounding(request: pytest.FixtureRequest) -> Iterator[None]:
+    products = request.config.getoption("--round-by-address")
+    with rounding_by_address(products == "matrices") if products else nullcontext():
+        yield
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which would write into the middle of the output
@@ -39,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_deaths] = os.dup(2)
     else:
         config.stash[_deaths] = os.open(Path(os.environ[_DEATHS], str(os.getpid())), os.O_WRONLY | os.O_CREAT)
+    sample.whole = not config.getoption("--sample")
     faulthandler.enable(config.stash[_deaths])
     ask_names_briefly()
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

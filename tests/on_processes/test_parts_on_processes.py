@@ -22,5 +22,5 @@ def test_every_kind_of_server_that_is_sent_parts(spec, workers, monkeypatch):
     monkeypatch.setattr("polyrhythm.roles.replica.FlatParameters", buckets)
     job = make_job(spec, workers, model=wide, optimizer="sgd(lr=0.05, momentum=0)", batch_size=5)
     events = []
-    run_local(job, events.append)
+    run_local(job, events.append, threads=1)
     assert result_of(events)["parameters_sha256"] == simulated(job, SLOW).sha256

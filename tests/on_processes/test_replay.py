@@ -136,6 +136,16 @@ def test_sums_of_three_are_named_where_a_replay_differs(runs: Runs, tmp_path: Pa
     )
 
 
+def test_another_processor_is_named_where_a_replay_differs(runs: Runs, tmp_path: Path) -> None:
+    run = runs.copy("asynchronous", tmp_path)
+    _change(run, parameters_sha256="0" * 64, processor="Z80, 8 bits")
+    found = replay(run)
+    assert found["same"] is False
+    assert [cause.partition(" (")[0] for cause in found["first_difference"]["possible_causes"]] == [
+        "another processor"
+    ]
+
+
 def test_a_replay_leaves_a_run_folder_where_one_is_asked_for(runs: Runs, tmp_path: Path) -> None:
     out = tmp_path / "again"
     assert replay(runs.folder / "mixed", out=out)["same"] is True

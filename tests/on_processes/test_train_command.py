@@ -124,8 +124,10 @@ class TestContract:
     )
     def test_evaluate_finds_what_train_reported(self, trained: str, tested: str, session: Session) -> None:
         reported, found = session.results[trained].figures, session.results[tested].figures
-        for key in ("test_top1", "test_top5", "test_loss", "per_class", "model", "data"):
+        for key in ("test_top1", "test_top5", "per_class", "model", "data"):
             assert found[key] == reported[key], key
+        # `evaluate` computes with all cores, `train` with a worker's share of them: equal up to rounding in float32.
+        assert found["test_loss"] == pytest.approx(reported["test_loss"], rel=1e-6)
         assert found["images"] == 359
 
     def test_without_out_there_is_a_new_folder_in_runs(self, session: Session) -> None:

@@ -12,6 +12,7 @@ from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.parameter_server.hierarchical import LeafGate, LeafRule, LeafSession
 from polyrhythm.strategies.parameter_server.serving.rule import Applied, Contribution, Reply
+from sample import failures_of
 from simulation.deaths import events_of
 from simulation.trying import layers, trial
 
@@ -67,13 +68,12 @@ def test_a_group_that_all_are_lost_of_leaves_the_roots_and_comes_back(at_s: floa
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_roots_hold_is_the_sum_of_what_leaves_took_under_many_seeds(spec: str) -> None:
-    tried = try_seeds(trial(spec, workers=6, steps=6), range(12))
-    assert (tried.seeds, tried.failures) == (12, ())
+    assert failures_of(trial(spec, workers=6, steps=6), range(12)) == ()
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_is_passed_on_bucket_by_bucket_counts_once_whoever_is_lost(spec: str) -> None:
-    assert try_seeds(layers(spec, workers=6), range(10)).failures == ()
+    assert failures_of(layers(spec, workers=6), range(10)) == ()
 
 
 def test_a_mean_without_what_a_lost_worker_had_pushed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

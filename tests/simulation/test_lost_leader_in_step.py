@@ -26,7 +26,7 @@ from polyrhythm.roles.checkpointing.archive import Archive
 from polyrhythm.roles.control_messages import ControlMessage, Welcome
 from polyrhythm.roles.leading.training_duties import CheckpointCollector
 from polyrhythm.simulation.injection.faults.kill import Kill
-from polyrhythm.simulation.trials import try_seeds
+from polyrhythm.simulation.trials import play, try_seeds
 from simulation import lost_leaders
 from simulation.lost_leaders import LENGTH, WORKERS, events_of, of
 from simulation.trying import trial
@@ -195,3 +195,14 @@ def test_worker_0_may_die_at_any_time_with_others(spec: str, also: str) -> None:
             Kill(rank=rank, at_s=at_s + later_s, restart_after_s=0.003 * seed) for rank, later_s in deaths
         )
         assert try_seeds(trial(spec, steps=8, faults=faults), [seed]).failures == ()
+
+
+def test_deaths_after_the_last_step_leave_nobody_waiting() -> None:
+    """Worker 0 is killed while the others leave, and one that had handed in its final state just after it."""
+    whole: list[Event] = []
+    tried = trial("local_sgd(steps=2)", steps=5, faults=())
+    play(tried, 1, whole.append)
+    for after_s in [0.0095 + number * 1e-4 for number in range(20)]:
+        moments = (whole[-1].time_s + after_s, whole[-1].time_s + after_s + 2e-4)
+        kills = tuple(Kill(rank=rank, at_s=at_s, restart_after_s=0.0) for rank, at_s in enumerate(moments))
+        play(replace(tried, faults=kills), 1, lambda event: None)

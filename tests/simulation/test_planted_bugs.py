@@ -16,6 +16,7 @@ from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.parameter_server.serving.shard import Handling, ShardRule
 from polyrhythm.strategies.server_part import ServerPart, ServerSetting
 from polyrhythm.verification.invariant import Violation
+from sample import failures_of
 from simulation.trying import trial
 
 SEEDS = range(300)
@@ -91,4 +92,4 @@ def test_trials_find_it_and_the_seed_repeats_it(bug: type[ShardRule | ServerSess
 
 
 def test_without_a_bug_the_same_copy_passes() -> None:
-    assert try_seeds(trial(Planted(servers=2)), range(40)).failures == ()
+    assert failures_of(trial(Planted(servers=2)), range(40)) == ()

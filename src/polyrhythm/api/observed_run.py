@@ -40,6 +40,7 @@ from polyrhythm.reporting.held_back import held_back
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.reporting.quantities import counted
 from polyrhythm.roles.checkpointing.archive import FOLDER
+from polyrhythm.roles.checkpointing.recording import processor
 from polyrhythm.roles.job import Job
 from polyrhythm.user_files import check_is_file, check_new_folder
 
@@ -460,7 +461,7 @@ def _environment(threads: int | str, device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": available_cores(),
         "device": device,
         "threads_per_worker": threads,
@@ -469,11 +470,3 @@ def _environment(threads: int | str, device: str) -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "process": os.getpid(),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -20,7 +20,7 @@ from polyrhythm.events import BatchesBalanced
 from polyrhythm.launch.devices import computing_with
 from polyrhythm.reporting.event_log import EventLog, read_events
 from polyrhythm.reporting.pages.report import write_report
-from polyrhythm.roles.checkpointing.recording import Recording, read_recording, recorded_job
+from polyrhythm.roles.checkpointing.recording import Recording, processor, read_recording, recorded_job
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.simulation.replay import Difference, Replay
 from polyrhythm.simulation.replay import replay as play
@@ -171,6 +171,8 @@ def _causes(found: Replay, recording: Recording) -> list[str]:
         )
     if recording.torch != torch.__version__:
         causes.append(f"PyTorch {torch.__version__}, where the run had {recording.torch}")
+    if recording.processor not in ("", processor()):
+        causes.append(f"another processor ({processor()}), where the run had {recording.processor}")
     if recording.device != "cpu":
         causes.append("a GPU, whose sums may take another order each time")
     return causes

@@ -8,6 +8,12 @@ Buckets are numbered in the order in which the backward pass fills them: bucket 
 tail holds a few numbers that must travel with bucket 0 (how many samples the gradient stands for, and whether
 someone wants to stop), so that they cost no message of their own.
 
+Both vectors begin at a 64-byte line in every world: torch aligns memory so, and shared memory begins at a page. BLAS
+rounds products with a vector by the addresses of their operands within a line, so a parameter must lie at the same
+offset in a real run, its simulation and its replay. What multiplies slices that may lie elsewhere copies them first
+(`compression.compressor.aligned`). Parameters are packed, where plain torch aligns each: a pass of a single image,
+which multiplies matrices by a vector, may therefore round otherwise than a plain torch loop.
+
 Parameters of a narrower dtype than others, as half-precision convolutions beside float norms, cannot be views. Where
 they are allowed they keep their own memory, and the vector, which has the widest dtype, their values: gradients are
 gathered before an exchange, and both are spread again after it.
@@ -213,8 +219,9 @@ class FlatParameters:
         """Move the gradients, zero, to other memory: what still writes into the old one does no harm.
 
         Args:
-            memory: `(size + 2,)` zeros, in which they are to lie; None: any.
+            memory: `(size + 2,)` zeros that begin at a 64-byte line; None: new memory.
         """
+        assert memory is None or memory.data_ptr() % 64 == 0, "bits depend on the alignment"
         self.gradients_and_tail = torch.zeros_like(self.gradients_and_tail) if memory is None else memory
         self.gradients = self.gradients_and_tail[: self.size]
         self._tail = self.gradients_and_tail[self.size :]

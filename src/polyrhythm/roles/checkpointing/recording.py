@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Recording:
         device: where replicas lived, such as `cpu`.
         threads: compute threads of a worker; sums over several have another order.
         torch: its version.
+        processor: model and instruction set that worker 0 computed with; empty in recordings of before.
         workers_lost: how often a worker was lost, of which its arrivals do not tell.
         deal: what each unit of workers was granted, where they drew their batches; else None.
     """
@@ -48,6 +50,7 @@ class Recording:
     device: str
     threads: int
     torch: str
+    processor: str = ""
     workers_lost: int = 0
     deal: list[list[Grant]] | None = None
 
@@ -86,10 +89,21 @@ class Recording:
             "device": self.device,
             "threads": self.threads,
             "torch": self.torch,
+            "processor": self.processor,
             "workers_lost": self.workers_lost,
             "deal": None if self.deal is None else [[astuple(each) for each in unit] for unit in self.deal],
             "ranks": {str(rank): arrivals.to_json() for rank, arrivals in self.ranks.items()},
         }
+
+
+def processor() -> str:
+    """Return the model of this machine's processor and the instruction set that torch uses: bits depend on both."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor())}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def recorded_job(job: Job) -> dict[str, Any]:
@@ -121,6 +135,7 @@ def recording_of(job: Job, roles: RoleAssignment, ranks: dict[int, Arrivals], **
         device=job.device.type,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
+        processor=processor(),
         **ending,
     )
 
@@ -169,6 +184,7 @@ def _from_json(value: dict[str, Any]) -> Recording:
         device=str(value["device"]),
         threads=max(1, int(value["threads"])),
         torch=str(value["torch"]),
+        processor=str(value.get("processor", "")),
         workers_lost=int(value.get("workers_lost", 0)),
         deal=_deal(value.get("deal")),
     )

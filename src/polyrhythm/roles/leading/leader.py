@@ -350,6 +350,7 @@ class Leader(ControlPlane):
         """Let a successor of a lost worker in; where workers regroup, it waits for the next view."""
         worker = self._world.roles.workers.index(rank)
         self._see(worker, generation)
+        self.views.left.discard(worker)  # the one that left was killed before this coordinator had let it go
         self.workers.forget(worker)
         if not self._dry:
             duties, untrained = self._duties, {} if self.replica is None else self.replica.untrained

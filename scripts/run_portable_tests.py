@@ -1,0 +1,96 @@
+"""Compare bits as on other processors: other instruction sets, other rounding by address, other numbers of threads.
+
+    python scripts/run_portable_tests.py [--sample]
+
+Each instruction set that the libraries can be held to is first tried on products of matrices and vectors over all
+offsets in a 64-byte line, and is left out where it changes no bit on this machine. `--sample` runs the tests that
+compare the most kinds of strategies, under rounding by address and with two threads alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROBE = """
+import hashlib, torch
+torch.set_num_threads(1)
+digest = hashlib.sha256()
+for rows, columns in ((37, 53), (64, 64), (10, 64), (128, 784)):
+    draws = torch.Generator().manual_seed(rows)
+    matrix, images = torch.randn(rows, columns, generator=draws), torch.randn(5, 1, 8, 8, generator=draws)
+    vector, filters = torch.randn(columns, generator=draws), torch.randn(4, 1, 3, 3, generator=draws)
+    for offset in range(16):
+        moved = torch.empty(matrix.numel() + 16)[offset : offset + matrix.numel()].view(rows, columns).copy_(matrix)
+        for product in (moved @ vector, moved.T @ moved, torch.nn.functional.linear(vector.expand(5, -1), moved)):
+            digest.update(product.numpy().tobytes())
+    for result in (torch.conv2d(images, filters), matrix.exp(), matrix.softmax(1), matrix.sum(), matrix.norm()):
+        digest.update(result.numpy().tobytes())
+print(digest.hexdigest())
+"""
+INSTRUCTION_SETS = [
+    ("ATEN_CPU_CAPABILITY", "default"),
+    ("ATEN_CPU_CAPABILITY", "avx2"),
+    ("MKL_ENABLE_INSTRUCTIONS", "SSE4_2"),
+    ("MKL_ENABLE_INSTRUCTIONS", "AVX2"),
+    ("MKL_CBWR", "COMPATIBLE"),
+    ("MKL_CBWR", "AVX2"),
+    ("ONEDNN_MAX_CPU_ISA", "SSE41"),
+    ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+]
+WHOLE = ["tests/conformance", "tests/equivalence", "tests/simulation", "tests/unit/api"]
+SAMPLE = [
+    "tests/conformance/test_one_worker.py",
+    "tests/equivalence/test_overlapped_servers.py",
+    "tests/equivalence/test_accumulated_gradients.py",
+    "tests/equivalence/test_lazy_equivalence.py",
+    "tests/unit/compression",
+]
+
+
+def main() -> int:
+    """Run every case, and return 1 if one fails."""
+    sampled = "--sample" in sys.argv[1:]
+    cases: list[tuple[str, dict[str, str], list[str]]] = [
+        ("products of vectors rounded by address", {}, ["--round-by-address", "vectors"]),
+        ("two threads", {}, ["--compute-threads", "2"]),
+    ]
+    if not sampled:
+        usual = _probed({})
+        for name, value in INSTRUCTION_SETS:
+            if _probed({name: value}) == usual:
+                print(f"{name}={value}: no effect here")
+            else:
+                cases.append((f"{name}={value}", {name: value}, []))
+    failed = []
+    for title, variables, options in cases:
+        print(f"== {title}", flush=True)
+        tests = SAMPLE if sampled else WHOLE
+        command = [
+            "-m",
+            "pytest",
+            "-q",
+            "--sample",
+            "--numprocesses",
+            "auto",
+            "--dist",
+            "loadfile",
+            *tests,
+            *options,
+        ]
+        if subprocess.run([sys.executable, *command], env=os.environ | variables, check=False).returncode:
+            failed.append(title)
+    print(f"failed: {'; '.join(failed)}" if failed else "the same bits in every case")
+    return bool(failed)
+
+
+def _probed(variables: dict[str, str]) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE], env=os.environ | variables, capture_output=True, text=True, check=True
+    )
+    return run.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
