@@ -39,7 +39,7 @@ INSTRUCTION_SETS = [
     ("ONEDNN_MAX_CPU_ISA", "SSE41"),
     ("ONEDNN_MAX_CPU_ISA", "AVX2"),
 ]
-WHOLE = ["tests/conformance", "tests/equivalence", "tests/simulation", "tests/unit/api"]
+WHOLE = ["tests/conformance", "tests/equivalence", "tests/simulation", "tests/unit/compression"]
 SAMPLE = [
     "tests/conformance/test_one_worker.py",
     "tests/equivalence/test_overlapped_servers.py",

@@ -5,7 +5,8 @@ AVX-512, `W @ x` of a 37 x 53 matrix has four results over the 16 offsets of its
 gives every processor that property, so that a comparison of bits that leans on equal addresses fails everywhere.
 
 `vectors` perturbs dot products and products of a matrix with a single row or column, which is what has been seen;
-`matrices` perturbs all products.
+`matrices` perturbs all products. Autograd and torch.compile work otherwise under a dispatch mode, so tests of loops
+that users write and of compiled networks are not run under it.
 """
 
 from __future__ import annotations
