@@ -66,6 +66,19 @@ class View:
     start: int
     stop: int
 
+    def holds_gradient(self) -> bool:
+        """Return whether the parameter's gradient lies in the vector; one of another dtype never does.
+
+        Its memory counts, not the object: `model.to(…)` and `gradient.data = …` give the same object other memory.
+        """
+        own = self.parameter.grad
+        return own is not None and own.data_ptr() == self.gradient.data_ptr() and own.dtype is self.gradient.dtype
+
+    def place_gradient(self) -> None:
+        """Make the parameter's gradient the one in the vector, unless the parameter has a narrower dtype."""
+        if self.parameter.dtype is self.gradient.dtype:
+            self.parameter.grad = self.gradient.detach()  # an object that nobody else relies on
+
 
 class FlatParameters:
     """Moves a model's trained parameters into one vector; the model keeps working, on views of it.
@@ -229,9 +242,8 @@ class FlatParameters:
         renewed = []
         for view in self.views:
             gradient = self.gradients[view.start : view.stop].view(view.parameter.shape)
-            if view.parameter.dtype is gradient.dtype:
-                view.parameter.grad = gradient
             renewed.append(replace(view, gradient=gradient))
+            renewed[-1].place_gradient()
         self.views = renewed
         self.apart = [view for view in renewed if view.parameter.dtype is not self.vector.dtype]
 
@@ -269,16 +281,14 @@ class FlatParameters:
     def gather_gradients(self) -> None:
         """Copy gradients that were replaced back into the vector: `model.zero_grad()` drops our views, for instance."""
         for view in self.views:
-            gradient = view.parameter.grad
             # Nearly always: autograd adds into the views, so that nothing has to be copied.
-            if gradient is view.gradient:
+            if view.holds_gradient():
                 continue
-            if gradient is None:
+            if view.parameter.grad is None:
                 view.gradient.zero_()
             else:
-                view.gradient.copy_(gradient)
-            if view.parameter.dtype is view.gradient.dtype:
-                view.parameter.grad = view.gradient
+                view.gradient.copy_(view.parameter.grad)
+            view.place_gradient()
 
     def spread_gradients(self) -> None:
         """Copy the gradients of parameters that have memory of their own to them."""
@@ -322,9 +332,10 @@ class FlatParameters:
                 gradient = gradient.view(parameter.shape)
             if parameter.dtype is place.dtype:
                 parameter.data = place
-                if len(self.gradients):
-                    parameter.grad = gradient
-            yield View(name, parameter, gradient, start, stop)
+            view = View(name, parameter, gradient, start, stop)
+            if len(self.gradients):
+                view.place_gradient()
+            yield view
             start = stop
 
 

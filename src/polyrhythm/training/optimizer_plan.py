@@ -267,8 +267,7 @@ class OwnOptimizer:
                 self.loss = self.inner.step(self.closure)
         finally:
             for view in hidden:
-                if view.parameter.dtype is view.gradient.dtype:
-                    view.parameter.grad = view.gradient
+                view.place_gradient()
         self._flat.gather_parameters()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -362,9 +361,7 @@ class SGDAtOnce:
         ):
             return False
         flat = self._flat
-        if any(
-            view.parameter.grad is not view.gradient for view in flat.views
-        ):  # the loop has set some itself
+        if not all(view.holds_gradient() for view in flat.views):  # the loop has set some itself
             return False
         flat.gather_parameters()
         values, change, momentum = flat.vector, flat.gradients, self._momentum

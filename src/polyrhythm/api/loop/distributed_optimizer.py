@@ -38,7 +38,48 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import PLACES, Follows, Step, Writes
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
+
+
+class PlacedParameters:
+    """Where a model holds its distributed parameters, and of which dtype and device they are.
+
+    Args:
+        model: distributed; its parameters are those of the vector.
+        flat: these.
+    """
+
+    def __init__(self, model: nn.Module, flat: FlatParameters) -> None:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self._flat = flat
+        self._placed = []
+        for view in flat.views:
+            module, _, name = view.name.rpartition(".")
+            self._placed.append((view, modules[module]._parameters, name, view.parameter.dtype))
+
+    def check(self) -> None:
+        """Refuse parameters that training would miss from here on, or whose bits it would change.
+
+        Raises:
+            RequestError: one has another dtype or device than at `distribute`, or the model holds another in its place.
+        """
+        device = self._flat.vector.device
+        for view, held, name, dtype in self._placed:
+            parameter = view.parameter
+            if held.get(name, parameter) is not parameter:  # of a parametrization it has another name
+                raise RequestError(
+                    f"{view.name} was replaced by another parameter after group.distribute, which would not be "
+                    "trained: replace and move parameters before, and load weights without assign=True"
+                )
+            if parameter.dtype is not dtype or parameter.device != device:
+                before, now = (
+                    (dtype, parameter.dtype) if parameter.dtype is not dtype else (device, parameter.device)
+                )
+                raise RequestError(
+                    f"{view.name} went from {before} to {now} after group.distribute: convert and move the model "
+                    "before, or a copy of it"
+                )
 
 
 class LazyStart:
@@ -51,11 +92,13 @@ class LazyStart:
     Attributes:
         step: where the replica starts; then where it has started.
         past: whether it has started.
+        placed: the parameters of the model.
     """
 
     def __init__(self, replica: Replica, begin: Callable[[int], int]) -> None:
         self.step = 0
         self.past = False
+        self.placed = PlacedParameters(replica.model, replica.flat)
         self._flat = replica.flat
         self._begin = begin
         used = [module for module in replica.model.modules() if list(module.parameters(recurse=False))]
@@ -74,7 +117,9 @@ class LazyStart:
         self.past = True
         for hook in self._hooks:
             hook.remove()
+        self.placed.check()
         self._flat.gather_parameters()  # weights that were loaded meanwhile
+        self._flat.gather_gradients()  # `model.to(memory_format=…)` moves them as well
         self.step = self._begin(self.step)
         self._flat.spread_parameters()
         return True
@@ -251,6 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.gradients.mean_of(self._steps.trainer.workers, self._asked_weight)
 
     def _average(self) -> None:
+        self._lazy_start.placed.check()
         self.gradients.note_missing()
         weight = self._next_weight()
         if weight == 0:
@@ -270,6 +316,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             OutOfStep: another worker takes more steps.
         """
+        self._lazy_start.placed.check()
         self._replica.flat.gather_parameters()
         if self.gradients.mean is Mean.STEP and not self._steps.trainer.over:
             self.gradients.zero(to_none=True)
@@ -410,6 +457,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _exchange(self) -> None:
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
+        self._lazy_start.placed.check()
+        self._replica.flat.gather_parameters()  # of which the strategy updates the vector
         if self.found_inf is not None and bool(self.found_inf):
             self.zero_grad()
         elif isinstance(self.grad_scale, Tensor):

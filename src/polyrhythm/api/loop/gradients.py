@@ -99,7 +99,7 @@ class Gradients:
             if gradient is not None and self._seen[position]:
                 continue
             # Set by hand, as by `torch.autograd.grad`, if it is another tensor, or ours and not zero.
-            ours = gradient is view.gradient or (
+            ours = view.holds_gradient() or (
                 gradient is not None and gradient.dtype is not view.gradient.dtype
             )
             if gradient is None or (ours and not bool(gradient.any())):
