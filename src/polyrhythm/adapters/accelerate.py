@@ -111,6 +111,8 @@ class PolyrhythmAccelerator(Accelerator):
     def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
         """Share a loader out; after the end of training each worker has all of it."""
         share = data_loader if self._left else self.group.shard(data_loader)
+        if isinstance(share, Shard):
+            share.repeats = True  # `gather_for_metrics` is called for every batch, by all
         shared = SharedLoader(share, data_loader, self.device)
         self._dataloaders.append(shared)
         return shared

@@ -156,10 +156,13 @@ class PolyrhythmStrategy(ParallelStrategy):
         if self.group is None or not isinstance(tensor, Tensor | float | int):
             return tensor
         given = torch.as_tensor(tensor)
-        told = [torch.tensor(each) for each in self.group.gather(given.detach().double().tolist())]
-        total = torch.stack(told).sum(0)
-        mean = str(reduce_op).lower().endswith(("mean", "avg"))
-        return (total / len(told) if mean else total).to(given)
+        told = self._told(given)
+        total = told.sum(0)
+        if not str(reduce_op).lower().endswith(("mean", "avg")):
+            return total.to(given)
+        mean = total / len(told)
+        # Lightning divides the mean of sums by that of counts, so that the latter must keep its fraction.
+        return mean.to(given) if given.is_floating_point() else mean.to(given.device)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether all workers, or any of them, have decided so."""
@@ -182,8 +185,7 @@ class PolyrhythmStrategy(ParallelStrategy):
         """Return all workers' tensors, `(workers, …)`."""
         if self.group is None:
             return tensor
-        told = self.group.gather(tensor.detach().double().tolist())
-        return torch.stack([torch.tensor(each) for each in told]).to(tensor)
+        return self._told(tensor).to(tensor)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return the state of the whole run, for a checkpoint."""
@@ -213,6 +215,12 @@ class PolyrhythmStrategy(ParallelStrategy):
             group.__exit__(RuntimeError, RuntimeError("fit has ended early"), None)
         self.cluster_environment = self.cluster_environment or _nothing_to_tear_down()
         super().teardown()
+
+    def _told(self, own: Tensor) -> Tensor:
+        """Return all workers' tensors, `(workers, …)`, as float64."""
+        assert self.group is not None, "outside of fit nobody is asked"
+        told = self.group.gather(own.detach().double().tolist())
+        return torch.stack([torch.tensor(each, dtype=torch.float64) for each in told])
 
     @property
     def _fits(self) -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from polyrhythm.api.loop.coordination import Coordination, say
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
+from polyrhythm.api.loop.joint_metrics import join_metrics
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.run_state import read_folder, resume, run_state, worker_state, write_folder
 from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
@@ -304,6 +305,7 @@ class Group:
         self._joins: Counter[str] = Counter()
         self._watch: LoopWatch | None = None
         self._unsynchronize: Callable[[], None] | None = None
+        self._part_metrics: list[Callable[[], None]] = []
 
     @property
     def workers(self) -> int:
@@ -386,6 +388,7 @@ class Group:
         self._optimizer = coordination.loop_progress.optimizer = made
         if many > 1 and synchronized_norms(model):
             self._synchronize_norms(model, made, mean)
+        self.joint_metric(model)
         return model, made
 
     def _synchronize_norms(self, model: nn.Module, optimizer: DistributedOptimizer, mean: Mean) -> None:
@@ -574,10 +577,12 @@ class Group:
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
           N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
           cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
-          draw from torch's generators. When fewer images than workers are left, some worker sees one of the others'
-          images in a step whose gradient does not count.
+          draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
+          differs between workers is an error. When fewer images than workers are left, some worker sees one of the
+          others' images in a step whose gradient does not count; inside of `torch.no_grad()` it does not.
         - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
-          workers: each takes every N-th batch, and all stop after the last complete round.
+          workers: each takes every N-th batch. Those for whom none is left in the last round see the last batch again,
+          as above.
 
         After the loss of a worker, N is smaller from the next epoch on, and an epoch has more steps.
 
@@ -779,6 +784,24 @@ class Group:
         number, loop_progress.averages = loop_progress.averages, loop_progress.averages + 1
         return number
 
+    def joint_metric(self, metric: _Model) -> _Model:
+        """Let a metric of torchmetrics compute over all workers, until the end of the `with`.
+
+            accuracy = group.joint_metric(torchmetrics.Accuracy("multiclass", num_classes=10))
+
+        All workers call its `compute`, which waits as `average` does. Metrics that are modules of the distributed model
+        do so by themselves.
+
+        Args:
+            metric: or a collection of metrics.
+
+        Returns:
+            The same metric.
+        """
+        if len(self._world.roles.workers) > 1:
+            self._part_metrics.append(join_metrics(metric, self.gather))
+        return metric
+
     def log(self, **values: float | Tensor) -> None:
         """Note numbers of this worker's loop for the report of `join(report=…)`; without one, do nothing.
 
@@ -804,6 +827,8 @@ class Group:
     ) -> None:
         if self._unsynchronize is not None:
             self._unsynchronize()
+        for part in self._part_metrics:
+            part()
         if (
             kind is SystemExit and self._optimizer is not None and self._optimizer.over
         ):  # the next stage follows

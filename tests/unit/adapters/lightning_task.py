@@ -26,6 +26,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from torchmetrics.classification import MulticlassAccuracy
 
 BATCH_SIZE, EPOCHS = 8, 3
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -46,6 +47,8 @@ class Classifier(LightningModule):
         torch.manual_seed(2)
         self.network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
         self.accuracy: list[float] = []
+        self.tested: list[int] = []
+        self.metric = MulticlassAccuracy(num_classes=3, average="micro")
         self.killed = killed
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
@@ -58,10 +61,15 @@ class Classifier(LightningModule):
         x, y = batch
         right = (self.network(x).argmax(1) == y).double().mean()
         self.log("accuracy", right, sync_dist=True, batch_size=len(x))
+        self.metric(self.network(x), y)
+        self.log("metric", self.metric)
+        self.log("tested", float(len(x)), sync_dist=True, reduce_fx="sum")
 
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
             self.accuracy.append(float(self.trainer.callback_metrics["accuracy"]))
+            assert abs(float(self.trainer.callback_metrics["metric"]) - self.accuracy[-1]) < 1e-6
+            self.tested.append(int(self.trainer.callback_metrics["tested"]))
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.2, momentum=0.9)
@@ -77,7 +85,15 @@ class TwoOptimizers(Classifier):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
-def fitted(folder: Path, size: int, *, module: Classifier, resumes: str = "", **options: Any) -> Classifier:
+def fitted(
+    folder: Path,
+    size: int,
+    *,
+    module: Classifier,
+    resumes: str = "",
+    validation: int = 4 * BATCH_SIZE,
+    **options: Any,
+) -> Classifier:
     """Fit a module on shuffled batches of a size, the last one ragged, and validate it after each epoch.
 
     Args:
@@ -85,6 +101,7 @@ def fitted(folder: Path, size: int, *, module: Classifier, resumes: str = "", **
         size: of a batch.
         module: what is fitted.
         resumes: the checkpoint to go on from.
+        validation: images to validate on.
         **options: of the trainer.
     """
     trainer = Trainer(
@@ -102,7 +119,7 @@ def fitted(folder: Path, size: int, *, module: Classifier, resumes: str = "", **
     training = DataLoader(points(7 * BATCH_SIZE + 4), size, shuffle=True, generator=generator)
     found = str(folder / "saved" / resumes) if resumes else None
     trainer.fit(
-        module, training, DataLoader(points(4 * BATCH_SIZE), size), ckpt_path=found, weights_only=True
+        module, training, DataLoader(points(validation), size), ckpt_path=found, weights_only=True
     )
     return module
 

@@ -65,6 +65,15 @@ def test_in_step_it_is_the_trainer_alone(spec: str, tmp_path: Path, fit: Any) ->
         assert each.accuracy == pytest.approx(expected.accuracy, abs=1e-12)
 
 
+@pytest.mark.parametrize(("validation", "workers"), [(11, 2), (33, 2), (17, 3)])
+def test_each_image_is_validated_once(validation: int, workers: int, tmp_path: Path, fit: Any) -> None:
+    """Also where one worker has one batch more than another."""
+    expected = plain(tmp_path / "plain", workers, validation=validation)
+    for each in fit("synchronous", tmp_path, workers, validation=validation):
+        assert each.tested == expected.tested == [validation] * 3
+        assert each.accuracy == pytest.approx(expected.accuracy, abs=1e-12)
+
+
 def test_gradients_are_accumulated_as_alone(tmp_path: Path, fit: Any) -> None:
     expected = plain(tmp_path / "plain", accumulate_grad_batches=2)
     (first, _) = fit("synchronous", tmp_path, accumulate_grad_batches=2)

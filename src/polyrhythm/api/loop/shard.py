@@ -10,7 +10,11 @@ group:
 
 So all workers together see what one worker with three times the batch size would see, step by step; and the
 user's loop runs equally often on all workers, with everything in it (schedulers, accumulated gradients, means
-over workers). Of any other iterable, each worker takes every N-th batch.
+over workers). An evaluation (without gradients) leaves the repeated images out, so that each counts once. Where the
+last step would have fewer than two images a worker, which layers such as `BatchNorm1d` cannot be trained on, the last
+two steps share theirs. Of any other iterable, each worker takes every N-th batch.
+
+At the beginning of each epoch workers compare a digest of the order: the first to come posts it in the store.
 
 Where workers go each at its own pace they may draw their batches instead (`Drawing`), so that a fast one takes more:
 
@@ -35,10 +39,16 @@ many workers as there are now:
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -54,7 +64,7 @@ from polyrhythm.api.loop.random_state import (
 from polyrhythm.api.loop.store_board import Posted, StoreBoard
 from polyrhythm.data.balance import split
 from polyrhythm.data.dealing import steps_per_epoch
-from polyrhythm.data.seeding import generator_for
+from polyrhythm.data.seeding import generator_for, seed_for
 from polyrhythm.errors import RequestError
 
 
@@ -187,6 +197,7 @@ class Deal(Sampler[Any]):
         seed: of torch's global generator while the sampler runs; the same on all workers.
         drawing: draws batches; None: each worker has a fixed share.
         parts: relative ones of every step, for each worker; empty: equal. So are they while some workers are absent.
+        size_of: returns the images of an item of the order, where items are whole batches; None: one each.
 
     Attributes:
         epoch: which one the next iteration deals, from 0.
@@ -198,6 +209,7 @@ class Deal(Sampler[Any]):
         drawing: as given.
         parts: likewise.
         held: batches that have been drawn in the latest iteration.
+        leaves_repeats_out: whether a worker for which nothing is left of a step gets no batch.
     """
 
     def __init__(
@@ -209,8 +221,12 @@ class Deal(Sampler[Any]):
         seed: int,
         drawing: Drawing | None = None,
         parts: Sequence[float] = (),
+        size_of: Callable[[Any], int] | None = None,
     ) -> None:
         self.epoch = self.held = 0
+        self.leaves_repeats_out = False
+        self._workers = workers
+        self._size_of = size_of
         self.drawing = drawing
         self.parts = tuple(parts)
         self.weights: list[float] = []
@@ -222,11 +238,12 @@ class Deal(Sampler[Any]):
         self.explicit: list[Any] | None = None
 
     def __len__(self) -> int:
-        left = self._left
+        left = self.left
         return self._steps(left) if self.drawing is None else -(-self._batches(left) // self.seat.of)
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
+        """Length of what is left of the epoch's order."""
         images = len(self._sampler) if self.explicit is None else len(self.explicit)
         return max(0, images - self.seat.passed)
 
@@ -235,22 +252,78 @@ class Deal(Sampler[Any]):
         return (
             None
             if self.drawing is None
-            else self.drawing.held(epoch, self._batches(self._left), self.seat.of)
+            else self.drawing.held(epoch, self._batches(self.left), self.seat.of)
         )
 
     def __iter__(self) -> Iterator[list[Any]]:
-        order = (self.order() if self.explicit is None else self.explicit)[self.seat.passed :]
+        whole = self.order() if self.explicit is None else self.explicit
+        self._check_alike(whole)
+        order = whole[self.seat.passed :]
+        full = self.batch_size if self._size_of is None else max(map(self._size_of, whole), default=1)
         if self.drawing is not None:
-            yield from self._drawn(self.drawing, order)
+            yield from self._drawn(self.drawing, order, full)
             return
-        positions, together = torch.arange(len(order)), self.seat.of * self.batch_size
+        positions = torch.arange(len(order))
         self.weights = []
         for step in range(self._steps(len(order))):
-            mine = self._own(positions[step * together : (step + 1) * together]).tolist()
-            self.weights.append(len(mine) / self.batch_size)
-            if step < self.seat.taken:
+            begin, end = self.begins(step, len(order)), self.begins(step + 1, len(order))
+            mine = [order[position] for position in self._own(positions[begin:end]).tolist()]
+            self.weights.append(self._images(mine) / full)
+            if step < self.seat.taken or (not mine and self.leaves_repeats_out):
                 continue
-            yield [order[position] for position in mine or [self._substitute(step, len(order))]]
+            yield mine or [order[begin + self.seat.place % (end - begin)]]
+
+    def _images(self, items: list[Any]) -> int:
+        return len(items) if self._size_of is None else sum(map(self._size_of, items))
+
+    def begins(self, step: int, n: int, workers: int | None = None) -> int:
+        """Return the place in an order of `n` at which a step begins; that after the last begins at the end.
+
+        Args:
+            step: from 0.
+            n: length of the order.
+            workers: that share it; None: those of the seat.
+        """
+        workers = self.seat.of if workers is None else workers
+        together = workers * self.batch_size
+        full, rest = divmod(n, together)
+        if self._drop_last:
+            return min(step, full) * together
+        last = together + rest
+        if full and step == full and 0 < rest < 2 * workers and last // 2 >= 2 * workers:
+            return n - last // 2
+        return min(step * together, n)
+
+    def not_handed(self, order: list[Any], handed: Sequence[int]) -> list[Any]:
+        """Return what is left of an order of which each of some workers has got its own number of batches."""
+        left, step, workers = list[Any](), 0, len(handed)
+        while (begin := self.begins(step, len(order), workers)) < len(order):
+            end = self.begins(step + 1, len(order), workers)
+            left += [
+                order[place]
+                for place in range(begin, max(end, begin + 1))
+                if step >= handed[(place - begin) % workers]
+            ]
+            step += 1
+        return left
+
+    def _check_alike(self, order: list[Any]) -> None:
+        """Compare the order of the epoch with that of the worker that came to it first.
+
+        Raises:
+            RequestError: they differ.
+        """
+        if self._workers.size == 1:
+            return
+        own = {"worker": self._workers.rank, "length": len(order), "digest": _digest(order)}
+        first = json.loads(self._workers.first(f"{self.epoch}/order", json.dumps(own)))
+        if (first["length"], first["digest"]) != (own["length"], own["digest"]):
+            raise RequestError(
+                f"group.shard: worker {own['worker']} has another order of samples in epoch {self.epoch} than worker "
+                f"{first['worker']} ({own['length']:,} and {first['length']:,} samples): give all workers the same "
+                "data, and a sampler that draws from torch's, Python's or NumPy's global generator, or from one that "
+                "is seeded alike"
+            )
 
     def _own(self, step: Tensor) -> Tensor:
         """Return this worker's part of what a step has of the order."""
@@ -260,7 +333,7 @@ class Deal(Sampler[Any]):
         mine: Tensor = step.split(split(len(step), self.parts))[seat.place]
         return mine
 
-    def _drawn(self, drawing: Drawing, order: list[Any]) -> Iterator[list[Any]]:
+    def _drawn(self, drawing: Drawing, order: list[Any], full: int) -> Iterator[list[Any]]:
         size, seat = self.batch_size, self.seat
         self.weights, self.held = [], 0
         for stretch in drawing.stretches(
@@ -269,7 +342,7 @@ class Deal(Sampler[Any]):
             self.held += len(stretch)
             for batch in stretch:
                 mine = order[batch * size : (batch + 1) * size]
-                self.weights.append(len(mine) / size)
+                self.weights.append(self._images(mine) / full)
                 if len(self.weights) > seat.taken:
                     yield mine
 
@@ -280,17 +353,37 @@ class Deal(Sampler[Any]):
         together = self.seat.of * self.batch_size
         return n // together if self._drop_last else steps_per_epoch(n, self.seat.of, self.batch_size)
 
-    def _substitute(self, step: int, n: int) -> int:
-        start = step * self.seat.of * self.batch_size
-        return start + self.seat.place % (n - start)
-
     def order(self) -> list[Any]:
         """Draw the order of the epoch."""
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(generator_for("order of a shard", self.seed, self.epoch).get_state())
+        with _seeded("order of a shard", self.seed, self.epoch):
             return list(self._sampler)
+
+
+@contextmanager
+def _seeded(purpose: str, *numbers: int) -> Iterator[None]:
+    """Seed the global generators of torch, Python and NumPy inside, and set them back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    seed = seed_for(purpose, *numbers)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(generator_for(purpose, *numbers).get_state())
+            random.seed(seed)
+            np.random.seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _digest(order: list[Any]) -> str:
+    """Return a digest of indices, which may be tensors, texts, and lists of them."""
+    return hashlib.sha256(json.dumps(order, default=_plain_index).encode()).hexdigest()
+
+
+def _plain_index(index: Any) -> Any:
+    return index.tolist() if hasattr(index, "tolist") else type(index).__name__
 
 
 class SingleItems(Sampler[Any]):
@@ -333,6 +426,7 @@ class DealtLoader:
             )
         seed = _agree_on_chance(loader, workers)
         self._plain = loader
+        self._workers = workers
         self._deal, choice = _choice(loader, workers, seed, drawing, parts)
         if len(loader) and not len(self._deal):
             raise RequestError(
@@ -366,13 +460,17 @@ class DealtLoader:
     def __len__(self) -> int:
         return len(self._deal)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Load the batches of an epoch, with their weights."""
+    def epoch(self, epoch: int, *, leaves_repeats_out: bool = False) -> Iterator[tuple[Any, float]]:
+        """Load the batches of an epoch, with their weights; see `Batches`."""
         if epoch != self._deal.epoch:
             self._deal.explicit = None
         self._deal.epoch = epoch
+        self._deal.leaves_repeats_out = leaves_repeats_out
         set_generators(self._generators, self._begins_with)
         self._begins_with = []
+        if shared := _generators(self._plain):  # a successor's, and those of who tests more, are elsewhere
+            own = json.dumps(generator_states(shared))
+            set_generators(shared, json.loads(self._workers.first(f"{epoch}/generators", own)))
         self._began = generator_states(self._generators)
         for step, batch in enumerate(self._loader, self.seat.taken):
             yield batch, self._deal.weights[step]
@@ -389,10 +487,9 @@ class DealtLoader:
         """Whether workers draw their batches."""
         return self._deal.drawing is not None
 
-    @property
-    def unit(self) -> int:
-        """How many of an epoch's order a full batch of one worker has."""
-        return self._deal.batch_size
+    def passed(self, handed: int) -> int:
+        """Return how many of the epoch's order all workers have got with so many batches each; see `Batches`."""
+        return self.seat.passed + self._deal.begins(handed, self._deal.left)
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return what the order of an epoch depends on, JSON-able; see `Batches`."""
@@ -421,12 +518,7 @@ class DealtLoader:
             )
         if handed:  # each its own number: nobody has a place in the order before which all is taken
             order = self._deal.order() if self._deal.explicit is None else self._deal.explicit
-            whole = self.unit * len(handed)
-            self._deal.explicit = [
-                each
-                for place, each in enumerate(order[state["before"] :])
-                if place // whole >= handed[place % len(handed)]
-            ]
+            self._deal.explicit = self._deal.not_handed(order[state["before"] :], handed)
             passed = 0
         return passed
 
@@ -470,10 +562,15 @@ def _choice(
     if parts:
         raise RequestError(_NO_PARTS)
     if loader.batch_sampler is not None:
-        deal = Deal(loader.batch_sampler, 1, True, workers, seed, drawing)
+        deal = Deal(loader.batch_sampler, 1, False, workers, seed, drawing, size_of=len)
         return deal, {"batch_sampler": SingleItems(deal)}
-    deal = Deal(loader.sampler, 1, True, workers, seed, drawing)
+    deal = Deal(loader.sampler, 1, False, workers, seed, drawing, size_of=_size_of_item)
     return deal, {"batch_size": None, "sampler": SingleItems(deal)}
+
+
+def _size_of_item(item: Any) -> int:
+    """Return how many images an item of a sampler stands for whose loader makes no batches of its own."""
+    return len(item) if isinstance(item, list) else 1
 
 
 def _own_generator(seed: int, worker: int) -> torch.Generator:
@@ -521,12 +618,17 @@ class Batches(Protocol):
     def draws(self) -> bool:
         """Whether workers draw their batches."""
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Return the batches of an epoch, each with its weight in units of a full batch."""
+    def epoch(self, epoch: int, *, leaves_repeats_out: bool = False) -> Iterator[tuple[Any, float]]:
+        """Return the batches of an epoch, each with its weight in units of a full batch.
 
-    @property
-    def unit(self) -> int:
-        """How many of an epoch's order a full batch of one worker has."""
+        Args:
+            epoch: its number.
+            leaves_repeats_out: whether a worker for which nothing is left of the last step gets no batch there; else
+                one of another worker's, with weight 0.
+        """
+
+    def passed(self, handed: int) -> int:
+        """Return how many of an epoch's order all workers have got once each has got so many batches."""
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return what the order of an epoch depends on, JSON-able.
@@ -567,7 +669,9 @@ class Host(Protocol):
 
 
 class EveryNth:
-    """Each worker takes every N-th batch of a stream that is the same on all; all stop after the last whole round.
+    """Each worker takes every N-th batch of a stream that is the same on all.
+
+    For whom nothing is left in the last round, the last batch comes again, with weight 0.
 
     Args:
         stream: any iterable.
@@ -586,7 +690,7 @@ class EveryNth:
         self._resumed: tuple[dict[str, Any], RandomStateToRestore] | None = None
 
     def __len__(self) -> int:
-        return max(0, len(self._stream) - self.seat.passed) // self.seat.of  # type: ignore[arg-type]
+        return -(-max(0, len(self._stream) - self.seat.passed) // self.seat.of)  # type: ignore[arg-type]
 
     def share(self, epoch: int) -> int:
         """Return the batches of an epoch."""
@@ -597,10 +701,9 @@ class EveryNth:
         """Return False: each has its own."""
         return False
 
-    @property
-    def unit(self) -> int:
-        """How many batches of the stream one of a worker is."""
-        return 1
+    def passed(self, handed: int) -> int:
+        """Return how many batches of the stream all workers have got; see `Batches`."""
+        return self.seat.passed + handed * self.seat.of
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
         """Return what the stream depends on; see `Batches`."""
@@ -617,9 +720,10 @@ class EveryNth:
     def _drawing(self) -> dict[str, Any]:
         return {"random": random_state(torch.device("cpu")), "generators": generator_states(self._generators)}
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
-        """Return this worker's batches; each counts the same."""
+    def epoch(self, epoch: int, *, leaves_repeats_out: bool = False) -> Iterator[tuple[Any, float]]:
+        """Return this worker's batches; each counts the same, but for one that comes again."""
         mine, seat, random = None, self.seat, None
+        position, batch = -1, None
         if self._resumed is not None:
             (state, random), self._resumed = self._resumed, None
             set_random_state(state["random"], torch.device("cpu"))
@@ -632,9 +736,14 @@ class EveryNth:
                 continue
             if position % seat.of == seat.place:
                 mine = batch
-            # only now is it sure that everyone has one
             if position % seat.of == seat.of - 1 and position // seat.of >= seat.taken:
                 yield mine, 1.0
+        rest = (position + 1) % seat.of
+        if position >= 0 and rest and position // seat.of >= seat.taken:
+            if seat.place < rest:
+                yield mine, 1.0
+            elif not leaves_repeats_out:
+                yield batch, 0.0
 
 
 class Shard:
@@ -652,6 +761,7 @@ class Shard:
         name: as given.
         epoch: which one the next iteration is, from 0; set it to resume.
         weight: of the latest batch; 0 where this worker had nothing left, and has seen one of the others'.
+        repeats: whether an evaluation, too, gives every worker as many batches, the last ones with weight 0.
     """
 
     def __init__(
@@ -666,6 +776,7 @@ class Shard:
         self.epoch = 0
         self.name = name
         self.weight = 1.0
+        self.repeats = False
         self._batches = batches
         self._step_weight = weight
         self._host = host
@@ -695,7 +806,7 @@ class Shard:
                 f"a shard of {self.name or 'a loader'} that is drawn has no place of its own in the middle of an epoch:"
                 " save after the loop over it, or leave deal='drawn' out"
             )
-        passed = seat.passed + handed * seat.of * self._batches.unit
+        passed = self._batches.passed(handed)
         place = {"epoch": self.epoch - 1, "passed": passed, "before": seat.passed, "handed": handed}
         return place | self._batches.chance(under_way=True)
 
@@ -731,7 +842,8 @@ class Shard:
         at_end = False
         self._handed = seat.taken
         try:
-            for taken, (batch, weight) in enumerate(self._batches.epoch(epoch), seat.taken):
+            batches = self._batches.epoch(epoch, leaves_repeats_out=not trains and not self.repeats)
+            for taken, (batch, weight) in enumerate(batches, seat.taken):
                 self._handed, self.weight = taken + 1, weight
                 if trains:
                     self._host.took(taken, self._share(epoch), batch)
@@ -740,6 +852,14 @@ class Shard:
                 self._step_weight.use(own)
                 yield batch
             at_end = True
+            if trains and 0.0 in own and len(own) == taken + 1 - seat.taken:
+                print(
+                    "polyrhythm: this worker saw an image of another worker again in the last step of a loop that took "
+                    "no optimizer step: to test, go through the shard inside of torch.no_grad(), where each image "
+                    "counts once",
+                    file=sys.stderr,
+                    flush=True,
+                )
         finally:
             self._step_weight.use(outer)
             self._handed = None

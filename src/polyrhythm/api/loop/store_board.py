@@ -154,6 +154,15 @@ class Posted:
             found = bytearray.fromhex(self._board.await_one([key], "worker 0 to come to group.shard"))
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
 
+    def first(self, what: str, text: str) -> str:
+        """Return the text of the worker that has come to this first, the same to all; nobody is waited for.
+
+        Args:
+            what: names it.
+            text: this worker's.
+        """
+        return text if self.size == 1 else self._board.post_if_absent(f"{self._name}/{what}", text)
+
 
 class Ends:
     """Says for one worker when its loop has ended, and hears when all have.

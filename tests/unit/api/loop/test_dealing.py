@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    Sampler,
     SequentialSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -30,6 +34,10 @@ class Member:
     rank: int
     size: int
     heard: list[Tensor]
+    told: dict[str, str] = field(default_factory=dict)
+
+    def first(self, what: str, text: str) -> str:
+        return self.told.setdefault(what, text)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if self.rank == root:
@@ -45,9 +53,11 @@ def numbers(count: int) -> TensorDataset:
 def deal(workers: int, make: Any, parts: tuple[float, ...] = ()) -> list[DealtLoader]:
     """Makes all workers' loaders, each from a loader of its own, as in separate processes."""
     heard: list[Tensor] = []
-    dealt = [DealtLoader(make(), Member(0, workers, heard), parts=parts)]  # type: ignore[arg-type]
+    told: dict[str, str] = {}
+    dealt = [DealtLoader(make(), Member(0, workers, heard, told), parts=parts)]  # type: ignore[arg-type]
     for rank in range(1, workers):
-        dealt.append(DealtLoader(make(), Member(rank, workers, list(heard)), parts=parts))  # type: ignore[arg-type]
+        member = Member(rank, workers, list(heard), told)
+        dealt.append(DealtLoader(make(), member, parts=parts))  # type: ignore[arg-type]
     return dealt
 
 
@@ -186,10 +196,10 @@ def test_batches_of_a_batch_sampler_are_taken_in_turns() -> None:
 
     dealt = deal(2, make)
     assert [seen(loader) for loader in dealt] == [
-        [([0, 1, 2], 1.0), ([4, 5], 1.0)],
-        [([3], 1.0), ([6, 7], 1.0)],
+        [([0, 1, 2], 1.0), ([4, 5], 2 / 3), ([8], 1 / 3)],
+        [([3], 1 / 3), ([6, 7], 2 / 3), ([8], 0.0)],
     ]
-    assert len(dealt[0]) == 2
+    assert len(dealt[0]) == 3
 
 
 def test_a_sampler_of_whole_batches_without_collation_is_taken_in_turns() -> None:
@@ -199,9 +209,109 @@ def test_a_sampler_of_whole_batches_without_collation_is_taken_in_turns() -> Non
 
     dealt = deal(2, make)
     assert [seen(loader) for loader in dealt] == [
-        [([0, 1], 1.0), ([4, 5], 1.0)],
-        [([2, 3], 1.0), ([6, 7], 1.0)],
+        [([0, 1], 1.0), ([4, 5], 1.0), ([8], 0.5)],
+        [([2, 3], 1.0), ([6, 7], 1.0), ([8], 0.0)],
     ]
+
+
+def test_a_last_step_of_less_than_two_images_a_worker_shares_those_of_the_step_before() -> None:
+    """34 images: 32 and 2 would leave each of two workers one image, which a batch norm cannot be trained on."""
+    dealt = deal(2, lambda: DataLoader(numbers(34), batch_size=16))
+    assert [[len(batch) for batch, _ in seen(loader)] for loader in dealt] == [[9, 9], [8, 8]]
+    shares = [seen(loader) for loader in dealt]
+    assert sorted(number for share in shares for batch, _ in share for number in batch) == list(range(34))
+    assert [weight for _, weight in shares[0]] == [9 / 16, 9 / 16]
+    three = deal(3, lambda: DataLoader(numbers(30 + 5), batch_size=5))
+    assert [[len(batch) for batch, _ in seen(loader)] for loader in three] == [[5, 4, 4], [5, 3, 3], [5, 3, 3]]
+
+
+def test_what_is_left_of_such_an_epoch_is_dealt_once() -> None:
+    """Saved after each number of steps, also of unequal ones; resumed by one worker more."""
+    for handed in ([0, 0], [1, 1], [2, 2], [1, 0], [2, 1]):
+        dealt = deal(2, lambda: DataLoader(numbers(34), batch_size=16))
+        taken = [
+            number
+            for loader, steps in zip(dealt, handed, strict=True)
+            for batch, _ in seen(loader)[:steps]
+            for number in batch
+        ]
+        state = dealt[0].chance(under_way=True) | {"epoch": 0, "before": 0, "passed": dealt[0].passed(handed[0])}
+        if len(set(handed)) > 1:
+            state["handed_to_each"] = handed
+        for loader in (others := deal(3, lambda: DataLoader(numbers(34), batch_size=16))):
+            loader.seat = loader.seat._replace(passed=loader.resume(state, None))  # type: ignore[arg-type]
+        left = [number for loader in others for batch, weight in seen(loader) if weight for number in batch]
+        assert sorted(taken + left) == list(range(34))
+
+
+def test_an_evaluation_leaves_out_what_another_worker_has() -> None:
+    dealt = deal(2, lambda: DataLoader(numbers(13), batch_size=2))
+    shares = [[batch[0].tolist() for batch, _ in loader.epoch(0, leaves_repeats_out=True)] for loader in dealt]
+    assert shares == [[[0, 2], [4, 6], [8, 10], [12]], [[1, 3], [5, 7], [9, 11]]]
+
+
+class Drawing(Sampler[int]):
+    """Draws an order as a user's own sampler does."""
+
+    def __init__(self, draw: Callable[[list[int]], object], count: int = 40) -> None:
+        self._draw = draw
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self._count))
+        self._draw(order)
+        return iter(order)
+
+
+@pytest.mark.parametrize("draw", [random.shuffle, np.random.shuffle])
+def test_a_sampler_that_draws_from_a_global_generator_draws_alike_on_all(draw: Any) -> None:
+    seeds = iter([1, 2])
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(numbers(40), 5, sampler=Drawing(draw))
+
+    random.seed(next(seeds))
+    np.random.seed(3)
+    before = random.getstate()
+    dealt = deal(2, make)
+    orders = []
+    for epoch in range(2):
+        shares = [seen(loader, epoch) for loader in dealt]
+        assert sorted(number for share in shares for batch, _ in share for number in batch) == list(range(40))
+        orders.append(shares)
+    assert orders[0] != orders[1]
+    assert random.getstate() == before
+
+
+def test_an_order_that_differs_between_workers_is_refused() -> None:
+    generators = iter([random.Random(1), random.Random(2)])
+    first, second = deal(2, lambda: DataLoader(numbers(40), 5, sampler=Drawing(next(generators).shuffle)))
+    seen(first)
+    with pytest.raises(RequestError, match=r"^group\.shard: worker 1 has another order of samples in epoch 0 than worker 0"):
+        seen(second)
+
+
+def test_data_of_another_length_are_refused() -> None:
+    counts = iter([40, 41])
+    first, second = deal(2, lambda: DataLoader(numbers(next(counts)), 5))
+    seen(first)
+    with pytest.raises(RequestError, match=r"\(41 and 40 samples\)"):
+        seen(second)
+
+
+def test_generators_of_the_loader_agree_whatever_one_worker_has_drawn_besides() -> None:
+    """As a worker that tests more than others, or the successor of a lost one, whose generator is an epoch behind."""
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(numbers(40), 5, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+    first, second = deal(2, make)
+    seen(first, 0)
+    shares = [seen(first, 1), seen(second, 1)]
+    assert sorted(number for share in shares for batch, _ in share for number in batch) == list(range(40))
 
 
 def test_the_other_settings_of_the_loader_stay() -> None:

@@ -24,7 +24,7 @@ class Weighted:
     def share(self, epoch: int) -> int:
         return 3
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Any, float]]:
+    def epoch(self, epoch: int, *, leaves_repeats_out: bool = False) -> Iterator[tuple[Any, float]]:
         yield from [((epoch, 0), 1.0), ((epoch, 1), 1.0), ((epoch, 2), 0.5)]
 
 
@@ -59,18 +59,23 @@ class Stream(IterableDataset[int]):
         return iter(range(11))
 
 
-@pytest.mark.parametrize("worker", [0, 1, 2])
-def test_each_takes_every_nth_and_all_stop_after_the_last_whole_round(worker: int) -> None:
+@pytest.mark.parametrize(("worker", "last"), [(0, (9, 1.0)), (1, (10, 1.0)), (2, (10, 0.0))])
+def test_each_takes_every_nth_and_the_last_comes_again_for_whom_none_is_left(
+    worker: int, last: tuple[int, float]
+) -> None:
     share = EveryNth(range(11), worker, 3)
-    assert list(share.epoch(0)) == [(worker, 1.0), (worker + 3, 1.0), (worker + 6, 1.0)]
-    assert len(share) == 3
+    whole = [(worker, 1.0), (worker + 3, 1.0), (worker + 6, 1.0)]
+    assert list(share.epoch(0)) == [*whole, last]
+    assert len(share) == 4
+    tested = [last] if last[1] else []
+    assert list(share.epoch(0, leaves_repeats_out=True)) == [*whole, *tested]
 
 
 def test_a_stream_is_shared_out_among_those_who_are_left() -> None:
     share = EveryNth(range(11), 2, 3)
     share.seat = Seat(1, 2, taken=3)
-    assert list(share.epoch(0)) == [(7, 1.0), (9, 1.0)]
-    assert len(share) == 5
+    assert list(share.epoch(0)) == [(7, 1.0), (9, 1.0), (10, 0.0)]
+    assert len(share) == 6
 
 
 def test_an_evaluation_takes_nothing() -> None:
