@@ -371,6 +371,7 @@ class Group:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
         coordination.reform = coordination.entry.reform = made.regroup
         made.exchange_begins = coordination.step_begins
+        made.gather, made.on_growth = self.gather, coordination.say_who_may_come
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
         store = self._home.rendezvous.store.clone()  # the watch has a thread of its own

@@ -799,6 +799,21 @@ class StepRetry:
             self._replica.update(step, learning_rate)
         self.trainer.step = step + 1
 
+    def share_anew(self, name: str) -> None:
+        """Have the strategy's part go on with a flat vector of another size, made equal to worker 0's.
+
+        All workers call it between two steps, when the last one is whole everywhere.
+
+        Args:
+            name: tells this occasion from others.
+        """
+        workers = self.trainer.workers
+        anew = workers.subgroup(name, range(workers.size))
+        members = self.trainer.members
+        self._kept = None
+        anew.broadcast(self._replica.flat.vector)
+        self._replica.part.regroup(anew, tuple(range(workers.size)) if members is None else members)
+
     def regroup(self) -> None:
         """Regroup with whoever is there, between two steps; a step that was half done is repeated.
 
@@ -862,7 +877,7 @@ class StepRetry:
 
     def _keep(self) -> None:
         gradients = self._replica.flat.gradients
-        if self._kept is None:
+        if self._kept is None or self._kept.shape != gradients.shape:
             self._kept = gradients.clone()
         else:
             self._kept.copy_(gradients)

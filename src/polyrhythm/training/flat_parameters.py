@@ -147,6 +147,7 @@ class FlatParameters:
         dtype = reduce(torch.promote_types, dtypes)
         self.stands_for = stands_for
         self.shapes = shapes
+        self._bucket_bytes = bucket_bytes
         self.size = sum(parameter.numel() for _, parameter in named)
         # No `zeros_like`: of the meta device, it costs the import of torch's symbolic shapes.
         trained = 0 if elsewhere else self.size
@@ -166,6 +167,15 @@ class FlatParameters:
         self.buckets = _buckets(
             self.views, bucket_bytes // number_bytes, FIRST_BUCKET_BYTES // number_bytes, self.size + TAIL
         )
+
+    def grow(self, model: nn.Module, also: Collection[Tensor]) -> None:
+        """Give the parameters of a model that are trained from now on a place too; gradients are zero then.
+
+        Args:
+            model: whose parameters these are.
+            also: as at the start, of all that may be trained.
+        """
+        self.__dict__.update(FlatParameters(model, self._bucket_bytes, also=also, mixed=True).__dict__)
 
     def collect_factors(self, model: nn.Module) -> None:
         """Have a model, whose parameters these are, tell what gradients of its fully connected layers are made of."""

@@ -90,7 +90,7 @@ class OptimizerPlan:
         places = {view.parameter: (view.start, view.stop) for view in flat.views}
         spans = []
         for group in optimizer.param_groups:
-            options = {key: value for key, value in group.items() if key not in _NOT_THE_RULE}
+            options = {key: _plain(value) for key, value in group.items() if key not in _NOT_THE_RULE}
             for parameter in group["params"]:
                 if not parameter.requires_grad:  # frozen: torch's own optimisers pass over it too
                     continue
@@ -216,6 +216,13 @@ def update_as(
     optimizer.step_as(flat.gradients, rate, spans, plan.rate)
 
 
+def _plain(option: Any) -> Any:
+    """Return an option that may be a tensor of one number, as a learning rate may, as what JSON has."""
+    if isinstance(option, tuple | list):
+        return type(option)(map(_plain, option))
+    return option.item() if isinstance(option, Tensor) else option
+
+
 def _not_on_slices(kind: str) -> RequestError:
     return RequestError(
         f"{kind} cannot run on a slice of the parameters: use one of {', '.join(sorted(KINDS))}, or synchronous"
@@ -236,6 +243,7 @@ class OwnOptimizer:
         inner: the optimiser.
         asks_for_closure: whether its steps need one, as those of LBFGS.
         closure: evaluates the model, for the next step of an optimiser that asks for it.
+        step_of_inner: takes the next step in place of the optimiser's `step`; None: that does.
         loss: what such a step returned.
     """
 
@@ -244,6 +252,7 @@ class OwnOptimizer:
         closure = signature(optimizer.step).parameters.get("closure")
         self.asks_for_closure = closure is not None and closure.default is Parameter.empty
         self.closure: Callable[[], float] | None = None
+        self.step_of_inner: Callable[[], object] | None = None
         self.loss: float | None = None
         self._flat = flat
         self._at_once = SGDAtOnce(optimizer, flat) if type(optimizer) is torch.optim.SGD else None
@@ -255,13 +264,16 @@ class OwnOptimizer:
             gradient: the flat gradients.
             learning_rate: not regarded: the param groups have it.
         """
-        if self._at_once is not None and not self._flat.without_gradient and self._at_once.step():
+        at_once = None if self.step_of_inner is not None else self._at_once
+        if at_once is not None and not self._flat.without_gradient and at_once.step():
             return
         hidden = [self._flat.views[position] for position in self._flat.without_gradient]
         for view in hidden:
             view.parameter.grad = None
         try:
-            if self.closure is None:
+            if self.step_of_inner is not None:
+                self.step_of_inner()
+            elif self.closure is None:
                 self.inner.step()
             else:
                 self.loss = self.inner.step(self.closure)

@@ -452,6 +452,8 @@ class Coordination(Host):
 
     def _why_nobody(self) -> str:
         assert self.loop_progress.optimizer is not None, "a loop has something to train"
+        if self.loop_progress.optimizer.has_grown:
+            return "its place stays empty, since a successor would not know the param groups that were added"
         scheduled = any("initial_lr" in group for group in self.loop_progress.optimizer.param_groups)
         if scheduled and not self.loop_progress.kept:
             return (

@@ -183,6 +183,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradients: of the step under way.
         uneven: whether workers may be at different places of their loops.
         steps: that this worker has done.
+        has_grown: whether parameters have been added that had no place in the vector.
+        on_growth: called when such are.
+        gather: returns the values of all workers, in their order.
         found_inf: set by a `GradScaler` for a step that it leaves to this object: whether a gradient is not finite.
         grad_scale: likewise, what the gradients are still scaled with; 1 where the loop has unscaled them.
     """
@@ -222,20 +225,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._goes_on_with = 0
         self._epoch_began_at = 0
         self._steps = steps
-        self._replica = steps.trainer.replica
+        replica = steps.trainer.replica
+        assert isinstance(replica, Replica), "a loop of a user's own trains a model"
+        self._replica = replica
         self._weight = weight
-        optimized = [each for group in self.param_groups for each in group["params"]]
-        self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients, optimized)
+        self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients)
         self._has_stepped = self._was_averaged = self._several = False
         self._exchanges = 0
         self.uneven = False
         self._said = False
-        self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
+        self.has_grown = self._has_added = False
+        self.on_growth: Callable[[], None] = lambda: None
+        self.gather: Callable[[Any], list[Any]] = lambda own: [own]
         self._strategy = strategy
         self._servers = servers
-        self._options = [_options(group) for group in self.param_groups]
-        self._rates = [float(group["lr"]) for group in self.param_groups]
-        self._lead = _first_in_vector(self.param_groups, self._replica)
+        self._begin_groups()
         follows = self._replica.part.follows
         if follows is Follows.NOTHING and self._rates[self._lead] == 0 and any(self._rates):
             raise RequestError(
@@ -648,16 +652,78 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._lazy_start.past
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: the parameters have been shared out.
+        """Add parameters of the model that are trained from now on; all workers call it at the same place.
+
+        Args:
+            param_group: as for the optimizer's own.
 
         Raises:
-            RequestError: always, once the optimiser has been made.
+            RequestError: the strategy cannot train what it was not given at the start; or a step is under way, or the
+                parameters are not the model's, or other workers add others.
         """
-        if self._closed:
+        if not self._closed:
+            super().add_param_group(param_group)
+            return
+        names = {id(parameter): name for name, parameter in self._replica.model.named_parameters()}
+        given = param_group["params"]
+        added = [given] if isinstance(given, Tensor) else list(given)
+        if any(id(each) not in names for each in added):
+            raise RequestError("add_param_group: a parameter is not one of the distributed model")
+        if self.gradients.pending:
+            raise RequestError("add_param_group: gradients of a step are there: call it after optimizer.step()")
+        part, flat = self._replica.part, self._replica.flat
+        placed = {id(view.parameter) for view in flat.views}
+        grows = any(id(each) not in placed for each in added)
+        if (grows and not (self.gradients.mean is Mean.STEP and part.replicated)) or (
+            part.follows is Follows.NOTHING
+        ):
             raise RequestError(
-                "param groups cannot be added to a distributed optimizer: add them before distribute"
+                f"add_param_group: {self._strategy} trains what the optimizer had at group.distribute: give it these "
+                "parameters before, frozen by requires_grad_(False), and thaw them here; or use synchronous"
             )
-        super().add_param_group(param_group)
+        self.start()
+        own = [[names[id(each)], *each.shape] for each in added]
+        if any(each != own for each in self.gather(own)):
+            raise RequestError("add_param_group: workers add different parameters: give all the same")
+        self._inner.add_param_group({**param_group, "params": added})
+        if grows:
+            optimized = [each for group in self.param_groups for each in group["params"]]
+            flat.gather_parameters()
+            flat.grow(self._replica.model, optimized)
+            self._steps.share_anew(f"group {len(self.param_groups)}")
+            flat.spread_parameters()
+            self._lazy_start.placed = PlacedParameters(self._replica.model, flat)
+            self.has_grown = True
+            self.on_growth()
+        self._has_added = True
+        self._begin_groups()
+
+    def _begin_groups(self) -> None:
+        """Note the options of all groups, and the parameters that they have, from which on changes count."""
+        before = self.gradients
+        self.gradients = before.of(each for group in self.param_groups for each in group["params"])
+        self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
+        self._options = [_options(group) for group in self.param_groups]
+        self._rates = [float(group["lr"]) for group in self.param_groups]
+        self._lead = _first_in_vector(self.param_groups, self._replica)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only the user's optimizer has, such as `train` and `eval`, or `first_step`."""
+        inner = self.__dict__.get("_inner")
+        if inner is None or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(inner, name)
+
+    def second_step(self, *arguments: Any, **options: Any) -> None:
+        """Take the step of a sharpness-aware optimizer of two; `first_step` is its own."""
+        own = self._replica.plan.own
+        if own is None or not hasattr(self._inner, "second_step"):
+            raise AttributeError(f"{type(self._inner).__name__!r} object has no attribute 'second_step'")
+        own.step_of_inner = lambda: self._inner.second_step(*arguments, **options)
+        try:
+            self.step()
+        finally:
+            own.step_of_inner = None
 
     def _terms(self) -> tuple[float, OptimizerPlan | None]:
         """Return the learning rate of the step under way, and the optimiser's plan where that has changed.
@@ -683,6 +749,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _has_changed(self) -> bool:
         """Whether the optimiser is another one than at the start, but for a learning rate of all groups."""
+        if self._has_added:
+            return True
         if any(
             view.parameter.requires_grad != trained
             for view, trained in zip(self._replica.flat.views, self._trained, strict=True)

@@ -58,7 +58,11 @@ class Gradients:
     """
 
     def __init__(
-        self, flat: FlatParameters, mean: Mean, average: Callable[[], None], optimized: Iterable[Tensor]
+        self,
+        flat: FlatParameters,
+        mean: Mean,
+        average: Callable[[], None],
+        optimized: Iterable[Tensor] = (),
     ) -> None:
         self.mean = mean
         self.averaged = False
@@ -76,6 +80,17 @@ class Gradients:
         self._left = [each for each, view in enumerate(flat.views) if id(view.parameter) not in known]
         self._kept: list[tuple[int, int, Tensor]] | None = None
         self._hooks = [self._watch(position, view.parameter) for position, view in enumerate(flat.views)]
+
+    def of(self, optimized: Iterable[Tensor]) -> Gradients:
+        """Return those of other parameters, in the same vector, and close these; there is no step under way.
+
+        Args:
+            optimized: the parameters that the optimizer knows now.
+        """
+        self.close()
+        made = Gradients(self._flat, self.mean, self._average, optimized)
+        made.averages, made.pass_over = self.averages, self.pass_over
+        return made
 
     def close(self) -> None:
         """Leave the parameters alone from here on: the model outlives the loop, and hooks would keep all of it."""

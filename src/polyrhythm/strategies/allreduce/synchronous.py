@@ -217,8 +217,11 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
             there = there.to(self._flat.vector.device)
             self._workers.all_reduce(there)
             self._flat.without_gradient = tuple((there == 0).nonzero().flatten().tolist())
+        fits = self._latest is not None and self._latest.shape == self._flat.gradients.shape
         if self._averages:  # of a sum of passes; from now on each mean is kept until the next one is whole
-            self._latest = torch.empty_like(self._flat.gradients) if self._latest is None else self._latest
+            self._latest = self._latest if fits else torch.empty_like(self._flat.gradients)
+        elif not fits:
+            self._latest = None
         if self._latest is not None:
             self._latest.copy_(self._flat.gradients)
         self._averages += 1
