@@ -96,7 +96,8 @@ class Coordination(Host):
         meter: LoopMeter | None = None,
         log: LoopLog | None = None,
     ) -> None:
-        self.loop_progress = LoopProgress()
+        in_step = strategy.traits(len(world.roles.workers)).lockstep
+        self.loop_progress = LoopProgress(in_step=in_step)
         self.epoch_count = 0
         self._meter = meter
         self._log = log

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from math import isclose
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -182,6 +183,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         over: whether the run has ended.
         gradients: of the step under way.
         uneven: whether workers may be at different places of their loops.
+        was_uneven: whether they were once.
         steps: that this worker has done.
         has_grown: whether parameters have been added that had no place in the vector.
         on_growth: called when such are.
@@ -232,7 +234,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.gradients = Gradients(self._replica.flat, mean, self.mean_gradients)
         self._has_stepped = self._was_averaged = self._several = False
         self._exchanges = 0
-        self.uneven = False
+        self.uneven = self.was_uneven = False
         self._said = False
         self.has_grown = self._has_added = False
         self.on_growth: Callable[[], None] = lambda: None
@@ -334,7 +336,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def begin_uneven(self) -> None:
         """Begin a loop that may end sooner on some workers than on others; `take_part_until` ends it."""
         self.start()
-        self.uneven = True
+        self.uneven = self.was_uneven = True
         self._exchanges = self.steps  # the same on all, successors among them
 
     def take_part_until(self, ends: Ends, loop: str, together: int) -> None:
@@ -445,19 +447,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _place(self) -> int:
         """Return a number for the batch under way, which differs from those of the batches around it."""
-        if self._weight.batch is None or self.uneven:
+        if self.uneven:
             return 0
-        shard, epoch, batch = self._weight.batch
-        return (13 * shard + 7 * epoch + batch) % (PLACES - 2)
+        shard, epoch, batch = self._weight.batch or (0, 0, 0)
+        return (13 * shard + 7 * epoch + batch + self._digest()) % (PLACES - 2)
+
+    def _digest(self) -> int:
+        """Return a number of the options of all groups; it changes now and then, so that unequal ones are not missed.
+
+        A place is a small number, which may be the same for other options.
+        """
+        if self._replica.workers.size == 1:
+            return 0
+        options = [_comparable(value) for group in self.param_groups for value in group.values()]
+        return crc32(repr(options).encode(), self.steps // _DIGEST_STEPS)
 
     def _where(self, place: int) -> str:
         if place == PLACES:
             return f"has left the loop after {self.steps} steps"
         line = line_of_script(sys._getframe())
+        changed = {
+            key: _comparable(value)
+            for group, before in zip(self.param_groups, self._options, strict=True)
+            for key, value in group.items()
+            if key in before and before[key] != value
+        }
+        rates = ", ".join(f"{float(group['lr']):g}" for group in self.param_groups)
+        options = f", learning rate {rates}" + "".join(f", {key} {value}" for key, value in changed.items())
         if self._weight.batch is None:
-            return f"is at step {self.steps}{line}"
+            return f"is at step {self.steps}{line}{options}"
         _, epoch, batch = self._weight.batch
-        return f"is at step {self.steps} with batch {batch} of epoch {epoch}{line}"
+        return f"is at step {self.steps} with batch {batch} of epoch {epoch}{line}{options}"
 
     def _exchange(self) -> None:
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
@@ -831,6 +851,19 @@ def whose_gradients(strategy: str, mean: Mean) -> str:
         f"gradients were changed after backward(); with {strategy} they are each worker's own, so that clipping "
         "applies to each worker's gradient, and never to the mean of all"
     )
+
+
+_DIGEST_STEPS = 16
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _comparable(option: Any) -> Any:
+    """Return an option as what is written alike on all workers; None where it is none such, as parameters are."""
+    if isinstance(option, tuple | list) and not any(isinstance(each, nn.Parameter) for each in option):
+        return [_comparable(each) for each in option]
+    if isinstance(option, Tensor):
+        return option.item() if option.numel() == 1 else None
+    return option if isinstance(option, _PLAIN) else None
 
 
 def _first_in_vector(groups: list[dict[str, Any]], replica: FlatReplica) -> int:

@@ -139,6 +139,8 @@ class Epochs:
                     return
                 if behind:
                     self._loop_progress.go_to(mark)
+                else:
+                    self._loop_progress.check_alike(mark)
                 away = behind = self._worker not in mark.present
                 if away:
                     continue

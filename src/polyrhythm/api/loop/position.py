@@ -237,10 +237,12 @@ class LoopProgress:
         kept: what the loop keeps that a successor must have, such as schedulers.
         handed: their states, where a resumed run begins with others than their own.
         optimizer: once there is one.
+        in_step: whether workers take their steps together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_step: bool = False) -> None:
         self.averages = 0
+        self.in_step = in_step
         self.kept: Sequence[Kept] = ()
         self.handed: Sequence[dict[str, Any]] = ()
         self.optimizer: DistributedOptimizer | None = None
@@ -322,6 +324,22 @@ class LoopProgress:
             rates=tuple(float(group["lr"]) for group in self.optimizer.param_groups),
             kept=tuple(map(plain_state, self.kept)),
         )
+
+    def check_alike(self, mark: Mark) -> None:
+        """Compare the learning rates with those of the worker that came first to the beginning of an epoch.
+
+        Raises:
+            RequestError: they differ, where workers take their steps together.
+        """
+        assert self.optimizer is not None, "a loop has something to train"
+        own = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
+        if self.in_step and not self.optimizer.was_uneven and own != mark.rates:
+            told = ", ".join(f"{rate:g}" for rate in mark.rates)
+            raise RequestError(
+                f"workers have different learning rates at the beginning of an epoch, {', '.join(map('{:g}'.format, own))} "
+                f"here and {told} on another: schedule by what is the same on all, such as "
+                "scheduler.step(group.average(loss))"
+            )
 
     def position(self, epoch: tuple[int, int], taken: int, *, at_end: bool = False) -> Position:
         """Return where this loop is, at a step or at the end of a share.

@@ -120,8 +120,8 @@ def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str
     told = texts or [board.read(key) or "has said nothing" for key in keys]
     places = ", ".join(f"worker {each} {text}" for each, text in enumerate(told))
     return (
-        f"{places}: workers that go in step take as many passes; let what is decided on one, such as leaving a batch "
-        "out, be decided on group.average of all"
+        f"{places}: workers that go in step take as many passes, with the same options; let what is decided on one, "
+        "such as leaving a batch out or lowering the learning rate, be decided on group.average of all"
     )
 
 
