@@ -28,7 +28,7 @@ from polyrhythm.api.loop.joint_metrics import join_metrics
 from polyrhythm.api.loop.position import Kept
 from polyrhythm.api.loop.run_state import read_folder, resume, run_state, worker_state, write_folder
 from polyrhythm.api.loop.shard import DealOfShard, Drawing, Shard, StepWeight, shard_of
-from polyrhythm.api.loop.store_board import LoopWatch, Posted, StoreBoard, where_all_are
+from polyrhythm.api.loop.store_board import LoopWatch, Posted, StoreBoard, left_key, where_all_are
 from polyrhythm.api.loop.synchronized_norms import NormPeers, synchronize, synchronized_norms
 from polyrhythm.communication.transports.torch_distributed.communicator import connect
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
@@ -366,11 +366,13 @@ class Group:
             coordination.server_states,
             identical=traits.identical and traits.exchange_every == 1,
             meets=traits.lockstep and mean is Mean.OWN,
+            all_take_part=traits.lockstep and traits.identical and traits.exchange_every == 1,
         )
         if self.leads:
             warn_of(self._strategy, self.workers, float(optimizer.param_groups[0]["lr"]))
         coordination.reform = coordination.entry.reform = made.regroup
         made.exchange_begins = coordination.step_begins
+        coordination.means.place = lambda: made.place
         made.gather, made.on_growth = self.gather, coordination.say_who_may_come
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
@@ -401,7 +403,7 @@ class Group:
                 )
             return
         workers = self._world.network.subgroup("synchronized norms", self._world.roles.workers)
-        peers = NormPeers(workers, lambda: self._weight.now, lambda: optimizer.waiting())
+        peers = NormPeers(workers, lambda: self._weight.now, lambda: optimizer.waiting(None))
         self._unsynchronize = synchronize(model, peers)
 
     def accumulate(self) -> AbstractContextManager[None]:
@@ -869,7 +871,7 @@ class Group:
             raise RequestError(
                 "nothing was distributed: call group.distribute(model, optimizer) inside the `with`"
             )
-        self._home.rendezvous.store.set(f"script/left/{self.rank}", "")
+        self._home.rendezvous.store.set(left_key(self.rank), "")
         with speaking_up(self._who_is_missing):
             self._optimizer.start()
             self._optimizer.settle()
@@ -884,7 +886,7 @@ class Group:
         missing = [
             str(worker)
             for worker, rank in enumerate(self._world.roles.workers)
-            if not (store.check([f"script/left/{worker}"]) or self._home.is_lost(rank))
+            if not (store.check([left_key(worker)]) or self._home.is_lost(rank))
         ]
         return (
             f"worker {self.rank} has left the loop after {self._steps()} steps and waits for worker "

@@ -268,13 +268,16 @@ class Coordination(Host):
 
             def look() -> dict[int, WorkerState] | None:
                 self._attend()
-                return duties.handed_in(number, self._here())
+                here = self._here()
+                if (handed := duties.handed_in(number, here)) is None:
+                    self.means.check_others(number, "group.state_dict", here - {self._worker})
+                return handed
 
             workers = self.board.await_found(look, "the others to come to group.state_dict")
             assert self._replica is not None, "something has been distributed"
             self._replica.part.check_servers()
             found = workers, duties.ask_servers() if self._world.roles.servers else []
-        self.means.mean(number, 0.0, 1.0)
+        self.means.mean(number, 0.0, 1.0, "group.state_dict")
         return found
 
     def _here(self) -> set[int]:

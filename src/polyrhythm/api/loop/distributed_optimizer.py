@@ -175,11 +175,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         identical: whether all workers hold the same parameters after every step.
         meets: whether workers take their steps together, each with its own gradient: one that a `GradScaler` would
             leave out is then a step without a gradient, since the others count on it.
+        all_take_part: whether every exchange needs all workers.
 
     Attributes:
         exchange_begins: called before gradients are exchanged.
         where_all_are: returns what to say of workers that are not at the same place, given where this one is.
-        waiting: entered while this worker waits for others.
+        waiting: entered while this worker waits for others, with its place where these need it.
         over: whether the run has ended.
         gradients: of the step under way.
         uneven: whether workers may be at different places of their loops.
@@ -208,8 +209,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         identical: bool = True,
         meets: bool = False,
+        all_take_part: bool = False,
     ) -> None:
         self._closed = False
+        self._all_take_part = all_take_part
         self._step_supports_amp_scaling = meets  # torch's scalers look for this name
         self._inner = optimizer
         self._identical = identical
@@ -217,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._asked_weight = 0.0
         self.exchange_begins: Callable[[], None] = lambda: None
         self.where_all_are: Callable[[str], str] = lambda own: own
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.waiting: Callable[[tuple[int, int] | None], AbstractContextManager[None]] = nullcontext
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
@@ -426,12 +429,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.uneven and self._replica.part.averaged:
             self._several = True
         try:
-            with self.waiting():
+            with self.waiting(self.place):
                 self._steps.average(Step(self.steps, weight), place)
         except OutOfStep:
             raise OutOfStep(self.where_all_are(self._where(place))) from None
         if self.uneven:
             self._check_view(view)
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Steps that are done, and means of the step under way; None where not all take part in each exchange."""
+        if not self._all_take_part or self.uneven:
+            return None
+        return self.steps, self._replica.part.averaged
 
     def _check_view(self, view: tuple[int, ...] | None) -> None:
         """Called where loops may be of unequal length, after an exchange that began in a view.
@@ -505,7 +515,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.gradients.keep_left()
         if not left_out:
             self._replica.flat.change = self._change()
-            with self.waiting():
+            with self.waiting(self.place):
                 self._steps.take(Step(self.steps, weight, plan=plan), rate)
             self._goes_on_with = self._replica.part.next_step(self.steps)
         self.gradients.zero(to_none=True)

@@ -31,6 +31,9 @@ from polyrhythm.roles.step_metrics import Lap, Tally, finish_work
 from polyrhythm.roles.world import World
 
 
+_Place = tuple[int, int]
+
+
 class LoopMeter:
     """Measures what one worker's loop does, and reports it to the leader now and then.
 
@@ -92,14 +95,16 @@ class LoopMeter:
         if self.tally is not None and self._world is not None and self._world.timer is not None:
             self._world.timer.lap(done)
 
-    def waiting(self, inner: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        """Take the time in which this worker exchanges, inside of what else does so."""
+    def waiting(
+        self, inner: Callable[[_Place | None], AbstractContextManager[None]], place: _Place | None
+    ) -> AbstractContextManager[None]:
+        """Take the time in which this worker exchanges, at a place, inside of what else takes note of that."""
 
         @contextmanager
         def both() -> Iterator[None]:
             assert self._world is not None, "it is in a world"
             since = self._world.clock.now()
-            with inner():
+            with inner(place):
                 yield
             self._waited_s += self._world.clock.now() - since
 

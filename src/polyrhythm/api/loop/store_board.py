@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.api.loop.gradients import line_of_script
+from polyrhythm.errors import RequestError
 from polyrhythm.launch.patience import speaking_up
 from polyrhythm.launch.script import WorkerStatus, WorkerStatuses
 
@@ -38,6 +39,7 @@ WATCH_PATIENCE_S = 5.0
 """Of waiting in a loop, before the others are asked where they are."""
 _LOOK_EVERY_S = 0.5
 _SPEAK_EVERY_S = 60.0
+_ASK_EVERY_S = 2.0
 _ASK = "script/watch/ask"
 
 
@@ -219,25 +221,33 @@ class Means:
         board: where parts are left.
         statuses: of the workers; who is lost, or behind the others, is not waited for.
         awaited: gives the workers that have a share of what is under way.
+
+    Attributes:
+        place: returns the steps that this worker has done, and the means of gradients of the step under way; None where
+            workers do not all take part in every exchange.
     """
 
     def __init__(
         self, worker: int, board: StoreBoard, statuses: WorkerStatuses, awaited: Callable[[], Collection[int]]
     ) -> None:
+        self.place: Callable[[], tuple[int, int] | None] = lambda: None
         self._worker = worker
         self._board = board
         self._statuses = statuses
         self._awaited = awaited
+        self._asked = ""
+        self._asked_at = self._looked_at = 0.0
 
-    def mean(self, number: int, value: float, weight: float) -> float:
+    def mean(self, number: int, value: float, weight: float, called: str = "group.average") -> float:
         """Return the weighted mean of the workers' values, in their order; wait for all who are there.
 
         Args:
             number: of the meeting, from 0; the mean of one that is over is given again.
             value: of this worker.
             weight: how much it counts.
+            called: as for `gather`.
         """
-        pairs = self.gather(number, [value * weight, weight], "group.average")
+        pairs = self.gather(number, [value * weight, weight], called)
         total, weights = (sum(column) for column in zip(*pairs, strict=True))
         return float(total / weights)
 
@@ -247,21 +257,78 @@ class Means:
         Args:
             number: of the meeting, from 0; what one has come to that is over is given again.
             value: of this worker, JSON-able.
-            called: what all must call, for a line on who is waited for.
+            called: what all must call.
+
+        Raises:
+            RequestError: another worker is in another meeting, has left, or waits in an exchange for this one.
         """
         # Doubles come back with all their bits.
-        self._board.post(_part_key(number, self._worker), json.dumps(value))
-        told = self._board.await_found(lambda: self._parts(number), f"the others to come to {called}")
-        return [json.loads(part) for part in json.loads(told)]
+        self._board.post(_part_key(number, self._worker), json.dumps([called, value]))
+        self._asked_at = self._looked_at = time.monotonic()
+        told = self._board.await_found(
+            lambda: self._parts(number, called), f"the others to come to {called}"
+        )
+        parts = [json.loads(part) for part in json.loads(told)]
+        if len({part[0] for part in parts}) > 1:
+            raise RequestError(
+                f"workers call {' and '.join(sorted({part[0] for part in parts}))} where all must call the same: call "
+                "each at the same place on all workers"
+            )
+        return [part[1] for part in parts]
 
-    def _parts(self, number: int) -> str | None:
+    def _parts(self, number: int, called: str) -> str | None:
         key = f"script/met/{number}"
         if (told := self._board.read(key)) is not None:
             return told
         here = {worker for worker, status in enumerate(self._statuses.read()) if status is WorkerStatus.HERE}
         awaited = sorted(here.intersection(self._awaited()) | {self._worker})
         parts = self._board.read_all([_part_key(number, worker) for worker in awaited])
-        return None if parts is None else self._board.post_if_absent(key, json.dumps(parts))
+        if parts is None:
+            self.check_others(number, called, awaited)
+            return None
+        return self._board.post_if_absent(key, json.dumps(parts))
+
+    def check_others(self, number: int, called: str, awaited: Collection[int]) -> None:
+        """Ask now and then where those are that are awaited, and end a wait that no other worker can end.
+
+        Args:
+            number: of the meeting.
+            called: as for `gather`.
+            awaited: indices of the workers that must come.
+
+        Raises:
+            RequestError: one has left, or waits in an exchange that this worker has not come to.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        own = self.place()
+        for worker in awaited:
+            why = ""
+            if self._board.read(left_key(worker)) is not None:
+                why = "has left the loop"
+            elif own is not None and self._asked:
+                told = json.loads(self._board.read(_exchange_key(self._asked, worker)) or "null")
+                if told is not None and own <= tuple(told):  # else it waits for what this worker has sent
+                    why = f"waits for this one in the exchange of step {told[0]}"
+            if why and self._board.read(_part_key(number, worker)) is None:
+                raise RequestError(
+                    f"worker {self._worker} is in {called}, and worker {worker} {why}: call {called} at the same place on "
+                    "all workers, not only on the one that leads"
+                )
+        if now - self._asked_at >= _ASK_EVERY_S:
+            self._asked, self._asked_at = f"script/watch/{self._worker}/{time.monotonic_ns()}", now
+            self._board.post(_ASK, self._asked)
+
+
+def left_key(worker: int) -> str:
+    """Return the key under which a worker says that it has come to the end of its loop."""
+    return f"script/left/{worker}"
+
+
+def _exchange_key(asked: str, worker: int) -> str:
+    return f"{asked}/{worker}/exchange"
 
 
 def _part_key(number: int, worker: int) -> str:
@@ -278,6 +345,9 @@ class LoopWatch:
         steps: returns how many steps this worker has done.
         say: takes a line to be printed.
         patience_s: of waiting, before the others are asked where they are.
+
+    Attributes:
+        exchange: step, and mean of gradients in it, of the exchange with all others that this worker waits in; else None.
     """
 
     def __init__(
@@ -289,6 +359,7 @@ class LoopWatch:
         say: Callable[[str], None],
         patience_s: float = WATCH_PATIENCE_S,
     ) -> None:
+        self.exchange: tuple[int, int] | None = None
         self._board = board
         self._worker = worker
         self._workers = workers
@@ -307,12 +378,18 @@ class LoopWatch:
             self._thread.start()
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Take note that this worker waits for others inside."""
+    def waiting(self, exchange: tuple[int, int] | None = None) -> Iterator[None]:
+        """Take note that this worker waits for others inside.
+
+        Args:
+            exchange: as the attribute.
+        """
         self._waits_since = time.monotonic()
+        self.exchange = exchange
         try:
             yield
         finally:
+            self.exchange = None
             self._waits_since, self._said_at, self._step_since = None, None, time.monotonic()
 
     def close(self) -> None:
@@ -338,6 +415,7 @@ class LoopWatch:
         asked = self._board.read(_ASK)
         if asked is not None and asked != self._answered:
             self._answered = asked
+            self._board.post(_exchange_key(asked, self._worker), json.dumps(self.exchange))
             self._board.post(f"{asked}/{self._worker}", self._where())
 
     def _ask(self, since: float) -> None:
