@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.api.loop.coordination import Coordination, say
+from polyrhythm.api.loop.distributable import check_distributable
 from polyrhythm.api.loop.distributed_optimizer import DistributedOptimizer, LazyStart
 from polyrhythm.api.loop.gradients import Mean
 from polyrhythm.api.loop.joint_metrics import join_metrics
@@ -337,6 +338,7 @@ class Group:
                 f"a group distributes one optimizer (given {type(optimizer).__name__}): give it param groups for what "
                 "differs"
             )
+        check_distributable(model, optimizer)
         if self._strategy.traits(self.workers).cuts_network:
             raise RequestError(
                 f"{self._strategy} computes forward and backward passes itself, which a loop of your own does: use "
