@@ -20,17 +20,20 @@ learning-rate schedule.
 from __future__ import annotations
 
 import ast
+import io
 import logging
+import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log2, prod
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Unpack
 
+import numpy as np
 import torch
 
 from polyrhythm.api.fine_tuning import FineTuning, suited
@@ -52,7 +55,7 @@ from polyrhythm.evaluation.feature_cache import call_apart, measure
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.children import run_local, run_restarting
 from polyrhythm.launch.energy import EnergyCounter
-from polyrhythm.launch.process import allow_descriptors, check_loopback
+from polyrhythm.launch.process import allow_descriptors, check_loopback, importable_main
 from polyrhythm.launch.signals import Preempted
 from polyrhythm.launch.torchrun import started_rank as torchrun
 from polyrhythm.launch.torchrun.report_rank import is_silent, leader_speaks, leads, started_by_torchrun
@@ -71,6 +74,7 @@ if TYPE_CHECKING:  # it simulates, which takes a quarter of our imports, and one
 _log = logging.getLogger(__name__)
 
 
+@importable_main()
 def train(
     recipe: str | Path | None = None,
     *,
@@ -101,7 +105,7 @@ def train(
         RequestError: the request is invalid; nothing has been written.
         RunError: the run failed.
     """
-    _check_importable(start_method)
+    _check_importable(start_method, options)
     # Under torchrun every rank checks the request; only the leader prints what is wrong with it.
     with leader_speaks():
         again = is_automatic(resume)
@@ -372,11 +376,12 @@ def _ensemble(ensemble: Ensemble, asked: _Asked, options: RunOptions) -> Callabl
     )
 
 
-def _check_importable(start_method: str) -> None:
+def _check_importable(start_method: str, options: Mapping[str, Any]) -> None:
     """Refuse to train from a line that spawned workers, which import the script, would run again.
 
     Raises:
-        RequestError: the call comes from no `if` that asks for `__name__`.
+        RequestError: the call comes from no `if` that asks for `__name__`; or data or model are of a class that is
+            defined where nothing can be imported, as in a notebook.
     """
     if start_method != "spawn" or started_by_torchrun():
         return
@@ -390,6 +395,8 @@ def _check_importable(start_method: str) -> None:
     if (
         frame is None or path is None or not path.is_file()
     ):  # typed in, or piped: nothing that could be imported
+        if not hasattr(sys.modules["__main__"], "__file__"):
+            _check_defined_elsewhere(options)
         return
     conditions = [each for each in ast.parse(path.read_bytes()).body if isinstance(each, ast.If)]
     guarded = any(
@@ -402,6 +409,32 @@ def _check_importable(start_method: str) -> None:
             f"{path.name}, line {frame.f_lineno}: workers import this script again, so call polyrhythm.train below "
             'an `if __name__ == "__main__":`'
         )
+
+
+class _DefinedInMain(pickle.Pickler):
+    """Collects the names of classes and functions of `__main__` that an object needs."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.names: list[str] = []
+
+    def persistent_id(self, part: Any) -> str | None:
+        if isinstance(part, type | FunctionType) and part.__module__ == "__main__":
+            self.names.append(part.__qualname__)
+        return "numbers" if isinstance(part, torch.Tensor | np.ndarray | bytes) else None
+
+
+def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
+    for name in ("model", "data"):
+        pickler = _DefinedInMain()
+        with suppress(pickle.PicklingError, AttributeError, TypeError):  # refused where it is sent
+            pickler.dump(options.get(name))
+        if pickler.names:
+            raise RequestError(
+                f"{name}: {pickler.names[0]} is defined in a notebook, or in a script from standard input, which workers "
+                "cannot import: save it in a file beside, such as mine.py, and write from mine import "
+                f"{pickler.names[0]}"
+            )
 
 
 def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:

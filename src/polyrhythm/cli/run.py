@@ -8,7 +8,9 @@ import typer
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="A Python script that calls polyrhythm.join.")],
+    script: Annotated[
+        str, typer.Argument(help="A Python script that calls polyrhythm.join; with -m the name of a module.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
     ] = None,
@@ -24,8 +26,11 @@ def run(
             help="How many times a rank that was killed, and can be done without, is started again.",
         ),
     ] = 3,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for python -m.")
+    ] = False,
 ) -> None:
     """Run a script with a training loop of your own on several workers of this machine."""
     from polyrhythm.launch.script import run_script
 
-    run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts)
+    run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts, module=module)

@@ -56,6 +56,21 @@ _OMP_PAUSE_HARD = 2
 os.register_at_fork(before=_end_idle_compute_threads)
 
 
+@contextmanager
+def importable_main() -> Iterator[None]:
+    """Keep processes that are spawned inside from importing a `__main__` that has no file: standard input, or `-c`."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or Path(file).is_file():
+        yield
+        return
+    del main.__file__  # multiprocessing would run it
+    try:
+        yield
+    finally:
+        main.__file__ = file
+
+
 def first_parent() -> int:
     """Return the process that has started this one, even if it is gone."""
     return _PARENT[0]

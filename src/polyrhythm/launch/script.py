@@ -44,6 +44,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -285,8 +286,8 @@ def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
 def _join_once(rendezvous: Rendezvous) -> None:
     if rendezvous.store.add(f"script/joined/{rendezvous.rank}/{_THIS_PROCESS}", 1) > 1:
         raise RequestError(
-            "this process has joined before, and its servers have left: train within one `with`, and start again "
-            "for another"
+            "this process has joined before, and its run is over: train within one `with polyrhythm.join(…)`, and start "
+            "the script once for each model, such as `for fold in 0 1 2; do polyrhythm run train.py $fold; done`"
         )
 
 
@@ -562,6 +563,7 @@ def run_script(
     workers: int,
     threads: int | None = None,
     restarts: int = RESTARTS,
+    module: bool = False,
 ) -> None:
     """Run a script that calls `polyrhythm.join`: once a worker, and once a server that its strategy asks for.
 
@@ -576,13 +578,14 @@ def run_script(
         workers: number of workers.
         threads: compute threads of each worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
         restarts: the most successors that lost ranks may have.
+        module: whether `script` is the name of a module, as for `python -m`.
 
     Raises:
         RequestError: there is no such script, or no worker.
         RunError: a rank failed that the others cannot do without.
         KeyboardInterrupt: SIGINT or SIGTERM came.
     """
-    _check(script, workers, threads, restarts)
+    _check(script, workers, threads, restarts, module=module)
     if arguments and arguments[0].partition("=")[0] in _OWN_OPTIONS:
         raise RequestError(
             f"{arguments[0]} after {script} would be the script's: put it before it, or write -- in between"
@@ -591,7 +594,7 @@ def run_script(
     allow_descriptors(workers)
     check_loopback()
     leave_errors_to_python()
-    command = [sys.executable, str(script), *arguments]
+    command = [sys.executable, *(["-m"] if module else []), str(script), *arguments]
     stage: str | None = "0"
     with tempfile.TemporaryDirectory(prefix="polyrhythm-stages-") as folder:
         while stage is not None:
@@ -624,14 +627,31 @@ def _run_ranks(
         ranks.end()
 
 
-def _check(script: str | Path, workers: int, threads: int | None, restarts: int) -> None:
-    if not Path(script).is_file():
+def _check(
+    script: str | Path, workers: int, threads: int | None, restarts: int, *, module: bool = False
+) -> None:
+    if module and not _is_module(str(script)):
+        raise RequestError(
+            f"there is no module {script}: give its name, such as package.train, in the folder that holds the package"
+        )
+    if not module and not Path(script).is_file():
         raise RequestError(f"there is no script {script}: give the path of a Python file")
     for what, number in (("workers", workers), ("threads", 1 if threads is None else threads)):
         if number < 1:
             raise RequestError(f"{what} must be at least 1 (given {number})")
     if restarts < 0:
         raise RequestError(f"restarts must be at least 0 (given {restarts})")
+
+
+def _is_module(name: str) -> bool:
+    """Return whether `python -m` would find a module in this folder, or among what is installed; imports nothing."""
+    places: Sequence[str] | None = [os.getcwd(), *sys.path]
+    for part in name.split("."):
+        found = PathFinder.find_spec(part, places) if places is not None and part else None
+        if found is None:
+            return False
+        places = found.submodule_search_locations
+    return places is None or PathFinder.find_spec("__main__", places) is not None
 
 
 def _interrupt() -> None:
