@@ -55,6 +55,7 @@ from polyrhythm.user_files import parse_yaml, read_text
 
 PLAN_FILE = "plan.yaml"
 RESULT_FILE, REPORT_FILE = "comparison.json", "report.html"
+TABLES = ("table.md", "table.csv", "table.tex")
 OWN = ("strategy", "workers", "seed", "until")
 """Options of a run that a comparison varies by arguments of its own."""
 
@@ -251,7 +252,12 @@ def compare_runs(
     comparison = Comparison.of(found, target)
     if out is None:
         return Compared(None, comparison)
-    folder = choose_folder(out, "compare")
+    folder = Path(out)
+    names = {*TABLES, RESULT_FILE, REPORT_FILE}
+    drafts = {UNCLAIMED.draft(folder / name).name for name in names}
+    left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not left or not left <= names | drafts:  # else of one that was killed while it wrote
+        folder = choose_folder(out, "compare")
     folder.mkdir(parents=True, exist_ok=True)
     write(comparison, folder, "")
     return Compared(folder, comparison)
@@ -506,7 +512,7 @@ def carry_out(
 
     Args:
         what: the plan.
-        out: the folder, new or empty; None: a new one under `runs/`.
+        out: the folder, new or empty, or of the same plan, which is then gone on with; None: a new one under `runs/`.
         resume: the folder of a comparison to go on with; `out` is then None.
         jobs: runs at a time; None: one a core if they are simulated, else one.
         tell: receives a line about every run that has ended.
@@ -516,6 +522,12 @@ def carry_out(
     """
     if jobs is not None and jobs < 1:
         raise RequestError(f"jobs must be at least 1 (given {jobs})")
+    if resume is None and out is not None and (Path(out) / PLAN_FILE).is_file():
+        if _as_yaml(read_plan(Path(out))) != _as_yaml(what):
+            raise RequestError(
+                f"{out} holds another comparison: name another folder with --out, or continue it with --resume {out}"
+            )
+        resume = out
     folder = Path(resume) if resume is not None else choose_folder(out, "compare")
     existed = folder.exists()
     try:
@@ -523,7 +535,7 @@ def carry_out(
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
     try:
-        (folder / PLAN_FILE).write_text(yaml.safe_dump(vars(what), sort_keys=False), encoding="utf-8")
+        holder.write(folder / PLAN_FILE, _as_yaml(what))
         refused: dict[str, str] = {}
         count = jobs or (available_cores() if what.simulation else 1)
         tuned, notes = _tuned(what, folder, count, refused, tell) if what.tune else (what, [])
@@ -547,13 +559,15 @@ def carry_out(
         holder.release()
 
 
+def _as_yaml(what: Plan) -> str:
+    return yaml.safe_dump(vars(what), sort_keys=False)
+
+
 def write(comparison: Comparison, folder: Path, command: str) -> None:
     """Write the report and the tables of a comparison into a folder, each whole or not at all."""
     files = {
         RESULT_FILE: json.dumps(comparison.to_json(), indent=2, allow_nan=False) + "\n",
-        "table.md": comparison.markdown(),
-        "table.csv": comparison.csv(),
-        "table.tex": comparison.latex(),
+        **dict(zip(TABLES, (comparison.markdown(), comparison.csv(), comparison.latex()), strict=True)),
         REPORT_FILE: render_comparison(comparison, folder, command),
     }
     for name, text in files.items():

@@ -264,7 +264,8 @@ def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
     """Return the optimizer with another learning rate."""
     chosen = options.get("optimizer")
     if chosen is None:
-        chosen = default_optimizer(of_ours(options["strategy"]), options["workers"])
+        workers = configure({"workers": options["workers"]}).workers  # given as text on the command line
+        chosen = default_optimizer(of_ours(str(options["strategy"])), workers)
     spec = parse(str(chosen))
     return {"optimizer": str(type(spec)(spec.name, {**spec.arguments, "lr": rate}))}
 

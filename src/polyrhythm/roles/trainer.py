@@ -392,7 +392,7 @@ class TrainingRun:
 
     def _train(self, start: int, elapsed_s: float) -> tuple[int, bool]:
         """Return how many steps are done at last, and whether this worker was stopped early."""
-        trainer, calendar, part = self._trainer, self._calendar, self._replica.part
+        trainer, calendar = self._trainer, self._calendar
         takes_over = self._world.leads and self._world.rejoins
         if trainer.over and not takes_over:  # it was let in when the others had stopped
             return start, self._hand is not None or start < calendar.total_steps
@@ -408,7 +408,7 @@ class TrainingRun:
             self._report_sizes(start)
         if self._timer is not None:
             self._timer.start(elapsed_s)
-        done, epoch = start, first
+        done, epoch, ended_epochs = start, first, first
         through_epoch = self._through_fixed if self._hand is None else self._through_drawn
         while epoch < calendar.epochs:
             self._tally.begin_epoch()
@@ -421,16 +421,29 @@ class TrainingRun:
             if last and self._finds_more(done):
                 epoch = following = self._hand.epoch(done)  # type: ignore[union-attr]
                 continue
-            epoch = following
-            presented = None if last else trainer.guard(part.present)
-            test = None if last or presented is not None else trainer.guard(self._part_of_test)
-            self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epoch, presented, test)
-            if not last:
-                trainer.guard(part.catch_up)
-                if trainer.regrouping is not None:
-                    check = trainer.regrouping.check
-                    trainer.guard(lambda: check(done))  # noqa: B023 (called at once)
+            # Of several epochs at once, where others have drawn all batches of those between.
+            for ended in range(max(epoch, ended_epochs) + 1, following + 1):
+                self._end_epoch(ended, done)
+            epoch, ended_epochs = following, max(following, ended_epochs)
         return (done if self._hand is not None else max(done, calendar.total_steps)), False
+
+    def _end_epoch(self, epochs: int, done: int) -> None:
+        """Have the model tested and saved at an epoch's end, and catch up with what others did meanwhile.
+
+        Args:
+            epochs: that are over.
+            done: steps that this worker has done.
+        """
+        trainer, part = self._trainer, self._replica.part
+        last = epochs == self._calendar.epochs
+        presented = None if last else trainer.guard(part.present)
+        test = None if last or presented is not None else trainer.guard(self._part_of_test)
+        self._control.boundary(Boundary.EPOCH, self._record(done, through=last), epochs, presented, test)
+        if not last:
+            trainer.guard(part.catch_up)
+            if trainer.regrouping is not None:
+                check = trainer.regrouping.check
+                trainer.guard(lambda: check(done))
 
     def _finds_more(self, done: int) -> bool:
         """Whether workers that were lost at the run's end have left batches to this one, which leads."""

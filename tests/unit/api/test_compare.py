@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections import Counter
 from html import unescape
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from polyrhythm.api import tune as tuning
 from polyrhythm.api.compare import carry_out, compare, compare_runs, plan, read_plan
+from polyrhythm.api.ddp import with_rate
 from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.comparison import read_run
@@ -162,6 +164,43 @@ def test_its_runs_are_those_of_simulate_and_are_made_once(tmp_path: Path) -> Non
 
     read = compare(tmp_path / "c", until="top1=0.1")
     assert [len(row.runs) for row in read.comparison.rows] == [2, 2]
+
+
+def test_a_comparison_that_was_killed_goes_on_where_it_is_asked_for_again(tmp_path: Path) -> None:
+    """Before its first run, in the middle of one, and while a report of runs that exist is written."""
+    what, said, folder = planned(seeds=1, workers=[2]), [], tmp_path / "c"
+    done = carry_out(what, out=folder, jobs=1)
+    for path in folder.iterdir():
+        if path.name != "plan.yaml":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (folder / ".start-00000001-0123456789abcdef").mkdir()
+    again = carry_out(what, out=folder, jobs=1, tell=said.append)
+    assert len(said) == 2
+    assert again.comparison.rows[0].runs[0].known["parameters_sha256"] == (
+        done.comparison.rows[0].runs[0].known["parameters_sha256"]
+    )
+    with pytest.raises(RequestError, match=r"holds another comparison: .* continue it with --resume"):
+        carry_out(planned(seeds=2, workers=[2]), out=folder, jobs=1)
+
+    report = tmp_path / "report"
+    whole = compare(folder, out=report)
+    for name in ("report.html", "comparison.json"):
+        (report / name).unlink()
+    (report / ".report.html.partial").write_text("half")
+    assert compare(folder, out=report).comparison.to_json() == whole.comparison.to_json()
+    (report / "mine.txt").touch()
+    with pytest.raises(RequestError, match="is not empty, and holds no run"):
+        compare(folder, out=report)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "local_sgd(steps=4)", "ad_psgd"])
+def test_a_number_of_workers_that_is_text_gets_its_default_optimizer(strategy: str) -> None:
+    """As the command line gives it."""
+    expected = with_rate({"strategy": strategy, "workers": 3}, 0.05)
+    assert with_rate({"strategy": strategy, "workers": "3"}, 0.05) == expected
+    assert "lr=0.05" in expected["optimizer"]
+    with pytest.raises(RequestError, match=r"workers should be a whole number \(given 'x'\)"):
+        with_rate({"strategy": strategy, "workers": "x"}, 0.05)
 
 
 def test_a_combination_that_cannot_be_is_left_out_with_its_reason(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._asked_weight = 0.0
         self.exchange_begins: Callable[[], None] = lambda: None
         self.where_all_are: Callable[[str], str] = lambda own: own
-        self.waiting: Callable[[tuple[int, int] | None], AbstractContextManager[None]] = nullcontext
+        self.waiting: Callable[[tuple[int, int] | None], AbstractContextManager[None]] = _unnoticed
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups  # the list itself, not only its groups
         self._closed = True
@@ -861,6 +861,10 @@ def whose_gradients(strategy: str, mean: Mean) -> str:
         f"gradients were changed after backward(); with {strategy} they are each worker's own, so that clipping "
         "applies to each worker's gradient, and never to the mean of all"
     )
+
+
+def _unnoticed(place: tuple[int, int] | None) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 _DIGEST_STEPS = 16
