@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -52,6 +51,7 @@ from polyrhythm.launch.joining.join_server import Admission, Entrance
 from polyrhythm.launch.process import ask_names_briefly
 from polyrhythm.launch.rank import Circumstances, run_rank
 from polyrhythm.launch.signals import ASKING, INTERRUPTED, PREEMPTED
+from polyrhythm.launch.torchrun.software import software
 from polyrhythm.roles.job import CheckpointConfig, Job
 from polyrhythm.roles.world import Departed, StopRequest
 
@@ -80,7 +80,7 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
         given, drawn = draw_token(folder, job.checkpointing.claim)
     entrance = Entrance(address, given)
     entrance.offer = {
-        "version": version("polyrhythm"),
+        "version": software(),
         "folder": str(folder),
         "config": read_recipe(folder / CONFIG_FILE)
         | {"restarts": job.fault_tolerance.restarts},  # under torchrun none
@@ -286,7 +286,7 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
     ask_names_briefly()
     visit = JoinClient(at, door_key(token))
     try:
-        offer = visit.job(version("polyrhythm"))
+        offer = visit.job(software())
         job = _job(offer, {key: value for key, value in own.items() if value is not None})
         place = visit.take_place()
         found = sum(each.numel() for each in job.make_model().parameters() if each.requires_grad)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging
-from polyrhythm.config.recipe import CONFIG_FILE, write_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, RUN_FORMAT, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import PolyrhythmError, RequestError
@@ -45,8 +45,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.user_files import check_is_file, check_new_folder
 
 _CHECK_EVERY_S = 1.0
-_ENVIRONMENT_FILE = "environment.json"
-_WRITTEN_FIRST = (CONFIG_FILE, _ENVIRONMENT_FILE)
+_WRITTEN_FIRST = (CONFIG_FILE, ENVIRONMENT_FILE)
 
 
 @dataclass(frozen=True)
@@ -395,7 +394,7 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
         Superseded: a later start has claimed it.
     """
     existed, own = folder.exists(), None
-    path, environment = folder / CONFIG_FILE, folder / _ENVIRONMENT_FILE
+    path, environment = folder / CONFIG_FILE, folder / ENVIRONMENT_FILE
     try:
         own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
         write_recipe(config, own.draft(path))
@@ -424,7 +423,7 @@ def claimed_folder(folder: Path, threads: int, device: str) -> Claim:
     Raises:
         RequestError: it cannot be written.
     """
-    own, path = None, folder / _ENVIRONMENT_FILE
+    own, path = None, folder / ENVIRONMENT_FILE
     try:
         own = claim(folder, [])
         text = json.dumps(_environment(threads, device), indent=2) + "\n"
@@ -457,6 +456,7 @@ def _settled(config: RunConfig, job: Job) -> RunConfig:
 
 def _environment(threads: int | str, device: str) -> dict[str, Any]:
     return {
+        "format": RUN_FORMAT,
         "polyrhythm": version("polyrhythm"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -431,8 +431,8 @@ def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
             pickler.dump(options.get(name))
         if pickler.names:
             raise RequestError(
-                f"{name}: {pickler.names[0]} is defined in a notebook, or in a script from standard input, which workers "
-                "cannot import: save it in a file beside, such as mine.py, and write from mine import "
+                f"{name}: {pickler.names[0]} is defined in a notebook, or in a script from standard input, which "
+                "workers cannot import: save it in a file beside, such as mine.py, and write from mine import "
                 f"{pickler.names[0]}"
             )
 

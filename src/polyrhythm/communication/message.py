@@ -41,6 +41,10 @@ _DTYPES = (
 _STOP, _EMPTY = 1, 2
 
 
+MESSAGES = 1
+"""Version of the format of messages between ranks; it increases whenever a rank of before would read one wrongly."""
+
+
 class Kind(IntEnum):
     """What a message means. One list for all strategies, so that a trace can be read without knowing which ran."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,9 @@ from polyrhythm.specs import Config, Spec, validated
 from polyrhythm.user_files import parse_yaml, read_text
 
 CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+RUN_FORMAT = 1
+"""Version of what is in a run folder; it increases whenever a version of before would read one wrongly."""
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -47,12 +51,36 @@ def shipped(path: Path) -> Path:
     return installed if installed.is_file() else path
 
 
+def check_format(folder: Path) -> None:
+    """Refuse the folder of a run that a later version has written in another format.
+
+    Raises:
+        RequestError: for that reason.
+    """
+    try:
+        told = json.loads(read_text(folder / ENVIRONMENT_FILE, "the environment of a run"))
+        number, by = told.get("format", 1), str(told.get("polyrhythm", "a later version"))
+    except (
+        RequestError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # there is none to be read: not of a later one
+        return
+    if isinstance(number, int) and number > RUN_FORMAT:
+        raise RequestError(
+            f"{folder} has format {number}, and this version reads up to {RUN_FORMAT}: use the one that wrote it, "
+            f"Polyrhythm {by:.40}"
+        )
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """Read the configuration that a run has written, with what older runs did where they name no option.
 
     Raises:
-        RequestError: as `read_recipe`.
+        RequestError: as `read_recipe`, or the run folder has a later format.
     """
+    check_format(path.parent)
     return {"deal": "fixed"} | read_recipe(path)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from polyrhythm.config.model import device_from, model_maker, name_of
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_recipe
 from polyrhythm.config.run_config import PictureOptions, refuse_unknown
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.open import open_data
@@ -186,6 +186,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise RequestError(f"there is no {path}: name a run folder or a file of weights")
     if path.is_dir():
+        check_format(path)
         if not (path / MODEL_FILE).is_file():
             if not (path / CONFIG_FILE).is_file():
                 raise RequestError(f"{path} is not a run folder: name one, or a file of weights")
@@ -199,5 +200,6 @@ def facts_of(path: Path) -> dict[str, Any]:
         known = read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
         return known | {"model": known["distill"]} if known.get("distill") else known
     if (run := run_of(path)) is not None:
+        check_format(run)
         return read_recipe(run / CONFIG_FILE)
     return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

@@ -87,6 +87,7 @@ from polyrhythm.launch.supervisor import (
     Waiting,
 )
 from polyrhythm.launch.torchrun.gathering import gather
+from polyrhythm.launch.torchrun.software import check_software
 from polyrhythm.launch.torchrun.started_rank import roles_of, started_by_torchrun, workers_of
 from polyrhythm.roles.world import LEADER
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss
@@ -265,6 +266,7 @@ def _at_torchrun(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
     rendezvous = from_environment()
     _join_once(rendezvous)
     rendezvous = gather(rendezvous).rendezvous
+    check_software(rendezvous, range(rendezvous.size))
     _agree(rendezvous, strategy)
     roles = roles_of(strategy, rendezvous)
     strategy.check(len(roles.workers))
@@ -286,8 +288,8 @@ def _alone(strategy: Strategy) -> tuple[Rendezvous, RoleAssignment]:
 def _join_once(rendezvous: Rendezvous) -> None:
     if rendezvous.store.add(f"script/joined/{rendezvous.rank}/{_THIS_PROCESS}", 1) > 1:
         raise RequestError(
-            "this process has joined before, and its run is over: train within one `with polyrhythm.join(…)`, and start "
-            "the script once for each model, such as `for fold in 0 1 2; do polyrhythm run train.py $fold; done`"
+            "this process has joined before, and its run is over: train within one `with polyrhythm.join(…)`, and "
+            "start the script once for each model, such as `for fold in 0 1 2; do polyrhythm run train.py $fold; done`"
         )
 
 

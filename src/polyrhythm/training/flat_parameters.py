@@ -72,7 +72,11 @@ class View:
         Its memory counts, not the object: `model.to(…)` and `gradient.data = …` give the same object other memory.
         """
         own = self.parameter.grad
-        return own is not None and own.data_ptr() == self.gradient.data_ptr() and own.dtype is self.gradient.dtype
+        return (
+            own is not None
+            and own.data_ptr() == self.gradient.data_ptr()
+            and own.dtype is self.gradient.dtype
+        )
 
     def place_gradient(self) -> None:
         """Make the parameter's gradient the one in the vector, unless the parameter has a narrower dtype."""

@@ -118,9 +118,7 @@ def fitted(
     generator = torch.Generator().manual_seed(3)
     training = DataLoader(points(7 * BATCH_SIZE + 4), size, shuffle=True, generator=generator)
     found = str(folder / "saved" / resumes) if resumes else None
-    trainer.fit(
-        module, training, DataLoader(points(validation), size), ckpt_path=found, weights_only=True
-    )
+    trainer.fit(module, training, DataLoader(points(validation), size), ckpt_path=found, weights_only=True)
     return module
 
 

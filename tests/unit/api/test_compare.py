@@ -176,8 +176,9 @@ def test_a_comparison_that_was_killed_goes_on_where_it_is_asked_for_again(tmp_pa
     (folder / ".start-00000001-0123456789abcdef").mkdir()
     again = carry_out(what, out=folder, jobs=1, tell=said.append)
     assert len(said) == 2
-    assert again.comparison.rows[0].runs[0].known["parameters_sha256"] == (
-        done.comparison.rows[0].runs[0].known["parameters_sha256"]
+    assert (
+        again.comparison.rows[0].runs[0].known["parameters_sha256"]
+        == (done.comparison.rows[0].runs[0].known["parameters_sha256"])
     )
     with pytest.raises(RequestError, match=r"holds another comparison: .* continue it with --resume"):
         carry_out(planned(seeds=2, workers=[2]), out=folder, jobs=1)

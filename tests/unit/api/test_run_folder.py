@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from polyrhythm.api import observed_run
+from polyrhythm.api.evaluate import evaluate
 from polyrhythm.api.observed_run import choose_folder, create_folder, discard_folder
 from polyrhythm.api.train import train
 from polyrhythm.config.assemble import assemble
-from polyrhythm.config.recipe import configure
+from polyrhythm.config.recipe import RUN_FORMAT, check_format, configure
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Evaluated, Event, RunEnded
 from polyrhythm.reporting.event_log import read_events
@@ -127,3 +128,28 @@ class ShortOfRoom(io.FileIO):
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         return super().write(data[: self._room])
+
+
+def test_a_run_of_a_later_format_is_refused_by_every_reader(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    config = configure({"data": "digits", "model": "mlp"})
+    create_folder(folder, config, assemble(config, CheckpointConfig(folder=folder)))
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["format"] == RUN_FORMAT
+    check_format(folder)
+    later = environment | {"format": RUN_FORMAT + 1, "polyrhythm": "9.1"}
+    (folder / "environment.json").write_text(json.dumps(later))
+    words = rf"run has format {RUN_FORMAT + 1}, .* use the one that wrote it, Polyrhythm 9\.1$"
+    with pytest.raises(RequestError, match=words):
+        train(resume=folder)
+    with pytest.raises(RequestError, match=words):
+        evaluate(folder)
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"format": "2"}',
+        '{"polyrhythm": "0.1"}',
+    ):  # of a version before, or damaged
+        (folder / "environment.json").write_text(text)
+        check_format(folder)

@@ -28,7 +28,9 @@ def check_distributable(model: nn.Module, optimizer: torch.optim.Optimizer) -> N
             "the model is wrapped in DistributedDataParallel, which averages gradients itself: give the model inside"
         )
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise RequestError("a ScriptModule takes no hooks: distribute the model before torch.jit, or use torch.compile")
+        raise RequestError(
+            "a ScriptModule takes no hooks: distribute the model before torch.jit, or use torch.compile"
+        )
     parameters = dict(model.named_parameters())
     if not parameters:
         raise RequestError("the model has no parameter to train: let at least one require a gradient")
@@ -52,8 +54,10 @@ def _check_parameter(name: str, parameter: Tensor, device: torch.device) -> None
         )
     kind = type(parameter.data)
     if kind is not Tensor:
-        raise RequestError(f"{name} is a {kind.__name__}, which others than its own library cannot exchange: use plain "
-                           "tensors")
+        raise RequestError(
+            f"{name} is a {kind.__name__}, which others than its own library cannot exchange: use plain "
+            "tensors"
+        )
     if parameter.is_meta:
         raise RequestError(
             f"{name} is on the meta device, without numbers: model.to_empty(device=...) and initialize it before"

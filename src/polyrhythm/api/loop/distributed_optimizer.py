@@ -700,7 +700,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if any(id(each) not in names for each in added):
             raise RequestError("add_param_group: a parameter is not one of the distributed model")
         if self.gradients.pending:
-            raise RequestError("add_param_group: gradients of a step are there: call it after optimizer.step()")
+            raise RequestError(
+                "add_param_group: gradients of a step are there: call it after optimizer.step()"
+            )
         part, flat = self._replica.part, self._replica.flat
         placed = {id(view.parameter) for view in flat.views}
         grows = any(id(each) not in placed for each in added)

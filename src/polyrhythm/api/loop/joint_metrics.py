@@ -1,12 +1,11 @@
 """Metrics of torchmetrics over all workers: their states are gathered by the group, without a process group of torch.
 
-    metric.update(…)      each worker's own images
-    metric.compute()      gathers the states of all workers, then computes: the same value on all
+metric.update(…)      each worker's own images
+metric.compute()      gathers the states of all workers, then computes: the same value on all
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import Any

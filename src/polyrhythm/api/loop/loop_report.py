@@ -30,7 +30,6 @@ from polyrhythm.roles.control_plane import ControlPlane
 from polyrhythm.roles.step_metrics import Lap, Tally, finish_work
 from polyrhythm.roles.world import World
 
-
 _Place = tuple[int, int]
 
 

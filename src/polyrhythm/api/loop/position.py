@@ -334,10 +334,10 @@ class LoopProgress:
         assert self.optimizer is not None, "a loop has something to train"
         own = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         if self.in_step and not self.optimizer.was_uneven and own != mark.rates:
-            told = ", ".join(f"{rate:g}" for rate in mark.rates)
+            here, there = (", ".join(f"{rate:g}" for rate in rates) for rates in (own, mark.rates))
             raise RequestError(
-                f"workers have different learning rates at the beginning of an epoch, {', '.join(map('{:g}'.format, own))} "
-                f"here and {told} on another: schedule by what is the same on all, such as "
+                f"workers have different learning rates at the beginning of an epoch, {here} here and {there} on "
+                "another: schedule by what is the same on all, such as "
                 "scheduler.step(group.average(loss))"
             )
 

@@ -250,9 +250,7 @@ class Deal(Sampler[Any]):
     def drawn_before(self, epoch: int) -> int | None:
         """Return how many batches of an epoch have been drawn for this worker; None where it has a fixed share."""
         return (
-            None
-            if self.drawing is None
-            else self.drawing.held(epoch, self._batches(self.left), self.seat.of)
+            None if self.drawing is None else self.drawing.held(epoch, self._batches(self.left), self.seat.of)
         )
 
     def __iter__(self) -> Iterator[list[Any]]:

@@ -265,9 +265,7 @@ class Means:
         # Doubles come back with all their bits.
         self._board.post(_part_key(number, self._worker), json.dumps([called, value]))
         self._asked_at = self._looked_at = time.monotonic()
-        told = self._board.await_found(
-            lambda: self._parts(number, called), f"the others to come to {called}"
-        )
+        told = self._board.await_found(lambda: self._parts(number, called), f"the others to come to {called}")
         parts = [json.loads(part) for part in json.loads(told)]
         if len({part[0] for part in parts}) > 1:
             raise RequestError(
@@ -314,8 +312,8 @@ class Means:
                     why = f"waits for this one in the exchange of step {told[0]}"
             if why and self._board.read(_part_key(number, worker)) is None:
                 raise RequestError(
-                    f"worker {self._worker} is in {called}, and worker {worker} {why}: call {called} at the same place on "
-                    "all workers, not only on the one that leads"
+                    f"worker {self._worker} is in {called}, and worker {worker} {why}: call {called} at the same place "
+                    "on all workers, not only on the one that leads"
                 )
         if now - self._asked_at >= _ASK_EVERY_S:
             self._asked, self._asked_at = f"script/watch/{self._worker}/{time.monotonic_ns()}", now
@@ -347,7 +345,7 @@ class LoopWatch:
         patience_s: of waiting, before the others are asked where they are.
 
     Attributes:
-        exchange: step, and mean of gradients in it, of the exchange with all others that this worker waits in; else None.
+        exchange: that with all others in which this worker waits: its step, and mean of gradients in it; else None.
     """
 
     def __init__(

@@ -244,7 +244,7 @@ class JoinServer:
                         await self._refuse(
                             channel,
                             "version",
-                            f"it runs Polyrhythm {self._offer['version']}, you {version!s:.20}: install the same",
+                            f"it runs Polyrhythm {self._offer['version']}, you {version!s:.60}: install the same",
                         )
                     await channel.say(self._offer)
                 case {"ask": "place"}:

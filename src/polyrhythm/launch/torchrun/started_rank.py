@@ -56,6 +56,7 @@ from polyrhythm.launch.torchrun.reception import Late, receiving
 from polyrhythm.launch.torchrun.report_rank import leader_speaks
 from polyrhythm.launch.torchrun.report_rank import leads as leads
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun as started_by_torchrun
+from polyrhythm.launch.torchrun.software import check_software
 from polyrhythm.roles.job import Job
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.strategies.role_assignment import RoleAssignment, roles_for
@@ -299,6 +300,7 @@ def _met(
         start = gather(outside, patience)
         looking = patience.looking(partial(check_counts, outside, start))
         try:
+            check_software(start.rendezvous, range(outside.size), looking)
             job = job_of(start, looking)
             roles = roles_of(job.strategy, start.rendezvous, job.fault_tolerance.vacant, looking)
             shared = threads_beside(start.rendezvous, range(outside.size), roles, job.strategy, looking)

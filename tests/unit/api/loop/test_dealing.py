@@ -222,7 +222,11 @@ def test_a_last_step_of_less_than_two_images_a_worker_shares_those_of_the_step_b
     assert sorted(number for share in shares for batch, _ in share for number in batch) == list(range(34))
     assert [weight for _, weight in shares[0]] == [9 / 16, 9 / 16]
     three = deal(3, lambda: DataLoader(numbers(30 + 5), batch_size=5))
-    assert [[len(batch) for batch, _ in seen(loader)] for loader in three] == [[5, 4, 4], [5, 3, 3], [5, 3, 3]]
+    assert [[len(batch) for batch, _ in seen(loader)] for loader in three] == [
+        [5, 4, 4],
+        [5, 3, 3],
+        [5, 3, 3],
+    ]
 
 
 def test_what_is_left_of_such_an_epoch_is_dealt_once() -> None:
@@ -235,7 +239,11 @@ def test_what_is_left_of_such_an_epoch_is_dealt_once() -> None:
             for batch, _ in seen(loader)[:steps]
             for number in batch
         ]
-        state = dealt[0].chance(under_way=True) | {"epoch": 0, "before": 0, "passed": dealt[0].passed(handed[0])}
+        state = dealt[0].chance(under_way=True) | {
+            "epoch": 0,
+            "before": 0,
+            "passed": dealt[0].passed(handed[0]),
+        }
         if len(set(handed)) > 1:
             state["handed_to_each"] = handed
         for loader in (others := deal(3, lambda: DataLoader(numbers(34), batch_size=16))):
@@ -246,7 +254,9 @@ def test_what_is_left_of_such_an_epoch_is_dealt_once() -> None:
 
 def test_an_evaluation_leaves_out_what_another_worker_has() -> None:
     dealt = deal(2, lambda: DataLoader(numbers(13), batch_size=2))
-    shares = [[batch[0].tolist() for batch, _ in loader.epoch(0, leaves_repeats_out=True)] for loader in dealt]
+    shares = [
+        [batch[0].tolist() for batch, _ in loader.epoch(0, leaves_repeats_out=True)] for loader in dealt
+    ]
     assert shares == [[[0, 2], [4, 6], [8, 10], [12]], [[1, 3], [5, 7], [9, 11]]]
 
 
@@ -290,7 +300,9 @@ def test_an_order_that_differs_between_workers_is_refused() -> None:
     generators = iter([random.Random(1), random.Random(2)])
     first, second = deal(2, lambda: DataLoader(numbers(40), 5, sampler=Drawing(next(generators).shuffle)))
     seen(first)
-    with pytest.raises(RequestError, match=r"^group\.shard: worker 1 has another order of samples in epoch 0 than worker 0"):
+    with pytest.raises(
+        RequestError, match=r"^group\.shard: worker 1 has another order of samples in epoch 0 than worker 0"
+    ):
         seen(second)
 
 

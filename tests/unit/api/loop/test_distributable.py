@@ -68,7 +68,11 @@ def wrapped() -> nn.Module:
         ),
         (wrapped, sgd, r"weight is a Wrapped, .* use plain tensors"),
         (lambda: torch.jit.script(nn.Linear(4, 3)), sgd, "a ScriptModule takes no hooks"),
-        (lambda: nn.Linear(4, 3), lambda model: NoRate(model.parameters()), "param group 0 of NoRate has no lr"),
+        (
+            lambda: nn.Linear(4, 3),
+            lambda model: NoRate(model.parameters()),
+            "param group 0 of NoRate has no lr",
+        ),
         (
             lambda: nn.Embedding(4, 3, sparse=True),
             lambda model: torch.optim.SparseAdam(list(model.parameters())),

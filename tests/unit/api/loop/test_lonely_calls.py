@@ -53,12 +53,16 @@ def test_a_call_of_one_worker_while_the_other_exchanges(strategy: str, call: str
         run_in_threads(strategy, 2, loop)
 
 
-@pytest.mark.parametrize("strategy", [*IN_STEP, "local_sgd(steps=2)", "parameter_server(servers=1)", "d_psgd"])
+@pytest.mark.parametrize(
+    "strategy", [*IN_STEP, "local_sgd(steps=2)", "parameter_server(servers=1)", "d_psgd"]
+)
 def test_a_call_of_one_worker_when_the_other_has_left(strategy: str) -> None:
     def loop(group: Group) -> None:
         train(group, lambda step: None, lambda: group.average(1.0) if group.rank == 0 else None)
 
-    with pytest.raises(RequestError, match=r"^worker 0 is in group\.average, and worker 1 has left the loop: call"):
+    with pytest.raises(
+        RequestError, match=r"^worker 0 is in group\.average, and worker 1 has left the loop: call"
+    ):
         run_in_threads(strategy, 2, loop)
 
 
@@ -66,7 +70,9 @@ def test_calls_of_two_kinds_do_not_meet() -> None:
     def loop(group: Group) -> None:
         train(group, lambda step: group.average(1.0) if group.rank else group.gather(1))
 
-    with pytest.raises(RequestError, match=r"workers call group\.average and group\.gather where all must call the same"):
+    with pytest.raises(
+        RequestError, match=r"workers call group\.average and group\.gather where all must call the same"
+    ):
         run_in_threads("synchronous", 2, loop)
 
 

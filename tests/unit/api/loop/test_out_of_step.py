@@ -78,7 +78,9 @@ def plateau(group: Group, average: bool, epochs: bool) -> str:
     data = TensorDataset(torch.zeros(8 * group.workers, 4), torch.zeros(8 * group.workers, dtype=torch.int64))
     try:
         with group:
-            model, optimizer = group.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+            model, optimizer = group.distribute(
+                model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            )
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
             shard = group.shard(DataLoader(data, 4))
             for epoch in group.epochs(4, scheduler) if epochs else range(4):
@@ -96,7 +98,10 @@ def plateau(group: Group, average: bool, epochs: bool) -> str:
 def test_rates_that_differ_between_workers_are_noticed_before_they_are_used() -> None:
     said = run_in_threads("synchronous", 2, lambda group: plateau(group, average=False, epochs=False))
     assert len(set(said)) == 1
-    first, second = f"at step 4 with batch 0 of epoch 2 {LINE}{RATE}", f"at step 4 .*{LINE}, learning rate 0.05"
+    first, second = (
+        f"at step 4 with batch 0 of epoch 2 {LINE}{RATE}",
+        f"at step 4 .*{LINE}, learning rate 0.05",
+    )
     assert re.match(f"worker 0 is {first}, worker 1 is {second}", said[0]), said[0]
     assert "lowering the learning rate, be decided on group.average of all" in said[0]
 
@@ -105,7 +110,9 @@ def test_rates_that_differ_between_workers_are_noticed_before_they_are_used() ->
     "strategy", ["local_sgd(steps=2)", "parameter_server(servers=1, consistency=synchronous)", "d_psgd"]
 )
 def test_epochs_compare_rates_of_all_that_go_in_step(strategy: str) -> None:
-    with pytest.raises(RuntimeError, match=r"workers have different learning rates at the beginning of an epoch, 0\.\d+ here"):
+    with pytest.raises(
+        RuntimeError, match=r"workers have different learning rates at the beginning of an epoch, 0\.\d+ here"
+    ):
         run_in_threads(strategy, 2, lambda group: _raised(plateau(group, average=False, epochs=True)))
 
 

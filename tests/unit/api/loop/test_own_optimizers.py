@@ -203,12 +203,15 @@ def test_local_updates_exchange_what_such_an_optimizer_has_done(train: Train) ->
 
 
 @pytest.mark.parametrize(
-    "strategy", ["parameter_server(servers=2, consistency=synchronous)", "mixed(replicas=1, consistency=synchronous)"]
+    "strategy",
+    ["parameter_server(servers=2, consistency=synchronous)", "mixed(replicas=1, consistency=synchronous)"],
 )
 @pytest.mark.parametrize("kind", ["Adam", "SGD"])
 def test_servers_take_a_rate_that_is_a_tensor(strategy: str, kind: str) -> None:
     def make(model: Network) -> torch.optim.Optimizer:
-        return getattr(torch.optim, kind)(model.parameters(), lr=torch.tensor(0.05, dtype=torch.float64), weight_decay=0.01)
+        return getattr(torch.optim, kind)(
+            model.parameters(), lr=torch.tensor(0.05, dtype=torch.float64), weight_decay=0.01
+        )
 
     expected = plain(plainly, make, 2)
     for vector, _ in trained(strategy, 2, plainly, make):
@@ -222,9 +225,13 @@ def test_servers_train_what_was_never_frozen_once_it_is_added() -> None:
         torch.testing.assert_close(vector, expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server(servers=1)", "local_sgd(steps=2)", "d_psgd", "downpour"])
+@pytest.mark.parametrize(
+    "strategy", ["parameter_server(servers=1)", "local_sgd(steps=2)", "d_psgd", "downpour"]
+)
 def test_what_cannot_grow_says_how_to_thaw(strategy: str) -> None:
-    with pytest.raises(RequestError, match=r"^add_param_group: .* give it these parameters before, frozen by"):
+    with pytest.raises(
+        RequestError, match=r"^add_param_group: .* give it these parameters before, frozen by"
+    ):
         trained(strategy, 2, unfreezes, head_of)
 
 
