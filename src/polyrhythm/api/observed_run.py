@@ -29,7 +29,7 @@ from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, RUN_FORMAT, 
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import PolyrhythmError, RequestError
-from polyrhythm.events import Event, Notice, Restarted, RunEnded, RunStarted, WorkerProgress
+from polyrhythm.events import Evaluated, Event, Notice, Restarted, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.launch.energy import EnergyCounter
 from polyrhythm.launch.process import lost_output
@@ -313,6 +313,17 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     if seen.timings:
         figures["timings"] = seen.timings.to_json()
     return Run(folder, end.outcome, figures)
+
+
+def tested_epochs(folder: Path) -> int:
+    """Return after how many epochs the run of a folder was tested last; 0: not yet.
+
+    Raises:
+        RequestError: its log is damaged.
+    """
+    log = folder / LOG_FILE
+    events = read_events(log) if log.exists() else []
+    return max((event.epoch for event in events if isinstance(event, Evaluated)), default=0)
 
 
 def finished_run(folder: Path) -> Run | None:

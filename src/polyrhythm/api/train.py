@@ -39,7 +39,14 @@ import torch
 from polyrhythm.api.fine_tuning import FineTuning, suited
 from polyrhythm.api.growing import by_noise, with_growing_batches
 from polyrhythm.api.joining import admission_of, entrance_of
-from polyrhythm.api.observed_run import ObservedRun, Run, choose_folder, finished_run, observed_run
+from polyrhythm.api.observed_run import (
+    ObservedRun,
+    Run,
+    choose_folder,
+    finished_run,
+    observed_run,
+    tested_epochs,
+)
 from polyrhythm.api.stages import Lasting, StagedRun, in_stages, staged_run
 from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
@@ -147,6 +154,7 @@ def train(
             folder=folder,
             checkpoints=config.keep_checkpoints,
             resume=resume is not None and not died_young(folder, config),
+            tested=0 if resume is None else tested_epochs(folder),
             best=config.keep_best,
         )
         job = assemble(config, checkpointing)

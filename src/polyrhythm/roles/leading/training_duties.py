@@ -86,6 +86,8 @@ class TrainingDuties(Duties):
         """How many workers were left when there were too few."""
         self._images_before: int | None = None
         """Images that counted as done in the checkpoint that this run goes on from."""
+        self._untested: Snapshot | None = None
+        """The checkpoint that this run goes on from, where it was written and killed before its model was tested."""
 
     def attach(self, leader: Leader) -> None:
         super().attach(leader)
@@ -121,10 +123,13 @@ class TrainingDuties(Duties):
         if not self.job.checkpointing.resume:
             return None
         snapshot = self._collector.load()
-        if snapshot.was is not None:
+        same = snapshot.was is None
+        if not same:
             snapshot, remark = handed_over(snapshot, self.job, self._replica.plan)
             self._collector.remarks.append(remark)
         self._go_on(snapshot.begun)
+        if same and self._lacks_test(snapshot):
+            self._untested = snapshot
         if self.job.draws:
             self._deal_from(snapshot.deal)
         self._replica.flat.vector.copy_(snapshot.parameters)
@@ -183,6 +188,22 @@ class TrainingDuties(Duties):
         for remark in (of_strategy, of_stages, of_data, *self._collector.remarks):
             if remark:
                 self._emitter.say(Notice(time_s=0, text=remark))
+        if (untested := self._untested) is not None:
+            self._untested = None
+            states = [state for _, state in sorted(untested.workers.items())]
+            self._collector.evaluate(untested.epoch, untested.presented, states=states)
+            self._stop_where_reached(untested.epoch)
+
+    def _lacks_test(self, snapshot: Snapshot) -> bool:
+        """Return whether a checkpoint is of the end of an epoch whose test was lost with the run that wrote it."""
+        at_end = snapshot.step == self.job.calendar.start(snapshot.epoch) and not self.job.draws
+        return at_end and self.job.checkpointing.tested < snapshot.epoch < self.job.learning.epochs
+
+    def _stop_where_reached(self, epochs: int) -> None:
+        if self._reached:
+            text = f"the test after epoch {epochs} has reached {self.job.until}: training ends"
+            self._emitter.say(Notice(time_s=0, text=text))
+            self._world.stop.request()
 
     def after_step(self) -> None:
         self._collector.step_done()
@@ -260,10 +281,7 @@ class TrainingDuties(Duties):
             leader.wait_for_step(step)
         if tests:
             self._collector.evaluate(epochs, presented, [] if own is None else [own, *self._tested(step)])
-            if self._reached:
-                text = f"the test after epoch {epochs} has reached {self.job.until}: training ends"
-                self._emitter.say(Notice(time_s=0, text=text))
-                self._world.stop.request()
+            self._stop_where_reached(epochs)
         if epochs > self._ledger.saved_epochs:
             self._collector.save(self._collector.snapshot(epochs, step, presented), tested=not last)
         self._emitter.paused_s += self._world.clock.now() - paused_at
@@ -786,7 +804,11 @@ class CheckpointCollector:
             return part()
 
     def evaluate(
-        self, epoch: int, presented: Tensor | None = None, tested: Sequence[PartialEvaluation] = ()
+        self,
+        epoch: int,
+        presented: Tensor | None = None,
+        tested: Sequence[PartialEvaluation] = (),
+        states: list[WorkerState] | None = None,
     ) -> None:
         """Test the model.
 
@@ -794,9 +816,11 @@ class CheckpointCollector:
             epoch: epochs that are over.
             presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
             tested: parts of the test that are done.
+            states: the workers', worker 0's first; None: those that they have handed in.
         """
         with self._world.activity.doing("testing the model", takes_long=True):
-            found = self._presentation.evaluate(self._leader.workers.in_order, presented, tested)
+            states = self._leader.workers.in_order if states is None else states
+            found = self._presentation.evaluate(states, presented, tested)
         self.found, self.tested_epochs = found, epoch
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
