@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset
 
 BATCH_SIZE = 8
 
@@ -29,17 +30,37 @@ def points(count: int) -> TensorDataset:
     )
 
 
+class Cut(Sampler[list[int]]):
+    """Batches of given sizes."""
+
+    def __init__(self, sampler: RandomSampler, sizes: list[int]) -> None:
+        self._sampler = sampler
+        self._sizes = sizes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = iter(list(self._sampler))
+        for size in self._sizes:
+            yield list(islice(order, size))
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
 def loaders(workers: int, plain: bool) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Gives a shuffled loader whose last step has one point, and one in which every second step is an update."""
+    """Gives a shuffled loader with one point too many, and one in which every second step is an update.
+
+    A last step of one point is less than two for each worker, so that it shares those of the step before.
+    """
     size = BATCH_SIZE * workers if plain else BATCH_SIZE
     generator = torch.Generator().manual_seed(3)
-    one_left = DataLoader(points(2 * BATCH_SIZE * workers + 1), size, shuffle=True, generator=generator)
-    return one_left, DataLoader(points(4 * BATCH_SIZE * workers), size)
+    data, last = points(2 * BATCH_SIZE * workers + 1), BATCH_SIZE * workers + 1
+    every = DataLoader(points(4 * BATCH_SIZE * workers), size)
+    if not plain:
+        return DataLoader(data, size, shuffle=True, generator=generator), every
+    cut = Cut(RandomSampler(data, generator=generator), [size, last - last // 2, last // 2])
+    return DataLoader(data, batch_sampler=cut, generator=generator), every
 
 
 def train(

@@ -220,7 +220,7 @@ def _refuse_options(group: Group) -> None:
     with pytest.raises(RequestError, match=r"momentum of param group 1 changed from 0\.9 to 0\.8"):
         optimizer.step()
     optimizer.param_groups[1]["momentum"] = 0.9
-    with pytest.raises(RequestError, match="add them before distribute"):
+    with pytest.raises(RequestError, match="a parameter is not one of the distributed model"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(RequestError, match="distributes one model"):
         group.distribute(model, optimizer)

@@ -92,7 +92,7 @@ def test_a_rank_that_dies_before_the_start_is_whole_takes_part_once_it_is_starte
         dead = pool.submit(gather, local(replaced, 3, store.port))  # which does no more than this
         others = [pool.submit(meet, rank, store.port) for rank in range(3) if rank != replaced]
         before = dead.result(PATIENCE_S)
-        before.rendezvous.store.wait([f"host/{1 - replaced}"], timedelta(seconds=PATIENCE_S))
+        before.rendezvous.store.wait([f"software/{1 - replaced}"], timedelta(seconds=PATIENCE_S))
         assert not any(other.done() for other in others)
         after = meet(replaced, store.port)
         names = {other.result(PATIENCE_S).name for other in others} | {after.name}

@@ -1,0 +1,417 @@
+"""Inputs from public bug trackers of comparable tools, each as a small loop on two or three workers.
+
+    python benchmarks/wrong-inputs/trackers.py [NAME …] [--out DIR]
+
+Each has the link of the report that it comes from, and the value that is right: that of the same loop alone, or one
+line of an error. Workers are threads of this process, over real links, as in the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # whose workers these are
+
+from polyrhythm.api.join import Group
+from polyrhythm.errors import PolyrhythmError
+from unit.api.alone import flat, network, points
+from unit.api.loop.threads import Killed, run_in_threads
+
+
+@dataclass(frozen=True)
+class Input:
+    """One report.
+
+    Attributes:
+        link: to it.
+        run: returns what was found, and what is right.
+    """
+
+    link: str
+    run: Callable[[], tuple[Any, Any]]
+
+
+INPUTS: dict[str, Input] = {}
+
+
+def report(link: str) -> Callable[[Callable[[], tuple[Any, Any]]], Callable[[], tuple[Any, Any]]]:
+    """Note an input under the name of its function."""
+
+    def note(run: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[Any, Any]]:
+        INPUTS[run.__name__.replace("_", "-")] = Input(link, run)
+        return run
+
+    return note
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: Any, batches: Any, after: Callable[[], object] = lambda: None) -> None:
+    for x, y in batches:
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+
+
+def inside(
+    workers: int, loop: Callable[[Group, nn.Module, Any], Any], strategy: str = "synchronous"
+) -> list[Any]:
+    """Run a loop with a distributed network on each worker."""
+    models = [network() for _ in range(workers)]
+
+    def whole(group: Group) -> Any:
+        with group:
+            model, optimizer = group.distribute(models[group.rank], sgd(models[group.rank]))
+            return loop(group, model, optimizer)
+
+    return run_in_threads(strategy, workers, whole)
+
+
+def refused(run: Callable[[], object]) -> str:
+    """Return the class of the error of a run, and whether its text is one line."""
+    try:
+        run()
+    except PolyrhythmError as error:
+        return "one line" if "\n" not in str(error) else "several lines"
+    return "nothing said"
+
+
+def counted(count: int, workers: int, batch_size: int) -> list[int]:
+    """Return how many images each worker's sum over all has in a test."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> int:
+        with torch.no_grad():
+            seen = sum(len(y) for _, y in group.shard(DataLoader(points(count), batch_size)))
+        return sum(group.gather(seen))
+
+    return inside(workers, loop)
+
+
+def close(first: Tensor, second: Tensor) -> bool:
+    return bool(torch.allclose(first, second, rtol=1e-11, atol=1e-11))
+
+
+@report("https://github.com/pytorch/pytorch/issues/25162")
+def pytorch_25162() -> tuple[Any, Any]:
+    """A sampler pads the test set, so that accuracy counts images twice."""
+    return counted(13, 2, 2), [13, 13]
+
+
+@report("https://github.com/pytorch/pytorch/issues/47163")
+def pytorch_47163() -> tuple[Any, Any]:
+    """Strides of gradients differ from those of the buckets: channels_last after the model was wrapped."""
+
+    def net() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3)).double()
+
+    images = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    data = TensorDataset(images, torch.arange(16) % 3)
+    plain = net()
+    train(plain.to(memory_format=torch.channels_last), sgd(plain), DataLoader(data, 8))
+    models = [net() for _ in range(2)]
+
+    def loop(group: Group) -> bool:
+        with group:
+            model, optimizer = group.distribute(models[group.rank], sgd(models[group.rank]))
+            train(model.to(memory_format=torch.channels_last), optimizer, group.shard(DataLoader(data, 4)))
+        return close(flat(model), flat(plain))
+
+    return run_in_threads("synchronous", 2, loop), [True, True]
+
+
+@report("https://github.com/pytorch/pytorch/issues/31771")
+def pytorch_31771() -> tuple[Any, Any]:
+    """Without set_epoch each epoch has the same order."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[list[int]]:
+        shard = group.shard(DataLoader(TensorDataset(torch.arange(22)), 5, shuffle=True))
+        with torch.no_grad():
+            return [[int(each) for (batch,) in shard for each in batch] for _ in range(2)]
+
+    first, second = inside(2, loop)
+    whole = [sorted(a + b) == list(range(22)) for a, b in zip(first, second, strict=True)]
+    return [*whole, first[0] != first[1]], [True, True, True]
+
+
+@report("https://github.com/pytorch/pytorch/issues/30509")
+def pytorch_30509() -> tuple[Any, Any]:
+    """Gradients have other bits in another run."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[float]:
+        train(model, optimizer, group.shard(DataLoader(points(26), 4)))
+        return flat(model).tolist()
+
+    return inside(3, loop) == inside(3, loop), True
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/5060")
+def lightning_5060() -> tuple[Any, Any]:
+    """A validation set of a few samples depends on the number of workers."""
+    return counted(3, 2, 2) + counted(5, 3, 4), [3, 3, 5, 5, 5]
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/7929")
+def lightning_7929() -> tuple[Any, Any]:
+    """Tests repeat or drop samples: the mean loss of the test set."""
+    model = network()
+    x, y = points(11).tensors
+    right = float(nn.functional.cross_entropy(model(x), y).detach())
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
+        total, seen = 0.0, 0
+        with torch.no_grad():
+            for inputs, labels in group.shard(DataLoader(points(11), 2)):
+                total += float(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"))
+                seen += len(labels)
+        return group.average(total / max(seen, 1), seen)
+
+    return [abs(found - right) < 1e-12 for found in inside(2, loop)], [True, True]
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/379")
+def lightning_379() -> tuple[Any, Any]:
+    """Early stopping on each process's own loss ends one of them earlier, and the others hang."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> None:
+        shard = group.shard(DataLoader(points(24), 4))
+        for epoch in range(3):
+            train(model, optimizer, shard)
+            if epoch == group.rank:
+                break
+
+    return refused(lambda: inside(2, loop)), "one line"
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/8727")
+def lightning_8727() -> tuple[Any, Any]:
+    """ReduceLROnPlateau on each process's own metric."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> None:
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        shard = group.shard(DataLoader(points(24), 4))
+        for epoch in range(4):
+            train(model, optimizer, shard)
+            plateau.step(float(epoch if group.rank else -epoch))
+
+    return refused(lambda: inside(2, loop)), "one line"
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/19045")
+def lightning_19045() -> tuple[Any, Any]:
+    """A value is asked for on rank 0 only, and all hang."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> None:
+        shard = group.shard(DataLoader(points(24), 4))
+        train(model, optimizer, shard)
+        if group.leads:
+            group.average(1.0)
+        train(model, optimizer, shard)
+
+    return refused(lambda: inside(2, loop)), "one line"
+
+
+@report("https://github.com/huggingface/accelerate/issues/2007")
+def accelerate_2007() -> tuple[Any, Any]:
+    """Nine samples in batches of five with drop_last: what is gathered is not what the loader gives."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[int]:
+        shard = group.shard(DataLoader(TensorDataset(torch.arange(11)), 5, drop_last=True))
+        with torch.no_grad():
+            own = [int(each) for (batch,) in shard for each in batch]
+        return sorted(number for each in group.gather(own) for number in each)
+
+    return inside(2, loop), [list(range(10))] * 2
+
+
+@report("https://github.com/huggingface/accelerate/issues/952")
+def accelerate_952() -> tuple[Any, Any]:
+    """The last batch is ignored where all are even."""
+    return counted(128, 2, 16), [128, 128]
+
+
+@report("https://github.com/huggingface/accelerate/issues/1674")
+def accelerate_1674() -> tuple[Any, Any]:
+    """A ratio over batches of uneven sizes."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
+        right = seen = 0
+        with torch.no_grad():
+            for (batch,) in group.shard(DataLoader(TensorDataset(torch.arange(101)), 8)):
+                right += int((batch < 37).sum())
+                seen += len(batch)
+        return group.average(right / max(1, seen), seen)
+
+    return [round(each, 12) for each in inside(3, loop)], [round(37 / 101, 12)] * 3
+
+
+@report("https://github.com/huggingface/accelerate/issues/226")
+def accelerate_226() -> tuple[Any, Any]:
+    """10,167 of 10,000 test samples are used on three workers."""
+    return counted(1000, 3, 64), [1000] * 3
+
+
+@report("https://github.com/huggingface/accelerate/issues/963")
+def accelerate_963() -> tuple[Any, Any]:
+    """A scheduler steps at every batch though gradients are accumulated over two."""
+
+    def accumulated(model: nn.Module, optimizer: Any, batches: Any) -> tuple[list[float], float]:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        for number, (x, y) in enumerate(batches, 1):
+            (nn.functional.cross_entropy(model(x), y) / 2).backward()
+            if number % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+        return flat(model).tolist(), optimizer.param_groups[0]["lr"]
+
+    plain = network()
+    vector, rate = accumulated(plain, sgd(plain), DataLoader(points(32), 8))
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> tuple[bool, float]:
+        found, own = accumulated(model, optimizer, group.shard(DataLoader(points(32), 4)))
+        return close(torch.tensor(found), torch.tensor(vector)), own
+
+    return inside(2, loop), [(True, rate)] * 2
+
+
+@report("https://github.com/huggingface/accelerate/issues/3797")
+def accelerate_3797() -> tuple[Any, Any]:
+    """ReduceLROnPlateau lowers the rate once for each process."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        for _ in range(2):
+            plateau.step(group.average(1.0))
+        return float(optimizer.param_groups[0]["lr"])
+
+    return inside(3, loop), [0.05] * 3
+
+
+@report("https://github.com/ray-project/ray/issues/22406")
+def ray_22406() -> tuple[Any, Any]:
+    """A loader that does not shuffle is shuffled when it is shared out."""
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[int]:
+        with torch.no_grad():
+            return [
+                int(each)
+                for (batch,) in group.shard(DataLoader(TensorDataset(torch.arange(8)), 2))
+                for each in batch
+            ]
+
+    return inside(2, loop), [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+@report("https://github.com/meta-pytorch/torchft/pull/292")
+def torchft_292() -> tuple[Any, Any]:
+    """After the loss of a replica the samples of its share are missing."""
+    seen: list[list[int]] = []
+
+    def loop(group: Group) -> None:
+        model = network()
+        with group:
+            model, optimizer = group.distribute(model, sgd(model))
+            x, y = points(30).tensors
+            shard = group.shard(DataLoader(TensorDataset(x, y, torch.arange(30)), 2))
+            for epoch in group.epochs(3):
+                own: list[int] = []
+                for inputs, labels, numbers in shard:
+                    if (group.rank, epoch, len(own)) == (2, 0, 4):
+                        raise Killed
+                    train(model, optimizer, [(inputs, labels)])
+                    own += numbers.tolist() if shard.weight else []
+                if epoch == 2:
+                    seen.append(own)
+
+    run_in_threads("synchronous", 3, loop)
+    return sorted(number for own in seen for number in own), list(range(30))
+
+
+@report("https://github.com/learning-at-home/hivemind/issues/446")
+def hivemind_446() -> tuple[Any, Any]:
+    """Weights are loaded on one peer, and the others go on from their own."""
+    weights = {name: value * 0.5 for name, value in network().state_dict().items()}
+    plain = network()
+    plain.load_state_dict(weights)
+    train(plain, sgd(plain), DataLoader(points(16), 8))
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> bool:
+        if group.rank == 0:
+            model.load_state_dict(weights)
+        train(model, optimizer, group.shard(DataLoader(points(16), 4)))
+        return close(flat(model), flat(plain))
+
+    return inside(2, loop), [True, True]
+
+
+@report("https://github.com/learning-at-home/hivemind/pull/428")
+def hivemind_428() -> tuple[Any, Any]:
+    """Frozen parameters are exchanged as well, and exhaust the memory."""
+
+    def loop(group: Group) -> int:
+        model = network()
+        model[0].requires_grad_(False)
+        with group:
+            trained = [each for each in model.parameters() if each.requires_grad]
+            group.distribute(model, torch.optim.SGD(trained, lr=0.1))
+            assert group._replica is not None
+            return group._replica.flat.size
+
+    return run_in_threads("synchronous", 2, loop), [8 * 3 + 3] * 2
+
+
+@report("https://github.com/huggingface/pytorch-image-models/pull/62")
+def timm_62() -> tuple[Any, Any]:
+    """Statistics of batch norms differ between processes, and the saved ones are those of rank 0."""
+    models = [nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double() for _ in range(2)]
+
+    def loop(group: Group) -> list[list[float]]:
+        model = models[group.rank]
+        with group:
+            model, optimizer = group.distribute(model, sgd(model))
+            train(model, optimizer, group.shard(DataLoader(points(32), 4)))
+            own = group.gather(model[1].running_mean.tolist())
+        mean = torch.tensor(own, dtype=torch.float64).mean(0)
+        return [bool(torch.allclose(model[1].running_mean, mean, rtol=1e-12))]
+
+    return run_in_threads("synchronous", 2, loop), [[True], [True]]
+
+
+def main() -> None:
+    """Try every input, or those that are named, and write what each came to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(INPUTS)}")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    chosen = parser.parse_args()
+    if unknown := [name for name in chosen.names if name not in INPUTS]:
+        parser.error(f"no such input: {', '.join(unknown)}")
+    rows = []
+    for name in chosen.names or INPUTS:
+        found, right = INPUTS[name].run()
+        rows.append({"input": name, "link": INPUTS[name].link, "right": found == right})
+        print(
+            f"{'right' if found == right else f'WRONG: {found}, not {right}':8} {name} {INPUTS[name].link}",
+            flush=True,
+        )
+    if not chosen.names:
+        text = json.dumps(rows, indent=2) + "\n"
+        (chosen.out / "trackers.json").write_text(text, encoding="utf-8")
+    sys.exit(not all(row["right"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()
