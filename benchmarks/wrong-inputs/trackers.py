@@ -11,10 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -158,28 +163,68 @@ def pytorch_30509() -> tuple[Any, Any]:
     return inside(3, loop) == inside(3, loop), True
 
 
+@report("https://github.com/pytorch/pytorch/issues/69031")
+def pytorch_69031() -> tuple[Any, Any]:
+    """Of accumulated gradients only those of parameters that the last pass uses are averaged."""
+
+    def accumulated(model: Any, optimizer: Any, batches: Any, without_exchange: Callable[[], Any]) -> None:
+        for number, (x, y) in enumerate(batches):
+            if number % 2 == 0:
+                with without_exchange():
+                    (nn.functional.cross_entropy(model(x), y) / 2).backward()
+            else:  # the first layer has no part in it
+                hidden = model[0](x).detach()
+                (nn.functional.cross_entropy(model[1:](hidden), y) / 2).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    plain = network()
+    accumulated(plain, sgd(plain), DataLoader(points(32), 8), nullcontext)
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> bool:
+        accumulated(model, optimizer, group.shard(DataLoader(points(32), 4)), group.accumulate)
+        return close(flat(model), flat(plain))
+
+    return inside(2, loop), [True, True]
+
+
+@report("https://github.com/Lightning-AI/pytorch-lightning/issues/20340")
+def lightning_20340() -> tuple[Any, Any]:
+    """The callback BackboneFinetuning thaws a backbone, whose gradients are then not averaged."""
+    adapter = import_module(
+        "polyrhythm.adapters.lightning"
+    )  # before Lightning: it prepares torchvision for it
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    from unit.adapters.lightning_task import BATCH_SIZE, Finetuned, fitted
+
+    groups: dict[int, Group] = {}
+
+    def thawing() -> Any:
+        return BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
+
+    def joined(*_: Any, **__: Any) -> Group:
+        return groups[threading.get_ident()]
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(adapter, "join", joined):
+        plain = fitted(Path(folder, "plain"), 2 * BATCH_SIZE, module=Finetuned(), more=[thawing])
+        modules = [Finetuned() for _ in range(2)]
+
+        def loop(group: Group) -> bool:
+            groups[threading.get_ident()] = group
+            own = modules[group.rank]
+            fitted(
+                Path(folder), BATCH_SIZE, module=own, more=[thawing], strategy=adapter.PolyrhythmStrategy()
+            )
+            return close(flat(own), flat(plain))
+
+        return run_in_threads("synchronous", 2, loop), [True, True]
+
+
 @report("https://github.com/Lightning-AI/pytorch-lightning/issues/5060")
 def lightning_5060() -> tuple[Any, Any]:
     """A validation set of a few samples depends on the number of workers."""
     return counted(3, 2, 2) + counted(5, 3, 4), [3, 3, 5, 5, 5]
-
-
-@report("https://github.com/Lightning-AI/pytorch-lightning/issues/7929")
-def lightning_7929() -> tuple[Any, Any]:
-    """Tests repeat or drop samples: the mean loss of the test set."""
-    model = network()
-    x, y = points(11).tensors
-    right = float(nn.functional.cross_entropy(model(x), y).detach())
-
-    def loop(group: Group, model: nn.Module, optimizer: Any) -> float:
-        total, seen = 0.0, 0
-        with torch.no_grad():
-            for inputs, labels in group.shard(DataLoader(points(11), 2)):
-                total += float(nn.functional.cross_entropy(model(inputs), labels, reduction="sum"))
-                seen += len(labels)
-        return group.average(total / max(seen, 1), seen)
-
-    return [abs(found - right) < 1e-12 for found in inside(2, loop)], [True, True]
 
 
 @report("https://github.com/Lightning-AI/pytorch-lightning/issues/379")
@@ -256,12 +301,6 @@ def accelerate_1674() -> tuple[Any, Any]:
         return group.average(right / max(1, seen), seen)
 
     return [round(each, 12) for each in inside(3, loop)], [round(37 / 101, 12)] * 3
-
-
-@report("https://github.com/huggingface/accelerate/issues/226")
-def accelerate_226() -> tuple[Any, Any]:
-    """10,167 of 10,000 test samples are used on three workers."""
-    return counted(1000, 3, 64), [1000] * 3
 
 
 @report("https://github.com/huggingface/accelerate/issues/963")
@@ -372,6 +411,26 @@ def hivemind_428() -> tuple[Any, Any]:
             return group._replica.flat.size
 
     return run_in_threads("synchronous", 2, loop), [8 * 3 + 3] * 2
+
+
+@report("https://github.com/huggingface/pytorch-image-models/issues/245")
+def timm_245() -> tuple[Any, Any]:
+    """The moving average of the weights is another one than alone."""
+
+    def averaged(model: nn.Module, optimizer: Any, batches: Any) -> Tensor:
+        average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        train(model, optimizer, batches, lambda: average.update_parameters(model))
+        return flat(average)
+
+    plain = network()
+    expected = averaged(plain, sgd(plain), DataLoader(points(48), 8))
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> bool:
+        return close(averaged(model, optimizer, group.shard(DataLoader(points(48), 4))), expected)
+
+    return inside(2, loop), [True, True]
 
 
 @report("https://github.com/huggingface/pytorch-image-models/pull/62")

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _operators = define_missing_operators()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from torchmetrics.classification import MulticlassAccuracy
 
 BATCH_SIZE, EPOCHS = 8, 3
@@ -76,6 +77,19 @@ class Classifier(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.8)]
 
 
+class Finetuned(Classifier):
+    """Has a backbone, which a callback freezes at first."""
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.network[0]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(
+            [each for each in self.parameters() if each.requires_grad], lr=0.2, momentum=0.9
+        )
+
+
 class TwoOptimizers(Classifier):
     """Would step them by hand."""
 
@@ -92,6 +106,7 @@ def fitted(
     module: Classifier,
     resumes: str = "",
     validation: int = 4 * BATCH_SIZE,
+    more: Sequence[Callable[[], Callback]] = (),
     **options: Any,
 ) -> Classifier:
     """Fit a module on shuffled batches of a size, the last one ragged, and validate it after each epoch.
@@ -102,12 +117,16 @@ def fitted(
         module: what is fitted.
         resumes: the checkpoint to go on from.
         validation: images to validate on.
+        more: make further callbacks.
         **options: of the trainer.
     """
     trainer = Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
-        callbacks=[ModelCheckpoint(folder / "saved", filename="{epoch}", save_top_k=-1)],
+        callbacks=[
+            ModelCheckpoint(folder / "saved", filename="{epoch}", save_top_k=-1),
+            *(make() for make in more),
+        ],
         gradient_clip_val=0.3 if module.automatic_optimization else None,
         enable_progress_bar=False,
         enable_model_summary=False,

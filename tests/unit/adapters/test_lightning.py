@@ -37,8 +37,10 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Classifier]]:
     groups: dict[int, Group] = {}
     monkeypatch.setattr(adapter, "join", lambda *_, **__: groups[threading.get_ident()])
 
-    def run(spec: str, folder: Path, workers: int = 2, **options: Any) -> list[Classifier]:
-        modules = [Classifier() for _ in range(workers)]
+    def run(
+        spec: str, folder: Path, workers: int = 2, kind: type[Classifier] = Classifier, **options: Any
+    ) -> list[Classifier]:
+        modules = [kind() for _ in range(workers)]
 
         def loop(group: Group) -> Classifier:
             groups[threading.get_ident()] = group
@@ -78,6 +80,22 @@ def test_gradients_are_accumulated_as_alone(tmp_path: Path, fit: Any) -> None:
     expected = plain(tmp_path / "plain", accumulate_grad_batches=2)
     (first, _) = fit("synchronous", tmp_path, accumulate_grad_batches=2)
     torch.testing.assert_close(vector(first), vector(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_a_backbone_that_is_thawed_by_a_callback_trains_as_alone(tmp_path: Path, fit: Any) -> None:
+    """Lightning's `BackboneFinetuning` adds the backbone's parameters to the optimizer in epoch 1."""
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    from unit.adapters.lightning_task import BATCH_SIZE, Finetuned, fitted
+
+    def thawing() -> Any:
+        return BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
+
+    expected = fitted(tmp_path / "plain", 2 * BATCH_SIZE, module=Finetuned(), more=[thawing])
+    begun = Finetuned()
+    for each in fit("synchronous", tmp_path, kind=Finetuned, more=[thawing]):
+        torch.testing.assert_close(vector(each), vector(expected), rtol=1e-12, atol=1e-12)
+        assert not torch.equal(each.backbone.weight, begun.backbone.weight)
 
 
 @pytest.mark.parametrize("spec", ["local_sgd(steps=16)", "parameter_server(servers=2)", "ad_psgd"])
