@@ -20,7 +20,7 @@ from processes.family import are_gone
 
 TRAIN = [
     *("train", "--data", "digits", "--model", "lenet5(widths=[4, 8], hidden=16, dropout=0.5)", "--json"),
-    *("--batch-size", "12", "--epochs", "3", "--resume", "auto", "--notice-s", "20"),
+    *("--batch-size", "12", "--epochs", "3", "--resume", "auto", "--notice-s", "20", "--balance", "off"),
 ]
 
 LENGTH = 60

@@ -21,7 +21,7 @@ from processes.family import are_gone, stop
 from processes.ports import free_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-TRAIN = ["train", "--data", "digits", "--model", "mlp", "--json"]
+TRAIN = ["train", "--data", "digits", "--model", "mlp", "--balance", "off", "--json"]
 
 
 def torchrun(processes: int, *options: str) -> list[str]:

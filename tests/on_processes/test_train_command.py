@@ -17,7 +17,7 @@ from polyrhythm.api.strategies import strategies
 from polyrhythm.events import CheckpointSaved, RunEnded
 from polyrhythm.reporting.event_log import read_events
 
-TRAIN = ["train", "--data", "digits", "--seed", "3", "--json"]
+TRAIN = ["train", "--data", "digits", "--seed", "3", "--balance", "off", "--json"]
 LENET = "lenet5(widths=[4, 8], hidden=16, dropout=0.5)"
 WITH_DROPOUT = [*TRAIN, "--model", LENET, "--epochs", "2"]
 DIVERGING = (
