@@ -64,7 +64,7 @@ def train_with_ddp(out: str | Path | None = None, **options: Unpack[RunOptions])
     folder = choose_folder(out, f"{NAME}-{job.model_name.split('(')[0]}")
     chosen = {"strategy": NAME, "epochs": job.learning.epochs, "optimizer": str(job.learning.optimizer)}
     config = config.model_copy(update=chosen)
-    claim = create_folder_for(folder, config, str(job.device))
+    claim = create_folder_for(folder, config, str(job.device), job.dataset)
     with observed_run_in(folder, config, (), claim) as observed:
         observed.on_event(_opening(job))
         _run(job, config.threads, observed.on_event, folder)

@@ -179,7 +179,7 @@ class FineTuning:
         start_method: str,
     ) -> None:
         self._train, self._observers, self._folder = train, observers, folder
-        self._dataset = data_of(config)
+        self._dataset = data_of(config, folder)
         self._config = config.model_copy(update=_fitting(config, len(self._dataset.train)))
         self._labels = self._dataset.train.labels
         self._classes = len(self._dataset.classes)
@@ -203,8 +203,9 @@ class FineTuning:
         with observed_run(self._job, self._config, self._observers) as observed:
             self._say = observed.on_event
             self._say(self._opening())
-            if remark:
-                self._notice(remark)
+            for each in (remark, self._dataset.remark):
+                if each:
+                    self._notice(each)
             outcome, figures = self._done()
             observed.on_event(RunEnded(time_s=self._now, outcome=outcome, result=figures))
         end = RunEnded(time_s=self._now, outcome=outcome, result=figures)
@@ -305,14 +306,30 @@ class FineTuning:
 
             found.append(compute(request, processes, start_method=self._method, tell=tell))
             self._images += count * len(split)
-        return found[0], found[1]
+        return self._readable(found[0], found[1])
+
+    def _readable(self, train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave out images that could not be read; return the features of the others."""
+        kept = [(~each.isnan().any(2).any(0)).nonzero().flatten() for each in (train, test)]
+        lost = train.shape[1] + test.shape[1] - sum(map(len, kept))
+        if lost:
+            self._notice(f"{lost:,} images cannot be read any more, and are left out")
+            parts = [
+                part_of(each, left)
+                for each, left in zip((self._dataset.train, self._dataset.test), kept, strict=True)
+            ]
+            self._dataset = replace(self._dataset, train=parts[0], test=parts[1], names=None, held_out=False)
+            self._labels = self._dataset.train.labels
+        return train[:, kept[0]], test[:, kept[1]]
 
     def _thaw(
         self, head: LinearHead, right: Tensor, learn: Tensor, check: Tensor, figures: dict[str, Any]
     ) -> tuple[list[_Round], str]:
         """Return the rounds that are surely better than the head alone, and how the last run ended."""
         train = self._dataset.train
-        part = replace(self._dataset, train=part_of(train, learn), test=part_of(train, check))
+        part = replace(
+            self._dataset, train=part_of(train, learn), test=part_of(train, check), names=None, held_out=False
+        )
         before = self._stage("head-of-part.safetensors")
         self._save(self._with_head(head), before)
         done: list[_Round] = []

@@ -1,6 +1,7 @@
 """Output of a run on disk: its folder, its event log and its other observers, up to its report.
 
-The folder holds `config.yaml`, a complete recipe of this run, and `environment.json`, a description of the machine.
+The folder holds `config.yaml`, a complete recipe of this run, `data.json`, a record of the data (`data/record.py`), and
+`environment.json`, a description of the machine.
 It is claimed by the start that writes into it. A new run's folder is removed if the request is
 refused before the first event.
 """
@@ -28,6 +29,8 @@ from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging
 from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, RUN_FORMAT, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
+from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.record import DATA_FILE, DataRecord, read_record
 from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.events import Evaluated, Event, Notice, Restarted, RunEnded, RunStarted, WorkerProgress
 from polyrhythm.launch.devices import available_cores
@@ -45,7 +48,7 @@ from polyrhythm.roles.job import Job
 from polyrhythm.user_files import check_is_file, check_new_folder
 
 _CHECK_EVERY_S = 1.0
-_WRITTEN_FIRST = (CONFIG_FILE, ENVIRONMENT_FILE)
+_WRITTEN_FIRST = (DATA_FILE, CONFIG_FILE, ENVIRONMENT_FILE)
 
 
 @dataclass(frozen=True)
@@ -389,16 +392,17 @@ def create_folder(folder: Path, config: RunConfig, job: Job) -> Claim:
         RequestError: it cannot be written.
         Superseded: a later start has claimed it.
     """
-    return create_folder_for(folder, _settled(config, job), str(job.device))
+    return create_folder_for(folder, _settled(config, job), str(job.device), job.dataset)
 
 
-def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
-    """Create a folder with `config.yaml` and `environment.json`, and claim it.
+def create_folder_for(folder: Path, config: RunConfig, device: str, dataset: Dataset | None = None) -> Claim:
+    """Create a folder with `data.json`, `config.yaml` and `environment.json`, and claim it.
 
     Args:
         folder: new or empty.
         config: with all automatic choices filled in.
         device: of the replicas.
+        dataset: of the run; None: it has none of its own, and no `data.json`.
 
     Raises:
         RequestError: it cannot be written.
@@ -408,6 +412,9 @@ def create_folder_for(folder: Path, config: RunConfig, device: str) -> Claim:
     path, environment = folder / CONFIG_FILE, folder / ENVIRONMENT_FILE
     try:
         own = claim(folder, [FOLDER] if config.keep_checkpoints else [])
+        if dataset is not None:  # before the recipe, by which others know that the run has begun
+            record = DataRecord.of(dataset).with_earlier(read_record(folder))
+            own.write(folder / DATA_FILE, record.file_text())
         write_recipe(config, own.draft(path))
         own.publish(path)
         text = json.dumps(_environment(config.threads or "a share of the cores", device), indent=2) + "\n"

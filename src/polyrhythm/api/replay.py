@@ -11,7 +11,7 @@ import torch
 
 from polyrhythm.api.observed_run import choose_folder, create_folder
 from polyrhythm.api.simulate import CLUSTER_FILE
-from polyrhythm.config.assemble import assemble
+from polyrhythm.config.assemble import assemble, data_of
 from polyrhythm.config.recipe import CONFIG_FILE, configure, read_run
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.data.balance import Balance, Decided
@@ -98,7 +98,7 @@ def _config(folder: Path, recording: Recording) -> RunConfig:
 
 def _job(folder: Path, config: RunConfig, recording: Recording) -> Job:
     """Return the recorded job, without checkpoints."""
-    job = assemble(config, CheckpointConfig(checkpoints=0))
+    job = assemble(config, CheckpointConfig(checkpoints=0), data_of(config, folder))
     if not job.traits.replayable:
         raise RequestError(
             f"{folder} was trained with {job.strategy}, whose workers share memory: who read what when is not "

@@ -26,15 +26,16 @@ from polyrhythm.augmentation.transforms.window import Window
 from polyrhythm.augmentation.warp import Warp
 from polyrhythm.communication.transports.shared_memory.barrier import strongly_ordered
 from polyrhythm.config.model import devices_from, model_maker, name_of
+from polyrhythm.config.recipe import CONFIG_FILE
 from polyrhythm.config.run_config import RunConfig
-from polyrhythm.config.trained import facts_of, load_trained, voters
+from polyrhythm.config.trained import dealt_before, facts_of, load_trained, recorded, voters
 from polyrhythm.cost import hybrid
 from polyrhythm.data.balance import BALANCES, Balance
 from polyrhythm.data.balances.measured import Measured
 from polyrhythm.data.balances.off import Off
 from polyrhythm.data.cached_split import CachedSplit, CacheLimit, CachePlan, Decoding
 from polyrhythm.data.dataset import Dataset, TensorSplit
-from polyrhythm.data.dealing import images_dealt, steps_per_epoch
+from polyrhythm.data.dealing import Dealt, images_dealt, steps_per_epoch
 from polyrhythm.data.decoded_files import DecodedFiles, keep_decoded
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.open import open_data
@@ -50,6 +51,7 @@ from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership, divided_trunk
 from polyrhythm.roles.balance import balances
 from polyrhythm.roles.job import CheckpointConfig, FaultTolerance, Job, Learning, check_network_use, steps_of
+from polyrhythm.run_files import exists_in_run
 from polyrhythm.specs import Config, build, validated
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.compressing import Compressible
@@ -195,8 +197,13 @@ def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequenc
         )
 
 
-def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
+def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Dataset | None = None) -> Job:
     """Build the job that a configuration describes.
+
+    Args:
+        config: of the run.
+        checkpointing: of the run, with its folder.
+        dataset: its data; None: they are opened as the configuration says.
 
     Raises:
         RequestError: the request is invalid.
@@ -216,7 +223,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig) -> Job:
         key=lambda pair: pair[1].type == "cpu",
     )
     how = _Rules.of(config, strategy)
-    dataset = with_caches(data_of(config), config, device)
+    if dataset is None:
+        dataset = data_of(config, checkpointing.folder)
+    dataset = with_caches(dataset, config, device)
     epochs = epochs_of(config, dataset, strategy)
     make_model = model_maker(config.model, dataset, config.weights, config.freeze)
     if isinstance(strategy, HasStages):
@@ -383,20 +392,40 @@ class _Rules:
         )
 
 
-def opened(config: RunConfig) -> Dataset:
-    """Open the data of a run."""
+def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
+    """Open the data of a run, whose images keep the sides to which they were dealt."""
     return open_data(
         config.data,
         image_size=config.image_size,
         scale=config.scale,
         skip_unreadable=config.skip_unreadable,
         pixels=config.pixels,
+        dealt=dealt,
     )
 
 
-def data_of(config: RunConfig) -> Dataset:
-    """Open the data of a run; raise `RequestError` where there are fewer training images than workers."""
-    dataset = opened(config)
+def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
+    """Open the data of a run, with the classes and the held-out images that its folder records.
+
+    Args:
+        config: of the run.
+        folder: of a run that may have begun; None: a new run.
+
+    Raises:
+        RequestError: there are fewer training images than workers, or the run has been trained on other classes.
+    """
+    record = dealt = None
+    if folder is not None and exists_in_run(folder / CONFIG_FILE):
+        record = recorded(folder)
+        dealt = dealt_before(record)
+    elif config.weights is not None and Path(config.weights).exists():
+        before = recorded(Path(config.weights))
+        dealt = None if before is None else before.sides  # no image that these weights learned from is tested
+    dataset = opened(config, dealt)
+    if record is not None:
+        dataset = record.continued(dataset, str(folder))
+        if changes := record.changes(dataset):
+            _log.warning("%s has changed since %s was begun: %s", dataset.name, folder, changes)
     if config.workers > len(dataset.train):
         raise RequestError(
             f"{config.workers} workers cannot share {len(dataset.train)} training images: ask for fewer workers"

@@ -6,22 +6,27 @@ A checkpoint holds the network as it was tested when the checkpoint was written.
 from __future__ import annotations
 
 import json
+import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyrhythm.config.model import device_from, model_maker, name_of
 from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_recipe
 from polyrhythm.config.run_config import PictureOptions, refuse_unknown
 from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dealing import BY_COUNT, Dealt
 from polyrhythm.data.open import open_data
+from polyrhythm.data.record import METADATA_KEY, DataRecord, read_record
 from polyrhythm.errors import RequestError
 from polyrhythm.models.weights import read_metadata
 from polyrhythm.roles.checkpointing.archive import FOLDER, Snapshot
 from polyrhythm.roles.checkpointing.worker_state import mean_buffers
+from polyrhythm.run_files import parse_json
 from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -73,6 +78,84 @@ def fill(model: nn.Module, path: Path) -> None:
 
 
 MODEL_FILE = "model.safetensors"
+
+_log = logging.getLogger(__name__)
+
+
+def recorded(path: Path) -> DataRecord | None:
+    """Return what a network was trained on, as its run folder, its file of weights or its checkpoint records it.
+
+    Returns:
+        The record; of networks that were saved before there were any, the classes alone, or None.
+
+    Raises:
+        RequestError: the record is damaged.
+    """
+    folder = path if path.is_dir() else run_of(path) or (path.parent if path.name == MODEL_FILE else None)
+    if folder is not None and (found := read_record(folder)) is not None:
+        return found
+    file = weights_file(path)
+    if not file.is_file():
+        return None
+    told = read_metadata(file)
+    if METADATA_KEY in told:
+        return DataRecord.from_json(parse_json(told[METADATA_KEY], str(file)), str(file))
+    if "classes" in told:
+        return DataRecord(told.get("data", ""), tuple(told["classes"].split("\n")))
+    return None
+
+
+def dealt_before(record: DataRecord | None) -> Dealt:
+    """Return how the images of a trained network were dealt to training and test images."""
+    if record is None or not record.listing:
+        return BY_COUNT
+    return record.sides
+
+
+def _compared(dataset: Dataset, record: DataRecord, path: Path) -> Dataset:
+    """Return data with the labels of a network, once they are known to hold no test image that it was trained on.
+
+    Raises:
+        RequestError: classes differ, or images that it was trained on cannot be told from others.
+    """
+    matched = record.matched(dataset, str(path))
+    changes = record.changes(matched)
+    same = os.path.realpath(record.data) == os.path.realpath(dataset.name)
+    if same and record.listing and dataset.held_out and record.sides is None:
+        if not record.held_out:
+            raise RequestError(
+                f"{path} was trained on {dataset.name} with test images of their own, which are gone: bring them back, "
+                "or name other --data"
+            )
+        if changes:
+            raise RequestError(
+                f"{dataset.name} has changed since {path} was trained ({changes}), and a file of weights does not "
+                "record which images were held out: name its run folder, or data with a test folder"
+            )
+    if changes:
+        _log.warning("%s has changed since %s was trained: %s", dataset.name, path, changes)
+    return matched
+
+
+class Reordered(nn.Module):
+    """A network whose outputs are put into the order of other data's classes.
+
+    Args:
+        model: maps (B, C, H, W) to logits (B, K).
+        order: (K,) int64, the output of each class of the data.
+    """
+
+    order: Tensor
+
+    def __init__(self, model: nn.Module, order: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("order", order, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, K) in the data's order."""
+        scores: Tensor = self.model(images)
+        return scores.index_select(1, self.order)
 
 
 @dataclass(frozen=True)
@@ -126,7 +209,7 @@ def load_trained(
     model = model if model is not None else known.get("model")
     if model is None:
         raise RequestError(f"{path} does not say what it was trained with: give --model")
-    size = options.get("image_size") or known.get("image_size")
+    size, record, order = options.get("image_size") or known.get("image_size"), recorded(path), None
     if dataset is None:
         skips = options.get("skip_unreadable") or (data is None and known.get("skip_unreadable") is True)
         data = data if data is not None else known.get("data")
@@ -138,9 +221,15 @@ def load_trained(
             scale=options.get("scale") or known.get("scale"),
             skip_unreadable=skips,
             pixels=known.get("pixels"),
+            dealt=dealt_before(record),
         )
-    elif size is not None:
-        dataset = replace(dataset, image_shape=(dataset.image_shape[0], size, size))
+        if record is not None:
+            dataset = _compared(dataset, record, path)
+    else:
+        if record is not None:
+            order = record.order_of(dataset.classes, str(path))
+        if size is not None:
+            dataset = replace(dataset, image_shape=(dataset.image_shape[0], size, size))
     file = weights_file(path)
     place = device_from(device)
     run = run_of(path)
@@ -152,6 +241,8 @@ def load_trained(
         replica = model_maker(model, dataset, known.get("weights"), known.get("freeze", "none"))()
         fill(replica, file)
         replica = replica.requires_grad_().to(place)
+    if order is not None:
+        replica = Reordered(replica, order).to(place)
     return Trained(path, file, replica, name_of(model), dataset, place)
 
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyrhythm.data.dataset import Part, Split
+from polyrhythm.data.dataset import Part, Split, read_those_left
 from polyrhythm.data.resized import WindowSplit, whole_pictures
 from polyrhythm.errors import RequestError
 
@@ -160,7 +160,7 @@ class CachedSplit:
         self._rows: Tensor | None = None
         self._kept = torch.empty(0, dtype=torch.uint8)
         if plan.shared:
-            self._make(split.decoded(torch.zeros(1, dtype=torch.int64)))
+            self._make(self._example())
 
     def __len__(self) -> int:
         return len(self.source)
@@ -195,11 +195,7 @@ class CachedSplit:
         """Return the decoded images of `indices`, on the cache's device."""
         device = self._device
         if self._rows is None:
-            self._make(
-                self.source.decoded(indices[:1])
-                if len(indices)
-                else self.source.decoded(indices.new_zeros(1))
-            )
+            self._make(self._example())
         assert self._rows is not None
         room = len(self._rows)
         inside = indices < room
@@ -217,6 +213,14 @@ class CachedSplit:
         found[there.to(device)] = self._rows.index_select(0, indices[there].to(device))
         found[~there.to(device)] = fresh
         return found
+
+    def _example(self) -> Tensor:
+        """Return the first image that can be read, (1, …)."""
+        for first in torch.arange(len(self.source)).split(1):
+            readable, decoded = read_those_left(self.source.decoded, first)
+            if len(readable):
+                return decoded
+        return self.source.decoded(torch.zeros(1, dtype=torch.int64))
 
     def _keep(self, indices: Tensor, decoded: Tensor) -> None:
         assert self._rows is not None
@@ -266,8 +270,7 @@ class _DecodingPart(Part):
 
     def decoded(self, indices: Tensor) -> Tensor:
         """Return the decoded images of `indices`."""
-        found: Tensor = self.whole_split.decoded(self.indices[indices])
-        return found
+        return self.of_whole(self.whole_split.decoded, indices)
 
     def normalised(self, decoded: Tensor) -> Tensor:
         """Return (B, C, H, W) float32 in new memory, on the device of `decoded`."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import operator
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -38,8 +43,58 @@ class Split(Protocol):
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
 
 
+class UnreadableFiles(RequestError):
+    """Images cannot be read any more, and may be left out.
+
+    Attributes:
+        numbers: of these images in the split that was asked for them.
+    """
+
+    def __init__(self, text: str, numbers: Iterable[int]) -> None:
+        super().__init__(text)
+        self.numbers = frozenset(numbers)
+
+
+def read_those_left(read: Callable[[Tensor], Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those of `indices`, (B,) int64, whose images can be read, and what `read` returns of them.
+
+    Raises:
+        RequestError: an image cannot be read, and may not be left out.
+    """
+    while True:
+        try:
+            return indices, read(indices)
+        except UnreadableFiles as error:
+            left = indices[[number not in error.numbers for number in indices.tolist()]]
+            if len(left) == len(indices):
+                raise
+            indices = left
+
+
 _NAMED = 3
 """Skipped files that a remark names."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Files or folders that are no part of the data.
+
+    Attributes:
+        what: noun for one of them.
+        why: rest of the sentence, after the verb.
+        names: of all of them.
+    """
+
+    what: str
+    why: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return a sentence with their number and the first names."""
+        named, more = ", ".join(map(printable, self.names[:_NAMED])), len(self.names) - _NAMED
+        plural = f"{self.what[:-1]}ies" if self.what.endswith("y") else f"{self.what}s"
+        count = f"1 {self.what} is" if len(self.names) == 1 else f"{len(self.names):,} {plural} are"
+        return f"{count} {self.why}: {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -57,6 +112,9 @@ class Dataset:
         black: value of a black pixel, one for all channels or one per channel.
         white: value of a white pixel, likewise.
         shown: side of the centre square that images are made of, as a share of a picture's shorter side.
+        names: of all training images and of all test images, in their order; None: images have no names.
+        held_out: whether the test images were held out of the training images.
+        left_out: what else was left out.
     """
 
     name: str
@@ -69,19 +127,39 @@ class Dataset:
     black: tuple[float, ...] = (0.0,)
     white: tuple[float, ...] = (1.0,)
     shown: float = CENTRAL_SHARE
+    names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    held_out: bool = False
+    left_out: tuple[LeftOut, ...] = ()
 
     def __post_init__(self) -> None:
         # Names go to terminals, tables and lists of lines: a folder's may hold escape sequences or line ends.
-        object.__setattr__(self, "classes", tuple(map(printable, self.classes)))
+        object.__setattr__(self, "classes", tuple(printable(normal(name)) for name in self.classes))
+
+    @cached_property
+    def listing_sha256(self) -> str:
+        """SHA-256, in hexadecimal digits, of the class of every image, and of its name where images have names."""
+        digest = sha256(json.dumps(self.classes).encode())
+        for part, split in enumerate((self.train, self.test)):
+            labels = split.labels
+            digest.update(f"\n{part} {len(labels)}\n".encode())
+            if self.names is None:
+                digest.update(labels.numpy().tobytes())
+                continue
+            named = zip(self.names[part], labels.tolist(), strict=True)
+            entries = sorted(f"{name}\0{label}\n" for name, label in named)
+            digest.update("".join(entries).encode(errors="backslashreplace"))
+        return digest.hexdigest()
 
     @property
     def remark(self) -> str:
-        """A sentence about files that were left out; empty if there are none."""
-        if not self.skipped:
-            return ""
-        named, more = ", ".join(self.skipped[:_NAMED]), len(self.skipped) - _NAMED
-        are = "1 file is" if len(self.skipped) == 1 else f"{len(self.skipped):,} files are"
-        return f"{are} left out: {named}" + (f" and {more:,} more" if more > 0 else "")
+        """A line about everything that was left out; empty if there is nothing."""
+        unreadable = [LeftOut("file", "left out", self.skipped)] if self.skipped else []
+        return "; ".join(map(str, [*unreadable, *self.left_out]))
+
+
+def normal(name: str) -> str:
+    """Return a name in Unicode's form NFC: file systems write the same letters in different ways."""
+    return unicodedata.normalize("NFC", name)
 
 
 class TensorSplit:
@@ -137,7 +215,15 @@ class Part:
 
     def images(self, indices: Tensor) -> Tensor:
         """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised."""
-        return self.whole_split.images(self.indices[indices])
+        return self.of_whole(self.whole_split.images, indices)
+
+    def of_whole(self, read: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
+        """Return what a method of the other split returns of these images."""
+        try:
+            return read(self.indices[indices])
+        except UnreadableFiles as error:
+            own = [number for number in indices.tolist() if int(self.indices[number]) in error.numbers]
+            raise UnreadableFiles(str(error), own) from None
 
 
 class TorchSplit:
@@ -163,6 +249,7 @@ class TorchSplit:
             return torch.empty(0, *self.image_shape)
         images = [self._items[index][0] for index in indices.tolist()]
         for index, image in zip(indices.tolist(), images, strict=True):
+            _check_floats(image, index)
             if image.shape != self.image_shape:
                 raise RequestError(
                     f"image {index} of the data is {tuple(image.shape)} and the first {self.image_shape}: "
@@ -242,16 +329,54 @@ def _shape_of_first(items: Any) -> tuple[int, int, int]:
     if not _is_pair(first) or not isinstance(first[0], Tensor) or first[0].ndim != 3:
         what = type(first[0]).__name__ if _is_pair(first) else type(first).__name__
         raise RequestError(f"an item of data gives a {what}: give (image tensor (C, H, W), label)")
+    _check_floats(first[0], 0)
     channels, height, width = first[0].shape
     return channels, height, width
+
+
+def _check_floats(image: Any, index: int) -> None:
+    if not isinstance(image, Tensor) or not image.is_floating_point():
+        kind = image.dtype if isinstance(image, Tensor) else type(image).__name__
+        raise RequestError(
+            f"image {index} of the data is {kind}: give float tensors, normalised, such as image.float() / 255"
+        )
 
 
 def _targets(items: Any) -> Tensor:
     # A target transform may turn `targets` into other labels than the items show, so those are read.
     targets = getattr(items, "targets", None)
     if targets is None or getattr(items, "target_transform", None) is not None:
-        targets = [int(items[index][1]) for index in range(len(items))]
-    return torch.as_tensor(targets)
+        return torch.tensor([_label(items[index][1], index) for index in range(len(items))])
+    if isinstance(targets, Tensor) and targets.ndim == 1 and not targets.is_floating_point():
+        return targets
+    return torch.tensor([_label(target, index) for index, target in enumerate(targets)])
+
+
+def _label(given: Any, index: int) -> int:
+    """Return the label of an item.
+
+    Raises:
+        RequestError: it is not one whole number.
+    """
+    numbers = getattr(given, "shape", ())
+    if len(numbers) > 0 and tuple(numbers) != (1,):
+        raise RequestError(
+            f"item {index} of the data has a label of shape {tuple(numbers)}, such as one-hot or multi-hot ones: give "
+            "the number of its one class, such as label.argmax()"
+        )
+    try:
+        return operator.index(given)
+    except TypeError:
+        pass
+    try:
+        if not isinstance(given, str | bytes) and float(given) == int(given):  # 3.0, as tables have it
+            return int(given)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise RequestError(
+        f"item {index} of the data has the label {given!r:.50} ({type(given).__name__}): give the number of its class, "
+        "from 0"
+    )
 
 
 def _image_shape(split: Split) -> tuple[int, int, int]:

@@ -23,13 +23,16 @@ An epoch that was begun with another number of workers is continued: its remaini
 An epoch that was dealt out several times is described by several stretches, one after another; each contains the
 number of steps that each of its workers did.
 
-A fixed part of labelled images is held out for testing, with the same share of every class.
+A part of labelled images is held out for testing, with the same share of every class. Images with names are dealt by a
+hash of the name of the file, so that images which come or go move no other image to the other side.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -189,7 +192,7 @@ FRACTION = 0.2
 
 
 def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Split images in two, deterministically: a fifth of every class, at least one image, is held out.
+    """Split images without names in two, deterministically: a fifth of every class, at least one image, is held out.
 
     A class with one image is not split.
 
@@ -207,3 +210,99 @@ def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
         shuffled = members[torch.randperm(len(members), generator=generator_for("hold-out", label))]
         tested[shuffled[: max(1, round(FRACTION * len(members)))]] = True
     return (~tested).nonzero().flatten(), tested.nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The sides to which images of a run were dealt, by their names.
+
+    Attributes:
+        trained: names of images that the network may have learned from.
+        held_out: names of images that were held out for testing.
+    """
+
+    trained: frozenset[str]
+    held_out: frozenset[str]
+
+    @property
+    def all(self) -> frozenset[str]:
+        """Names of all images."""
+        return self.trained | self.held_out
+
+
+BY_COUNT = "by count"
+"""Dealing of runs that recorded no sides: `held_out`, which depends on the number of images."""
+
+Dealt = Sides | str | None
+"""How images were dealt before: to these sides, `BY_COUNT`, or not at all (None)."""
+
+
+def held_out_by_name(names: Sequence[str], labels: Tensor, before: Dealt = None) -> tuple[Tensor, Tensor]:
+    """Split images in two; each image keeps the side that it had, and new ones are dealt by a hash of the file's name.
+
+    The hash is of the last part of the name, without its folders, so moving folders moves no image to the other side. A
+    fifth of every new class is held out, those with the lowest hashes. Of a class that has been dealt before, a new
+    image is held out if its hash is in the lowest fifth of all hashes. A class of two or more images keeps an image on
+    either side, unless all were trained on.
+
+    Args:
+        names: of all images, with `/` between folders.
+        labels: (n,) int64.
+        before: how they were dealt before. A name that has vanished stands for a new one with the same last part.
+
+    Returns:
+        The indices of training and test images, each ascending int64; together each index once.
+    """
+    if isinstance(before, str):
+        return held_out(labels)
+    known = before or Sides(frozenset(), frozenset())
+    gone = {file_name(name): False for name in sorted(known.held_out.difference(names))}
+    gone |= {file_name(name): True for name in sorted(known.trained.difference(names))}
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, label in enumerate(labels.tolist()):
+        members[label].append(index)
+    tested = torch.zeros(len(labels), dtype=torch.bool)
+    for own in members.values():
+        tested[_tested_of(own, names, known, gone)] = True
+    return (~tested).nonzero().flatten(), tested.nonzero().flatten()
+
+
+def _tested_of(own: list[int], names: Sequence[str], known: Sides, gone: Mapping[str, bool]) -> list[int]:
+    """Return the held-out images of a class.
+
+    Args:
+        own: the indices of its images.
+        names: of all images.
+        known: sides of images that have been dealt before.
+        gone: by the last part of names that have vanished, whether they were trained on.
+    """
+    trained: list[int] = []
+    tested: list[int] = []
+    new: list[int] = []
+    for index in own:
+        name = names[index]
+        learned = gone.get(file_name(name)) if name not in known.all else name in known.trained
+        (new if learned is None else trained if learned else tested).append(index)
+    new.sort(key=lambda index: (_place_of(names[index]), names[index]))
+    if not trained and not tested:
+        return new[: max(1, round(FRACTION * len(new)))] if len(new) > 1 else []
+    low = [index for index in new if _place_of(names[index]) < FRACTION]
+    high = new[len(low) :]
+    if not tested and not low and high and (trained or len(high) > 1):
+        low, high = high[:1], high[1:]
+    if not trained and not high and len(own) > 1:
+        # None was trained on, so any may be trained on from now on.
+        either = sorted([*tested, *low], key=lambda index: (_place_of(names[index]), names[index]))
+        return either[:-1]
+    return [*tested, *low]
+
+
+def file_name(name: str) -> str:
+    """Return the last part of a name, without its folders."""
+    return name.rpartition("/")[2]
+
+
+def _place_of(name: str) -> float:
+    """Return a hash of the last part of a name, from 0 to 1."""
+    digest = sha256(file_name(name).encode(errors="backslashreplace")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64

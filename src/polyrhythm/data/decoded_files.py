@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrhythm.data.dataset import read_those_left
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.errors import RequestError
 
@@ -149,15 +150,24 @@ def _write(part: Path, split: ImageFileSplit) -> None:
             stop = min(start + a_file, len(split))
             pieces = [range(at, min(at + _AT_ONCE, stop)) for at in range(start, stop, _AT_ONCE)]
             with open(part / _file_name(number), "wb") as file:
-                for pixels in threads.map(partial(_pixels, split), pieces):
+                for pixels, is_read in threads.map(partial(_pixels, split), pieces):
                     file.write(pixels.data)
-                    checksums += [zlib.crc32(row.data) for row in pixels]
+                    sums = [zlib.crc32(row.data) for row in pixels]
+                    # A checksum that does not match sends readers to the file, which may be left out.
+                    checksums += [each ^ (not good) for each, good in zip(sums, is_read, strict=True)]
     np.array(checksums, dtype="<u4").tofile(part / _CHECKSUMS)
 
 
-def _pixels(split: ImageFileSplit, piece: Sequence[int]) -> NDArray[np.uint8]:
-    pixels: NDArray[np.uint8] = split.decoded(torch.tensor(piece)).numpy()
-    return pixels
+def _pixels(split: ImageFileSplit, piece: Sequence[int]) -> tuple[NDArray[np.uint8], list[bool]]:
+    """Return images (B, size, size, 3), and whether each could be read."""
+    indices = torch.tensor(piece)
+    readable, decoded = read_those_left(split.decoded, indices)
+    if len(readable) == len(indices):
+        return decoded.numpy(), [True] * len(indices)
+    there = torch.isin(indices, readable)
+    pixels = torch.zeros(len(indices), *decoded.shape[1:], dtype=torch.uint8)
+    pixels[there] = decoded
+    return pixels.numpy(), there.tolist()
 
 
 def _is_whole(folder: Path, split: ImageFileSplit) -> bool:
@@ -180,10 +190,9 @@ def files_digest(split: ImageFileSplit) -> str:
     """Return a hash of the files' paths, sizes and times, and of how they are decoded."""
     digest = sha256(repr((_FORMAT, split.image_size, split.shown, PIL.__version__)).encode())
     for path in split.files:
-        status = os.stat(path)
-        digest.update(
-            os.fsencode(os.path.abspath(path)) + repr((status.st_size, status.st_mtime_ns)).encode() + b"\0"
-        )
+        status = os.stat(path) if os.path.exists(path) else None
+        stamp = (status.st_size, status.st_mtime_ns) if status else None
+        digest.update(os.fsencode(os.path.abspath(path)) + repr(stamp).encode() + b"\0")
     return digest.hexdigest()[:32]
 
 

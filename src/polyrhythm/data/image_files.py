@@ -6,22 +6,27 @@ Unreadable images are found before a run starts; the results of long checks are 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from polyrhythm.data.dataset import Dataset, Split
+from polyrhythm.data.dataset import Dataset, LeftOut, Split, UnreadableFiles, normal
+from polyrhythm.data.dealing import Dealt
 from polyrhythm.data.images import (
     CENTRAL_SHARE,
     NORMALIZATIONS,
@@ -34,11 +39,13 @@ from polyrhythm.data.images import (
     suffixes,
 )
 from polyrhythm.data.user_cache import cache_folder, write_whole
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 from polyrhythm.specs import Config, Spec
 
 Decoder = Callable[[str], NDArray[np.uint8]]
 DEFAULT_EPOCHS = 20
+
+_log = logging.getLogger(__name__)
 
 
 class PictureSource(Config):
@@ -55,6 +62,13 @@ class PictureSource(Config):
     skip_unreadable: bool = False
     pixels: Pixels = "imagenet"
     shown: float = Field(default=CENTRAL_SHARE, gt=0, le=1)
+    _dealt: Dealt = PrivateAttr(default=None)
+
+    def dealt_as(self, before: Dealt) -> Self:
+        """Return the same source, whose images keep the sides to which they were dealt."""
+        made = self.model_copy()
+        made._dealt = before
+        return made
 
     def spec(self) -> Spec:
         """Return the spec, first where the pictures are: that is what a subclass requires."""
@@ -64,15 +78,40 @@ class PictureSource(Config):
 
     def of_files(self, paths: Sequence[str], labels: Tensor) -> ImageFileSplit:
         """Return labelled image files as a split."""
-        return ImageFileSplit(paths, labels, self.image_size, self.pixels, self.shown)
+        return ImageFileSplit(
+            paths, labels, self.image_size, self.pixels, self.shown, skip_unreadable=self.skip_unreadable
+        )
 
     def dataset(
-        self, name: str, train: Split, test: Split, classes: tuple[str, ...], skipped: tuple[str, ...] = ()
+        self,
+        name: str,
+        train: Split,
+        test: Split,
+        classes: tuple[str, ...],
+        skipped: tuple[str, ...] = (),
+        *,
+        names: tuple[Sequence[str], Sequence[str]] | None = None,
+        held_out: bool = False,
+        left_out: tuple[LeftOut, ...] = (),
     ) -> Dataset:
-        """Return two splits of such pictures as a data set."""
+        """Return two splits of such pictures as a data set; for the other arguments see `Dataset`."""
         black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
         shape = (3, self.image_size, self.image_size)
-        return Dataset(name, train, test, classes, shape, DEFAULT_EPOCHS, skipped, black, white, self.shown)
+        return Dataset(
+            name,
+            train,
+            test,
+            classes,
+            shape,
+            DEFAULT_EPOCHS,
+            skipped,
+            black,
+            white,
+            self.shown,
+            None if names is None else (tuple(names[0]), tuple(names[1])),
+            held_out,
+            left_out,
+        )
 
     def refuse_unreadable(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Return the files that cannot be read; raise `RequestError` for them unless they may be left out."""
@@ -86,7 +125,7 @@ class PictureSource(Config):
 class ImageFileSplit:
     """Labelled image files, decoded a batch at a time by as many threads as torch may use.
 
-    Every method raises `RequestError` for a file that cannot be read.
+    Every method raises `RequestError` for a file that cannot be read, `UnreadableFiles` where it may be left out.
 
     Args:
         files: paths.
@@ -94,6 +133,7 @@ class ImageFileSplit:
         image_size: side of the square that is made of each image, in pixels.
         pixels: their normalisation.
         shown: side of this square in a picture, as a share of its shorter side.
+        skip_unreadable: whether files that cannot be read may be left out.
     """
 
     def __init__(
@@ -103,12 +143,16 @@ class ImageFileSplit:
         image_size: int,
         pixels: Pixels = "imagenet",
         shown: float = CENTRAL_SHARE,
+        *,
+        skip_unreadable: bool = False,
     ) -> None:
         self.files = files
         self.image_size = image_size
         self.shown = shown
         self.labels = labels
         self._normalization = NORMALIZATIONS[pixels]
+        self._skips = skip_unreadable
+        self._unreadable: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.files)
@@ -135,16 +179,33 @@ class ImageFileSplit:
         return [self._normalization(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
     def _read(self, indices: Tensor, decode: Decoder) -> list[NDArray[np.uint8]]:
-        files = [self.files[index] for index in indices.tolist()]
-        with ThreadPoolExecutor(min(len(files), torch.get_num_threads())) as threads:
-            return list(threads.map(partial(_pixels, decode=decode), files))
+        numbers = indices.tolist()
+        with ThreadPoolExecutor(max(1, min(len(numbers), torch.get_num_threads()))) as threads:
+            decoded = list(threads.map(partial(self._pixels, decode=decode), numbers))
+        found = [pixels for pixels in decoded if not isinstance(pixels, str)]
+        if len(found) == len(decoded):
+            return found
+        bad = {
+            number: reason for number, reason in zip(numbers, decoded, strict=True) if isinstance(reason, str)
+        }
+        number, reason = next(iter(bad.items()))
+        error = unreadable(self.files[number], reason, len(bad) - 1)
+        if not self._skips:
+            raise error
+        for number in bad.keys() - self._unreadable.keys():
+            _log.warning("%s cannot be read (%s): left out", printable(self.files[number]), bad[number])
+        self._unreadable |= bad
+        raise UnreadableFiles(str(error), bad)
 
-
-def _pixels(path: str, decode: Decoder) -> NDArray[np.uint8]:
-    try:
-        return decode(path)
-    except UnreadableImage as error:
-        raise unreadable(path, str(error)) from None
+    def _pixels(self, number: int, decode: Decoder) -> NDArray[np.uint8] | str:
+        """Return an image, or why it cannot be read."""
+        known = self._unreadable.get(number)
+        if known is not None:
+            return known
+        try:
+            return decode(self.files[number])
+        except UnreadableImage as error:
+            return str(error)
 
 
 def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
@@ -156,31 +217,81 @@ def unreadable(path: str, reason: str, others: int = 0) -> RequestError:
     )
 
 
-def list_images(folder: Path) -> dict[str, list[str]]:
-    """Return the image files `folder/<class>/**/*` of every class, sorted by name.
+@dataclass
+class Listing:
+    """Image files by class, and what else a folder holds.
 
-    Hidden files and folders (`.name`) and files without an image suffix are ignored. Links are followed, except to
-    folders inside a class.
+    Attributes:
+        classes: paths of the images of each class, sorted.
+        other_files: paths of files that are no images by their endings.
+        hidden: paths of hidden files and folders.
+        loose: paths of files beside the classes' folders.
+        links: paths of links to folders inside a class.
+    """
+
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    other_files: list[str] = field(default_factory=list)
+    hidden: list[str] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+
+
+def list_folder(folder: Path) -> Listing:
+    """Return the image files `folder/<class>/**/*` of every class, and what is left out.
+
+    Names of classes are in Unicode's form NFC; folders whose names are equal then are one class. Links are followed,
+    except to folders inside a class.
 
     Raises:
         RequestError: the folder or one inside it cannot be listed.
     """
+    found = Listing()
+    classes: dict[str, list[str]] = defaultdict(list)
     try:
-        classes = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
-        return {entry.name: image_files(entry) for entry in classes}
+        for entry in sorted(folder.iterdir()):
+            if _hidden(entry.name):
+                found.hidden.append(str(entry))
+            elif entry.is_dir():
+                classes[normal(entry.name)] += _walked(entry, found)
+            else:
+                found.loose.append(str(entry))
     except OSError as error:
         raise RequestError(
             f"{error.filename} cannot be listed ({error.strerror}): give a folder of images"
         ) from None
+    found.classes = {name: sorted(classes[name]) for name in sorted(classes)}
+    return found
+
+
+def list_images(folder: Path) -> dict[str, list[str]]:
+    """Return the image files of every class, sorted by name; see `list_folder`."""
+    return list_folder(folder).classes
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return all image files `folder/**/*`, sorted by name; see `list_images` for what is ignored."""
+    """Return all image files `folder/**/*`, sorted by name.
+
+    Hidden files and folders (`.name`) and files without an image suffix are ignored. Links to files are followed.
+    """
+    return sorted(_walked(folder, Listing()))
+
+
+def _walked(folder: Path, listing: Listing) -> list[str]:
+    """Return the image files of a folder, and note what else there is."""
     found = []
     for place, folders, names in os.walk(folder, onerror=_raise):
+        listing.hidden += [os.path.join(place, name) for name in [*folders, *names] if _hidden(name)]
         folders[:] = [name for name in folders if not _hidden(name)]
-        found += [os.path.join(place, name) for name in names if _is_image(name)]
-    return sorted(found)
+        listing.links += [path for name in folders if os.path.islink(path := os.path.join(place, name))]
+        shown = [name for name in names if not _hidden(name)]
+        found += [os.path.join(place, name) for name in shown if _is_image(name)]
+        listing.other_files += [os.path.join(place, name) for name in shown if not _is_image(name)]
+    return found
+
+
+def relative_names(files: Iterable[str], folder: Path) -> list[str]:
+    """Return the paths of files relative to a folder, with `/`, in Unicode's form NFC."""
+    return [normal(os.path.relpath(path, folder).replace(os.sep, "/")) for path in files]
 
 
 def _raise(error: OSError) -> None:
@@ -203,8 +314,8 @@ def find_unreadable(files: Sequence[str], remember_after_s: float = REMEMBER_AFT
     """Check images in parallel threads; return the reason for each unreadable one, in the order of `files`.
 
     Up to 20,000 files are decoded completely, which detects truncated ones; of more files only headers are read, and a
-    truncated image is found when its batch is made. Results of checks longer than `remember_after_s` seconds are kept
-    in the user's cache, keyed by paths, sizes and times of the files.
+    truncated image is found when its batch is made (`ImageFileSplit`). Results of checks longer than `remember_after_s`
+    seconds are kept in the user's cache, keyed by paths, sizes and times of the files.
     """
     memory = cache_folder() / "checked" / f"{_fingerprint(files)}.json"
     known = _recalled(memory)

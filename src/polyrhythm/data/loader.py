@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from polyrhythm.data.balance import split
-from polyrhythm.data.dataset import TensorSplit
+from polyrhythm.data.dataset import TensorSplit, read_those_left
 from polyrhythm.data.dealer import DrawnBatch
 from polyrhythm.data.dealing import (
     StandIn,
@@ -266,20 +266,28 @@ class Loader:
         if self._streamed is not None:
             indices, images = self._streamed.read(indices)
         else:
-            images = self._read(indices)
+            indices, images = read_those_left(self._read, indices)
         if self.transform is not None:
             images = self._transformed(self.transform, images, epoch, indices)
         labels = self.split.labels.index_select(0, indices)
         if self.mixer is not None:
             keys = sample_keys("mixing", self.share.seed, epoch, indices)
             partners = self.mixer.partners(keys, len(self.split))
-            others = self._read(partners)
+            others, partners = self._others(indices, partners)
             if self.transform is not None:
                 others = self._transformed(self.transform, others, epoch, partners)
             images, labels = self.mixer(images, others, labels, self.split.labels[partners], keys)
         if self.side is not None:
             images = scaled(images, self.side)
         return Batch(epoch, step, images, labels, reached)
+
+    def _others(self, indices: Tensor, partners: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images of partners (B,), and their numbers; an image stands for a partner that cannot be read."""
+        readable, images = read_those_left(self._read, partners)
+        if len(readable) == len(partners):
+            return images, partners
+        partners = torch.where(torch.isin(partners, readable), partners, indices)
+        return self._read(partners), partners
 
     def _transformed(self, transform: Transform, images: Tensor, epoch: int, indices: Tensor) -> Tensor:
         return transform(images, sample_keys("transform", self.share.seed, epoch, indices))

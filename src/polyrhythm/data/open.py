@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from polyrhythm.data.dataset import Dataset, from_objects
+from polyrhythm.data.dealing import Dealt
+from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.images import CENTRAL_SHARE
 from polyrhythm.data.resized import resized, windowed
 from polyrhythm.data.sources.hugging_face import FILES, HUB, HuggingFace, holds_pictures, is_saved
@@ -34,6 +36,7 @@ def open_data(
     scale: int | None = None,
     skip_unreadable: bool = False,
     pixels: str | None = None,
+    dealt: Dealt = None,
 ) -> Dataset:
     """Open a data set.
 
@@ -48,18 +51,22 @@ def open_data(
             (None: 224/256 of the scale) to be cut out; None: images are the centre 224/256 of that square.
         skip_unreadable: leave out image files that cannot be read (`Dataset.skipped`) instead of refusing the data.
         pixels: normalisation of image files; None: that of ImageNet. Other data are not affected.
+        dealt: how images were dealt to training and test images before, where the data have no test images.
 
     Raises:
         RequestError: unknown or unusable data, with the reason and what to do.
     """
     found = source_of(source)
     if scale is not None:
-        return _windows(found, scale, image_size, skip_unreadable=skip_unreadable, pixels=pixels)
+        options = {"skip_unreadable": skip_unreadable, "pixels": pixels, "dealt": dealt}
+        return _windows(found, scale, image_size, **options)
     if isinstance(found, Config) and "pixels" in type(found).model_fields:
         wanted = {"image_size": image_size, "skip_unreadable": skip_unreadable or None, "pixels": pixels}
         given = {key: value for key, value in wanted.items() if value is not None}
         name = found.name.replace("_", "-")
         filled = validated(f"data {name}", type(found), {**found.model_dump(), **given})
+        if isinstance(filled, PictureSource):
+            filled = filled.dealt_as(dealt)
         return cast("Source", filled).load()
     dataset = found.load() if isinstance(found, Source) else from_objects(found)
     return dataset if image_size is None else resized(dataset, image_size)

@@ -86,6 +86,11 @@ class ShardSplit:
     def __len__(self) -> int:
         return len(self._records)
 
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records of all pictures, in their order."""
+        return tuple(self._records)
+
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
         """Return an epoch's order; see `stream_order`."""
         counts = torch.bincount(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from polyrhythm.data.dataset import read_those_left
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class PartialEvaluation:
         first: number of the first of them.
         losses: (batches,) float64, sums of the cross-entropy of each.
         in_top5: (batches,) int64, images of each whose class is among the five most likely.
-        predicted: (images,) int64, the likeliest class of each.
+        predicted: (images,) int64, the likeliest class of each; -1: the image was left out, as it could not be read.
         probability: (images,) float32, of that class.
     """
 
@@ -189,6 +190,9 @@ class InDtype:
         return self.split.images(indices).to(self.dtype)
 
 
+_NOT_READ = -1
+"""Predicted class of an image that could not be read, and was left out."""
+
 BATCH_SIZE = 500
 """Images that are tested at a time."""
 
@@ -219,9 +223,8 @@ def evaluate_part(
     totals = _Totals(len(classes))
     with in_evaluation_mode(model):
         for batch in batches:
-            start, stop = batch * BATCH_SIZE, min((batch + 1) * BATCH_SIZE, len(split))
-            logits = model(split.images(torch.arange(start, stop)).to(device))
-            totals.add(logits, split.labels[start:stop].to(device))
+            indices = torch.arange(batch * BATCH_SIZE, min((batch + 1) * BATCH_SIZE, len(split)))
+            totals.add_those_left(lambda some: model(split.images(some).to(device)), indices, split.labels)
     return totals.part(batches.start)
 
 
@@ -300,8 +303,7 @@ def evaluate_scores(
         if batch in by_others:
             totals.take(by_others[batch], batch)
             continue
-        found = scores(indices)
-        totals.add(found, labels[indices].to(found.device))
+        totals.add_those_left(scores, indices, labels)
     return totals.result(classes, labels)
 
 
@@ -314,6 +316,17 @@ class _Totals:
         self._in_top5: list[Tensor] = []
         self._predicted: list[Tensor] = []
         self._probability: list[Tensor] = []
+
+    def add_those_left(self, scores: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor) -> None:
+        """Add a batch, of which images that cannot be read are left out."""
+        readable, found = read_those_left(scores, indices)
+        self.add(found, labels[readable].to(found.device))
+        if len(readable) < len(indices):
+            there = torch.isin(indices, readable).to(found.device)
+            for column, none in ((self._predicted, _NOT_READ), (self._probability, 0)):
+                whole = column[-1].new_full((len(indices),), none)
+                whole[there] = column[-1]
+                column[-1] = whole
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         if logits.shape[1] != self._classes:
@@ -349,8 +362,11 @@ class _Totals:
 
     def result(self, names: Sequence[str], labels: Tensor) -> Evaluation:
         whole = self.part(0)
-        images = len(labels)
-        pairs = labels.cpu() * self._classes + whole.predicted
+        read = whole.predicted != _NOT_READ
+        images = int(read.sum())
+        if not images:
+            raise RequestError("none of the test images can be read: bring them back, or name other data")
+        pairs = labels.cpu()[read] * self._classes + whole.predicted[read]
         confusion = torch.bincount(pairs, minlength=self._classes**2).view(self._classes, self._classes)
         return Evaluation(
             loss=sum(whole.losses.tolist()) / images,  # in the order of the batches, whoever tested them

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.data.cached_split import CachedSplit
-from polyrhythm.data.dataset import Part
+from polyrhythm.data.dataset import Part, read_those_left
 from polyrhythm.data.decoded_files import DecodedFiles, files_digest
 from polyrhythm.data.image_files import ImageFileSplit
 from polyrhythm.data.resized import ResizedSplit, Uncut, WindowSplit
@@ -77,6 +77,8 @@ def compute(
     tell: Callable[[float], None] = lambda share: None,
 ) -> Tensor:
     """Return the features, (views, n, D) float32; from disk, if they are there.
+
+    Features of images that cannot be read, and may be left out, are NaN.
 
     Args:
         request: what to compute.
@@ -152,8 +154,9 @@ def _fill(request: Request, path: Path, first: int, last: int, threads: int, cou
     rows = np.load(path, mmap_mode="r+")
     for indices in torch.arange(first, last).split(_BATCH):
         for view in range(request.views):
-            images = view_of(request, indices, view)
-            rows[view, first : first + len(indices)] = features(images.to(request.device)).cpu().numpy()
+            readable, images = read_those_left(lambda some, view=view: view_of(request, some, view), indices)  # type: ignore[misc]
+            rows[view, first : first + len(indices)] = np.nan
+            rows[view, readable.numpy()] = features(images.to(request.device)).cpu().numpy()
             count.value += len(indices)
         first += len(indices)
     rows.flush()

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from polyrhythm.data.dataset import Dataset
+from polyrhythm.data.dataset import Dataset, read_those_left
 from polyrhythm.data.resized import StreamedWindowSplit, Uncut
 from polyrhythm.data.shards import ShardSplit
 from polyrhythm.evaluation.evaluate import Evaluation
@@ -42,6 +42,8 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
     lines.writerow(["image", "class", "predicted", "probability", "right"])
     columns = (labels.tolist(), found.predicted.tolist(), found.probability.tolist())
     for number, (label, predicted, probability) in enumerate(zip(*columns, strict=True)):
+        if predicted < 0:  # it could not be read
+            continue
         lines.writerow(
             [number, classes[label], classes[predicted], f"{probability:.6f}", int(label == predicted)]
         )
@@ -63,9 +65,10 @@ def pictures_json(
     if dataset.image_shape[0] not in (1, 3) or isinstance(dataset.test, streamed):
         return json.dumps(shown)
     labels = dataset.test.labels
-    wrong = (found.predicted != labels).nonzero().flatten()
+    wrong = ((found.predicted != labels) & (found.predicted >= 0)).nonzero().flatten()
     surest = wrong[found.probability[wrong].argsort(descending=True)[:_MISTAKES]]
-    for number, picture in zip(surest.tolist(), _pngs(dataset, dataset.test.images(surest)), strict=True):
+    surest, pictures = read_those_left(dataset.test.images, surest)
+    for number, picture in zip(surest.tolist(), _pngs(dataset, pictures), strict=True):
         shown["mistakes"].append(
             {
                 "image": number,
@@ -78,8 +81,9 @@ def pictures_json(
     train = dataset.train
     if transform is not None and not isinstance(train, streamed):
         first = torch.arange(min(_AUGMENTED, len(train)))
-        larger = train.uncut(first) if isinstance(train, Uncut) else train.images(first)
-        plain, changed = _pngs(dataset, train.images(first)), _pngs(dataset, transform(larger))
+        first, images = read_those_left(train.images, first)
+        larger = train.uncut(first) if isinstance(train, Uncut) else images
+        plain, changed = _pngs(dataset, images), _pngs(dataset, transform(larger))
         pairs = zip(first.tolist(), plain, changed, strict=True)
         shown["augmented"] = [
             {

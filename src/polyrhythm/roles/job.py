@@ -17,6 +17,7 @@ steps      0 1 2 3           7     8 9   10 11
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ from polyrhythm.data.dealing import (
     steps_per_epoch,
 )
 from polyrhythm.data.loader import Mixer
+from polyrhythm.data.record import METADATA_KEY, DataRecord
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.evaluation.evaluate import BATCH_SIZE
 from polyrhythm.evaluation.target import Target
@@ -423,6 +425,7 @@ class Job:
             "shown": str(dataset.shown),
             "black": ",".join(map(str, dataset.black)),
             "white": ",".join(map(str, dataset.white)),
+            METADATA_KEY: json.dumps(DataRecord.of(dataset).to_json()),
         }
 
     @property

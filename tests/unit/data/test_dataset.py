@@ -141,3 +141,62 @@ def test_black_and_white_of_own_data_are_its_extremes():
     pair_of_both = (images, torch.tensor([0, 1, 0, 1, 0, 1]))
     dataset = from_objects((pair_of_both, pair_of_both))
     assert (dataset.black, dataset.white) == ((-2.0,), (3.0,))
+
+
+class Labelled:
+    """Items with given labels."""
+
+    def __init__(self, labels, image=None):
+        self.labels = labels
+        self.image = torch.rand(1, 2, 2) if image is None else image
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.image, self.labels[index]
+
+
+@pytest.mark.parametrize(
+    ("labels", "complaint"),
+    [
+        ([0, 1, torch.tensor([0, 1, 0])], "item 2 of the data has a label of shape (3,), such as one-hot"),
+        ([0, 1, np.array([1.0, 0.0])], "item 2 of the data has a label of shape (2,), such as one-hot"),
+        ([0, "cat"], "item 1 of the data has the label 'cat' (str): give the number of its class"),
+        ([0, "1"], "item 1 of the data has the label '1' (str): give the number of its class"),
+        ([0, 1, None], "item 2 of the data has the label None (NoneType): give the number of its class"),
+        ([0, 0.5], "item 1 of the data has the label 0.5 (float): give the number of its class"),
+        ([0, float("nan")], "item 1 of the data has the label nan (float): give the number of its class"),
+        ([0, [0, 1]], "item 1 of the data has the label [0, 1] (list): give the number of its class"),
+    ],
+)
+@pytest.mark.parametrize("as_targets", [False, True])
+def test_labels_that_are_no_class_are_refused_with_their_item(labels, complaint, as_targets):
+    items = Labelled(labels)
+    if as_targets:
+        items.targets = labels
+    with pytest.raises(RequestError) as refusal:
+        from_objects((items, Labelled([0, 1])))
+    assert complaint in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_labels_of_any_kind_of_whole_number_are_classes():
+    labels = [0, np.int64(1), torch.tensor(2), 3.0, torch.tensor([1]), np.float32(2.0)]
+    assert from_objects((Labelled(labels), Labelled([0, 1]))).train.labels.tolist() == [0, 1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_items_that_are_no_floats_are_refused(dtype):
+    with pytest.raises(RequestError, match=f"image 0 of the data is {dtype}: give float tensors"):
+        from_objects((Labelled([0, 1], torch.zeros(1, 2, 2, dtype=dtype)), Labelled([0, 1])))
+
+
+def test_an_item_that_is_no_float_among_others_is_refused():
+    class Mixed(Labelled):
+        def __getitem__(self, index):
+            image = self.image if index == 0 else torch.zeros(1, 2, 2, dtype=torch.uint8)
+            return image, self.labels[index]
+
+    with pytest.raises(RequestError, match=r"image 1 of the data is torch\.uint8"):
+        from_objects((Mixed([0, 1]), Labelled([0, 1])))

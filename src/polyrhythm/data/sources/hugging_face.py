@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from glob import glob
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing import held_out
+from polyrhythm.data.dataset import Dataset, normal
+from polyrhythm.data.dealing import held_out_by_name
 from polyrhythm.data.image_files import Decoder, PictureSource
 from polyrhythm.data.images import NORMALIZATIONS, UnreadableImage, read_pixels, read_whole
 from polyrhythm.errors import RequestError
@@ -32,6 +33,7 @@ from polyrhythm.errors import RequestError
 HUB = "hf://"
 FILES = (".parquet", ".arrow")
 _TEST_PARTS = ("test", "validation", "valid", "val", "dev")
+_NAME_DIGITS = 16
 _PLAUSIBLE = ("label", "labels", "class", "fine_label", "target", "cls")
 
 
@@ -82,12 +84,15 @@ class HuggingFace(PictureSource):
             )
         train, skipped = self._split(parts[self.train], image, learned, classes)
         check, more = self._split(parts[test], image, tested, classes) if test else (train, ())
+        names: tuple[list[str], list[str]] | None = None
         if not test:
-            learn, held = held_out(train.labels)
+            whole = train.names()
+            learn, held = held_out_by_name(whole, train.labels, self._dealt)
             train, check = train.part(learn), train.part(held)
+            names = [whole[i] for i in learn.tolist()], [whole[i] for i in held.tolist()]
         if not len(train) or not len(check):
             raise RequestError(f"{self.path} leaves {len(train)} training and {len(check)} test pictures")
-        return self.dataset(str(self), train, check, classes, skipped + more)
+        return self.dataset(str(self), train, check, classes, skipped + more, names=names, held_out=not test)
 
     def _parts(self) -> dict[str, Any]:
         try:
@@ -182,6 +187,17 @@ class TableSplit:
         """Return the split of some of its pictures."""
         return TableSplit(self._table, self._column, self._rows[indices], self.labels[indices], self._reading)
 
+    def names(self) -> list[str]:
+        """Return a name of every picture: a hash of its bytes, as the rows of a table may be in another order later."""
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            return list(threads.map(self._name, range(len(self))))
+
+    def _name(self, number: int) -> str:
+        cell = self._table[int(self._rows[number])][self._column] or {}
+        if cell.get("bytes"):
+            return sha256(cell["bytes"]).hexdigest()[:_NAME_DIGITS]
+        return normal(str(cell.get("path")))
+
     def images(self, indices: Tensor) -> Tensor:
         """Return (B, 3, size, size) float32, normalised."""
         return self.normalised(self.decoded(indices))
@@ -265,7 +281,7 @@ def _named(table: Any, label: str) -> list[str]:
     values = table[label]
     if any(each is None or (names is not None and each < 0) for each in values):
         raise RequestError(f"the column {label} lacks labels of some pictures: name another split or column")
-    return [names[each] if names is not None else str(each) for each in values]
+    return [normal(names[each] if names is not None else str(each)) for each in values]
 
 
 def _classes(table: Any, label: str, learned: Iterable[str]) -> tuple[str, ...]:
@@ -273,7 +289,7 @@ def _classes(table: Any, label: str, learned: Iterable[str]) -> tuple[str, ...]:
     names = getattr(table.features[label], "names", None)
     found = set(learned)
     if names is not None:
-        classes = [name for name in names if name in found]
+        classes = [normal(name) for name in names if normal(name) in found]
     else:
         classes = sorted(found, key=lambda name: (int(name), "") if name.isdecimal() else (-1, name))
     if len(classes) < 2:

@@ -1,26 +1,31 @@
-"""A folder of images: `train/<class>/*.jpg`, and `test/<class>/*.jpg` or `val/<class>/*.jpg`; or `<class>/*.jpg`."""
+"""A folder of images: `train/<class>/*.jpg`, and `test/<class>/*.jpg` or `val/<class>/*.jpg`; or `<class>/*.jpg`.
+
+`validation` and `valid` are read like `val`. What is not read is counted and named (`Dataset.remark`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing import held_out
-from polyrhythm.data.image_files import PictureSource, list_images
+from polyrhythm.data.dataset import Dataset, LeftOut
+from polyrhythm.data.dealing import Sides, held_out_by_name
+from polyrhythm.data.image_files import Listing, PictureSource, list_folder, list_images, relative_names
 from polyrhythm.errors import RequestError
 
 ByClass = dict[str, list[str]]
-_TEST_PARTS = ("test", "val")
+_TEST_PARTS = ("test", "val", "validation", "valid")
 
 
 class ImageFolder(PictureSource):
     """A folder of images.
 
     Attributes:
-        folder: contains `train`, and `test` or else `val`; or the classes themselves. Without test images a fixed fifth
-            of every class is held out for testing.
+        folder: contains `train`, and `test`, `val`, `validation` or `valid`, of which the first that is there is read;
+            or the classes themselves. Without test images a fifth of every class is held out for testing.
     """
 
     folder: str
@@ -37,27 +42,92 @@ class ImageFolder(PictureSource):
         root = Path(self.folder).expanduser()
         train_folder = _train_folder(root)
         test_folder = next((root / name for name in _TEST_PARTS if (root / name).is_dir()), None)
-        train, test = list_images(train_folder), list_images(test_folder) if test_folder else {}
+        listings = [list_folder(part) for part in (train_folder, test_folder) if part is not None]
+        train, test = listings[0].classes, listings[1].classes if test_folder else {}
         skipped = self.refuse_unreadable(
             [path for part in (train, test) for files in part.values() for path in files]
         )
         train, test = _without(skipped, train), _without(skipped, test)
         _check_train(train_folder, train)
+        left_out = _left_out(root, (train_folder, test_folder), listings)
         if test_folder:
+            moved = self._trained_on(train_folder, train, test_folder, test)
+            if moved:
+                test = _without(moved, test)
+                left_out += (LeftOut("test image", "left out, as the network was trained on it", moved),)
             _check_test(test_folder, test, train_folder, train)
-        return self._dataset(train, test, skipped)
+        return self._dataset(train_folder, train, test_folder, test, skipped, left_out)
 
-    def _dataset(self, train: ByClass, test: ByClass, skipped: tuple[str, ...]) -> Dataset:
+    def _trained_on(
+        self, train_folder: Path, train: ByClass, test_folder: Path, test: ByClass
+    ) -> tuple[str, ...]:
+        """Return test images that were trained on before they were moved into the test folder."""
+        if not isinstance(self._dealt, Sides):
+            return ()
+        gone = self._dealt.trained.difference(relative_names(_paths(train), train_folder))
+        files = _paths(test)
+        names = relative_names(files, test_folder)
+        return tuple(path for path, name in zip(files, names, strict=True) if name in gone)
+
+    def _dataset(
+        self,
+        train_folder: Path,
+        train: ByClass,
+        test_folder: Path | None,
+        test: ByClass,
+        skipped: tuple[str, ...],
+        left_out: tuple[LeftOut, ...],
+    ) -> Dataset:
         classes = tuple(train)
-        if test:
-            parts = [_flat(train, classes), _flat(test, classes)]
+        files, labels = _flat(train, classes)
+        names = relative_names(files, train_folder)
+        if test_folder is not None:
+            tested = _flat(test, classes)
+            parts = [(files, labels), tested]
+            part_names = names, relative_names(tested[0], test_folder)
         else:
-            files, labels = _flat(train, classes)
-            parts = [([files[i] for i in part.tolist()], labels[part]) for part in held_out(labels)]
+            sides = held_out_by_name(names, labels, self._dealt)
+            parts = [([files[i] for i in part.tolist()], labels[part]) for part in sides]
+            part_names = ([names[i] for i in sides[0].tolist()], [names[i] for i in sides[1].tolist()])
             if not parts[1][0]:
                 raise RequestError(f"{self.folder} has too few images to hold some out: add a test folder")
-        learn, check = (self.of_files(files, labels) for files, labels in parts)
-        return self.dataset(self.folder, learn, check, classes, skipped)
+        learn, check = (self.of_files(paths, of_paths) for paths, of_paths in parts)
+        return self.dataset(
+            self.folder,
+            learn,
+            check,
+            classes,
+            skipped,
+            names=part_names,
+            held_out=test_folder is None,
+            left_out=left_out,
+        )
+
+
+def _left_out(
+    root: Path, parts: tuple[Path, Path | None], listings: Sequence[Listing]
+) -> tuple[LeftOut, ...]:
+    """Return what a folder holds besides the images that are read."""
+    beside: list[str] = []
+    if parts[0] != root:
+        with suppress(OSError):  # a folder may be passed through that cannot be listed
+            beside = sorted(str(entry) for entry in root.iterdir() if entry not in parts)
+    kinds = (
+        ("entry", f"not read, beside {parts[0].name}", beside),
+        (
+            "file",
+            "not read, for an ending that no image has",
+            [path for each in listings for path in each.other_files],
+        ),
+        ("file", "not read, beside the classes' folders", [path for each in listings for path in each.loose]),
+        ("link", "not followed, inside a class", [path for each in listings for path in each.links]),
+        ("hidden file", "not read", [path for each in listings for path in each.hidden]),
+    )
+    return tuple(LeftOut(what, why, tuple(names)) for what, why, names in kinds if names)
+
+
+def _paths(part: ByClass) -> list[str]:
+    return [path for files in part.values() for path in files]
 
 
 def _train_folder(root: Path) -> Path:
@@ -80,8 +150,8 @@ def _holds_classes(root: Path) -> bool:
     if not root.is_dir() or any((root / part).is_dir() for part in _TEST_PARTS):
         return False
     classes = list_images(root)
-    files = [(root / name, path) for name, paths in classes.items() for path in paths]
-    return len(classes) > 1 and bool(files) and all(Path(path).parent == folder for folder, path in files)
+    files = _paths(classes)
+    return len(classes) > 1 and bool(files) and all(Path(path).parent.parent == root for path in files)
 
 
 def _without(skipped: tuple[str, ...], part: ByClass) -> ByClass:

@@ -31,9 +31,9 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing import held_out
-from polyrhythm.data.image_files import PictureSource
+from polyrhythm.data.dataset import Dataset, normal
+from polyrhythm.data.dealing import held_out_by_name
+from polyrhythm.data.image_files import PictureSource, relative_names
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.user_files import check_is_file
 
@@ -120,7 +120,7 @@ def _row(path: Path, number: int, entry: Mapping[str, Any]) -> Row:
 def _parts(value: Any) -> list[str]:
     """Split `a|b`; a list, as in Parquet, is taken as it is."""
     given = value if isinstance(value, list | tuple) else str("" if value is None else value).split(_BETWEEN)
-    return [text for part in given if (text := str(part).strip())]
+    return [normal(text) for part in given if (text := str(part).strip())]
 
 
 def _confidences(where: str, value: Any, labels: int) -> list[float]:
@@ -212,11 +212,12 @@ class Manifest(PictureSource):
             )
         train, test = self._parts(left, classes)
         train = self._without_duplicates(train, test)
+        held_out = not any(row.split for row in left)
         if not train or not test:
             raise RequestError(
                 f"{self.file} leaves {len(train)} training and {len(test)} test images: add some"
             )
-        return self._dataset(train, test, classes, skipped)
+        return self._dataset(train, test, classes, skipped, held_out=held_out)
 
     def _confident(self, rows: list[Row]) -> list[Row]:
         kept = []
@@ -244,12 +245,17 @@ class Manifest(PictureSource):
     def _parts(self, rows: list[Row], classes: tuple[str, ...]) -> tuple[Labelled, Labelled]:
         if not any(row.split for row in rows):
             labels = torch.tensor([classes.index(best_label(row)) for row in rows])
-            train, test = ([rows[i] for i in part.tolist()] for part in held_out(labels))
+            parts = held_out_by_name(self._names([row.image for row in rows]), labels, self._dealt)
+            train, test = ([rows[i] for i in part.tolist()] for part in parts)
         else:
             train = [row for row in rows if row.split == "train"]
             test = [row for row in rows if row.split == "test"]
         learned = [(row.image, label) for row in train for label, _ in self._learned(row)]
         return learned, self._known([(row.image, best_label(row)) for row in test], classes)
+
+    def _names(self, images: Iterable[str]) -> list[str]:
+        """Return the names of images: their paths relative to the table's folder."""
+        return relative_names(images, Path(self.file).expanduser().parent)
 
     def _known(self, test: Labelled, classes: Iterable[str]) -> Labelled:
         strange = sorted({label for _, label in test} - set(classes))
@@ -275,7 +281,13 @@ class Manifest(PictureSource):
         return [entry for entry in train if entry[0] not in found]
 
     def _dataset(
-        self, train: Labelled, test: Labelled, classes: tuple[str, ...], skipped: tuple[str, ...]
+        self,
+        train: Labelled,
+        test: Labelled,
+        classes: tuple[str, ...],
+        skipped: tuple[str, ...],
+        *,
+        held_out: bool,
     ) -> Dataset:
         learn, check = (
             self.of_files(
@@ -283,7 +295,9 @@ class Manifest(PictureSource):
             )
             for part in (train, test)
         )
-        return self.dataset(str(self) if self.subset else self.file, learn, check, classes, skipped)
+        names = self._names([path for path, _ in train]), self._names([path for path, _ in test])
+        name = str(self) if self.subset else self.file
+        return self.dataset(name, learn, check, classes, skipped, names=names, held_out=held_out)
 
 
 def _report(count: int, found: dict[str, str], outcome: str) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from glob import glob
 from pathlib import Path
 
 import torch
 from pydantic import Field
 
-from polyrhythm.data.dataset import Dataset
-from polyrhythm.data.dealing import held_out
+from polyrhythm.data.dataset import Dataset, normal
+from polyrhythm.data.dealing import held_out_by_name
 from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.shards import Reading, Record, ShardSplit, TarIndex, index_shards
 from polyrhythm.errors import RequestError
@@ -51,20 +51,22 @@ class TarShards(PictureSource):
         shards, test_shards = _found(self.files), _found(self.test) if self.test else []
         train, test = index_shards(shards), index_shards(test_shards)
         self._check_faults(train, test)
-        classes = _classes({record.label for record in train.records})
-        strange = sorted({record.label for record in test.records} - set(classes))
+        classes = _classes({normal(record.label) for record in train.records})
+        strange = sorted({normal(record.label) for record in test.records} - set(classes))
         if strange:
             raise RequestError(f"{self.test} has classes that {self.files} lacks ({', '.join(strange[:5])})")
         if len(classes) < 2:
             raise RequestError(f"{self.files} holds {len(classes)} class: a classifier needs at least two")
         learn, check = list(train.records), list(test.records)
-        if not test_shards:
-            labels = torch.tensor([classes.index(record.label) for record in learn])
-            learn, check = ([learn[i] for i in part.tolist()] for part in held_out(labels))
+        held_out = not test_shards
+        if held_out:
+            labels = torch.tensor([classes.index(normal(record.label)) for record in learn])
+            parts = held_out_by_name(_names(shards, learn), labels, self._dealt)
+            learn, check = ([learn[i] for i in part.tolist()] for part in parts)
             test_shards = shards
-        return self._tested(
-            self._split(shards, learn, classes), self._split(test_shards, check, classes), classes
-        )
+        tested = self._split(test_shards, check, classes).whole_only()
+        names = _names(shards, learn), _names(test_shards, tested.records)
+        return self._dataset(self._split(shards, learn, classes), tested, classes, names, held_out=held_out)
 
     def _check_faults(self, *indices: TarIndex) -> None:
         faults = [line for index in indices for line in index.faults]
@@ -78,7 +80,7 @@ class TarShards(PictureSource):
     def _split(self, shards: list[Path], records: list[Record], classes: Sequence[str]) -> ShardSplit:
         most = None if self.skip_unreadable else self.bad_records
         number = {name: place for place, name in enumerate(classes)}
-        labels = torch.tensor([number[record.label] for record in records], dtype=torch.int64)
+        labels = torch.tensor([number[normal(record.label)] for record in records], dtype=torch.int64)
         reading = Reading(
             image_size=self.image_size,
             pixels=self.pixels,
@@ -88,13 +90,25 @@ class TarShards(PictureSource):
         )
         return ShardSplit(shards, records, labels, reading)
 
-    def _tested(self, train: ShardSplit, test: ShardSplit, classes: tuple[str, ...]) -> Dataset:
-        test = test.whole_only()
+    def _dataset(
+        self,
+        train: ShardSplit,
+        test: ShardSplit,
+        classes: tuple[str, ...],
+        names: tuple[list[str], list[str]],
+        *,
+        held_out: bool,
+    ) -> Dataset:
         if not len(train) or not len(test):
             raise RequestError(
                 f"{self.files} leaves {len(train)} training and {len(test)} test pictures: add some"
             )
-        return self.dataset(str(self), train, test, classes)
+        return self.dataset(str(self), train, test, classes, names=names, held_out=held_out)
+
+
+def _names(shards: Sequence[Path], records: Iterable[Record]) -> list[str]:
+    """Return the names of records: those in their shard, below the name of its file."""
+    return [normal(f"{shards[record.shard].name}/{record.name}") for record in records]
 
 
 def _found(pattern: str) -> list[Path]:

@@ -31,6 +31,7 @@ from polyrhythm.claim import Superseded
 from polyrhythm.communication.activity import Activity
 from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
+from polyrhythm.data.record import METADATA_KEY, DataRecord
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, held_by
@@ -187,7 +188,8 @@ class Archive:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
-        facts = {"job": self._identity, **snapshot.facts()}
+        record = DataRecord.of(self._job.dataset).to_json()
+        facts = {"job": self._identity, METADATA_KEY: record, **snapshot.facts()}
         save_checkpoint(path, snapshot.tensors(), facts, self._claim)
         forget_beyond(self._folder, snapshot.step, self._claim)
         prune(self._folder, self._keep, self._claim)
@@ -213,6 +215,8 @@ class Archive:
                 strategy needs as many.
         """
         path, tensors, facts = self._newest_whole()
+        if METADATA_KEY in facts:  # older checkpoints had none
+            DataRecord.from_json(facts[METADATA_KEY], str(path)).continued(self._job.dataset, str(path))
         before = facts["job"]["workers"]
         resharding = before != self._job.workers
         was = other_strategy(self._job, facts["job"]["strategy"])

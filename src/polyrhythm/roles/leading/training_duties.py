@@ -132,6 +132,12 @@ class TrainingDuties(Duties):
             self._untested = snapshot
         if self.job.draws:
             self._deal_from(snapshot.deal)
+        own_size, size = self._replica.flat.size, snapshot.parameters.numel()
+        if own_size != size:
+            raise RequestError(
+                f"the checkpoint has {size:,} parameters, and the network {own_size:,}: resume with the classes and "
+                "the model that the run was begun with, or start a new run"
+            )
         self._replica.flat.vector.copy_(snapshot.parameters)
         replicated = self._replica.part.replicated
         behind = snapshot.behind(self.job.workers)

@@ -3,9 +3,13 @@ import pytest
 import torch
 from PIL import Image
 
+from polyrhythm.data.decoded_files import keep_decoded
 from polyrhythm.data.image_files import ImageFileSplit, list_images
+from polyrhythm.data.loader import Loader, Share
 from polyrhythm.data.sources.image_folder import ImageFolder
 from polyrhythm.errors import RequestError
+from polyrhythm.evaluation.evaluate import evaluate, evaluate_part
+from polyrhythm.evaluation.predictions import predictions_csv
 
 
 def add(folder, name, count, value=100, suffix="png"):
@@ -220,3 +224,66 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RequestError, match="file cannot be listed"):
         list_images(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["validation", "valid"])
+def test_other_names_of_the_test_part_are_read(animals, name):
+    (animals / "test").rename(animals / name)
+    assert len(load(animals).test) == 5
+    assert load(animals).remark == ""
+
+
+def test_everything_that_is_not_read_is_counted_and_named(animals):
+    add(animals / "val", "cat", 1)
+    add(animals / "extra", "cat", 1)
+    (animals / "train/cat/01.heic").write_bytes(b"")
+    (animals / "test/dog/notes.txt").write_text("")
+    (animals / "train/readme.md").write_text("")
+    (animals / "train/cat/.DS_Store").write_bytes(b"")
+    (animals / "train/cat/more").symlink_to(animals / "train/dog")
+    assert load(animals).remark == (
+        f"2 entries are not read, beside train: {animals}/extra, {animals}/val; "
+        "2 files are not read, for an ending that no image has: "
+        f"{animals}/train/cat/01.heic, {animals}/test/dog/notes.txt; "
+        f"1 file is not read, beside the classes' folders: {animals}/train/readme.md; "
+        f"1 link is not followed, inside a class: {animals}/train/cat/more; "
+        f"1 hidden file is not read: {animals}/train/cat/.DS_Store"
+    )
+    assert len(load(animals).train) == 15
+
+
+class Light(torch.nn.Module):
+    """Takes light pictures for the first class."""
+
+    def forward(self, images):
+        light = images.mean((1, 2, 3))
+        return torch.stack([light, -light], 1)
+
+
+def test_images_that_break_later_are_left_out_of_their_batches_if_asked(animals):
+    dataset = load(animals, skip_unreadable=True)
+    cut(animals / "train/cat/01.png")
+    (animals / "train/dog/03.png").unlink()
+    cut(animals / "test/dog/00.png")
+    loader = Loader(dataset.train, Share(0, 1, 5, seed=0))
+    batches = list(loader.epoch(0))
+    assert sum(batch.size for batch in batches) == 13
+    assert all(len(batch.images) == len(batch.labels) for batch in batches)
+    assert torch.cat([batch.labels for batch in batches]).bincount().tolist() == [4, 9]
+
+    found = evaluate(Light(), dataset.test, classes=dataset.classes)
+    assert (found.images, found.top1) == (4, 1.0)
+    assert [entry.images for entry in found.per_class] == [3, 1]
+    assert predictions_csv(found, dataset.test.labels, dataset.classes).count("\n") == 1 + 4
+    whole = evaluate_part(Light(), dataset.test, range(1), classes=dataset.classes)
+    assert evaluate(Light(), dataset.test, classes=dataset.classes, tested=[whole]) == found
+    kept = keep_decoded(load(animals, skip_unreadable=True).train, animals / "decoded")
+    assert sum(batch.size for batch in Loader(kept, Share(0, 1, 5, seed=0)).epoch(0)) == 13
+
+
+def test_test_images_none_of_which_can_be_read_are_refused(animals):
+    dataset = load(animals, skip_unreadable=True)
+    for path in (animals / "test").rglob("*.png"):
+        path.unlink()
+    with pytest.raises(RequestError, match="none of the test images can be read"):
+        evaluate(Light(), dataset.test, classes=dataset.classes)
