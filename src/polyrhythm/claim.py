@@ -23,6 +23,7 @@ systems, too, whose server renames; no lock is taken. What is special there:
 from __future__ import annotations
 
 import errno
+import os
 import re
 import secrets
 import shutil
@@ -31,6 +32,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from polyrhythm.errors import RunError
 
@@ -66,16 +68,30 @@ def _is_folder(path: Path) -> bool:
     return False
 
 
+def open_new(draft: Path) -> BinaryIO:
+    """Open a draft to be written; one that this process has left there is replaced, and no link is followed.
+
+    Raises:
+        OSError: the file system refused.
+    """
+    draft.unlink(missing_ok=True)
+    return os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+
+
 class Superseded(RunError):
     """A later start has claimed this run's folder."""
+
+
+_OWN = secrets.token_hex(8)
+"""Part of the names of this process's drafts, which nobody can guess and so prepare a link for."""
 
 
 class Unclaimed:
     """Access to a folder that has only one writer: each file is written under another name first."""
 
     def draft(self, path: Path) -> Path:
-        """Return the file to write before publishing it as `path`."""
-        return path.with_name(f".{path.name}.partial")
+        """Return the file to write before publishing it as `path`; of this process alone."""
+        return path.with_name(f".{path.name}.{_OWN}-{os.getpid()}.partial")
 
     def publish(self, path: Path) -> None:
         """Rename a draft to `path`; an existing file is replaced.
@@ -95,7 +111,8 @@ class Unclaimed:
         """
         draft = self.draft(path)
         try:
-            draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+            with open_new(draft) as file:
+                file.write(text.encode(errors="backslashreplace"))
             self.publish(path)
         finally:
             draft.unlink(missing_ok=True)
@@ -248,6 +265,8 @@ def _clear(place: Path, name: str) -> None:
                 staging.rename(staging.with_name(f"{_TAKEN}{secrets.token_hex(_NONCE_BYTES)}"))
     for taken in place.glob(f"{_TAKEN}*"):
         for _ in range(_TRIES):  # its owner may still be putting something there
+            if taken.is_symlink():  # none of ours
+                taken.unlink(missing_ok=True)
             shutil.rmtree(taken, ignore_errors=True)
             if not taken.exists():
                 break

@@ -6,8 +6,12 @@ look alike. Times are seconds on the run's own clock, which starts at 0 when tra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+Check = Callable[[Any], bool]
+"""Whether a value read from JSON is of a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -409,22 +413,132 @@ _KINDS: dict[str, type[Event]] = {
         RunEnded,
     )
 }
-_FIELDS = {kind: frozenset(each.name for each in fields(kind)) for kind in _KINDS.values()}
+
+_MOST = 2**63
+"""Limit of whole numbers: larger ones overflow where they are computed with."""
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_MOST < value < _MOST
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or _is_whole(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_object(value: Any) -> bool:
+    return type(value) is dict
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def _object_of(check: Check) -> Check:
+    return lambda value: type(value) is dict and all(map(check, value.values()))
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is_span(value: Any) -> bool:
+    return (
+        type(value) in (list, tuple)
+        and len(value) == 3
+        and _is_text(value[0])
+        and all(map(_is_number, value[1:]))
+    )
+
+
+def _is_pair(value: Any) -> bool:
+    return type(value) in (list, tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_class_row(value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    return all(
+        _is_pair(each) if name == "recall_interval" else not isinstance(each, list | dict)
+        for name, each in value.items()
+    ) and ("recall_interval" not in value or "recall" in value)
+
+
+_CHECKS: dict[str, Check] = {
+    "int": _is_whole,
+    "float": _is_number,
+    "bool": lambda value: type(value) is bool,
+    "str": _is_text,
+    "int | None": _or_none(_is_whole),
+    "dict[str, Any]": _is_object,
+    "dict[str, float]": _object_of(_is_number),
+    "dict[int, int]": _object_of(_is_whole),
+    "list[int]": _list_of(_is_whole),
+    "list[list[float]]": _list_of(_is_pair),
+    "list[list[Any]]": _list_of(_is_span),
+}
+"""By a field's type; lists of lists are those of `WorkerTimings`."""
+
+_FIELDS = {kind: {each.name: _CHECKS[str(each.type)] for each in fields(kind)} for kind in _KINDS.values()}
+
+_RESULT: dict[str, Check] = {
+    **dict.fromkeys(("strategy", "data", "model", "error", "parameters_sha256"), _is_text),
+    **dict.fromkeys(("workers", "servers", "test_images", "parameters"), _is_whole),
+    **dict.fromkeys(
+        (
+            "seconds", "epochs", "steps", "images_per_s", "sustained_images_per_s", "train_loss", "test_loss",
+            "test_top1", "test_top5", "waiting_share", "bytes_sent_per_step", "energy_j", "gpu_energy_j",
+            "workers_lost", "workers_joined", "workers_ejected", "images_not_seen", "gradients_dropped",
+            "gradients_not_finite", "price",
+        ),
+        _is_number,
+    ),
+    "test_top1_interval": _is_pair,
+    "staleness": lambda value: (
+        _is_object(value) and all(_is_number(value.get(key, 0)) for key in ("mean", "max"))
+    ),
+    "messages_refused": _object_of(_is_whole),
+    "confusion": _list_of(_list_of(_is_whole)),
+    "per_class": lambda value: _is_object(value) or _list_of(_is_class_row)(value),
+}  # fmt: skip
+"""Kinds of the figures of a run that readers compute with; others are shown as they are."""
+
+
+def check_result(result: dict[str, Any]) -> None:
+    """Check the figures of a run.
+
+    Raises:
+        ValueError: one is of another kind than `train --json` has it.
+    """
+    for name, value in result.items():
+        check = _RESULT.get(name)
+        if check is not None and value is not None and not check(value):
+            raise ValueError(f"its {name} is {value!r:.50}")
 
 
 def from_json(record: dict[str, Any]) -> Event:
     """Inverse of `Event.to_json`.
 
     Raises:
-        ValueError: the record names no known event or lacks one of its fields.
+        ValueError: the record names no known event, lacks one of its fields, or has a value of another type.
     """
-    kind = _KINDS.get(record.get("event", ""))
+    name = record.get("event", "")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"no such event: {record.get('event')!r}")
-    known = _FIELDS[kind]
-    values = {name: value for name, value in record.items() if name in known}
+        raise ValueError(f"no such event: {name!r:.50}")
+    checks = _FIELDS[kind]
+    values = {name: value for name, value in record.items() if name in checks}
+    for name, value in values.items():
+        if not checks[name](value):
+            raise ValueError(f"{kind.__name__}: its {name} is {value!r:.50}")
     if "staleness" in values:
         values["staleness"] = {int(key): int(count) for key, count in values["staleness"].items()}
+    if kind is RunEnded and "result" in values:
+        check_result(values["result"])
     try:
         return kind(**values)
     except TypeError as error:

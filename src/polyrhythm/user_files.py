@@ -57,7 +57,10 @@ def parse_yaml(text: str, where: str) -> Any:
         RequestError: it is no YAML, or a key is given twice; `where` says in which.
     """
     try:
+        _check_aliases(text, where)
         return yaml.load(text, _SafeLoader)
+    except RequestError:
+        raise
     except _Twice as error:
         raise RequestError(f"{where}: {error}") from None
     except (
@@ -66,6 +69,41 @@ def parse_yaml(text: str, where: str) -> Any:
         RecursionError,
     ) as error:  # also of what cannot be a text, date or number
         raise RequestError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+
+
+_MOST_REPEATED = 10_000
+"""Values that aliases of a YAML text may repeat."""
+
+
+def _check_aliases(text: str, where: str) -> None:
+    """Refuse a text whose aliases stand for too many values, or for themselves.
+
+    A few hundred bytes of aliases of aliases stand for more values than any memory holds.
+
+    Raises:
+        RequestError: they do.
+    """
+    if "*" not in text:
+        return
+    sizes: dict[int, int] = {}
+
+    def size_of(node: Any) -> int:
+        if id(node) in sizes:
+            if not sizes[id(node)]:
+                raise RequestError(f"{where} has an alias inside its own value: write the value out")
+            return sizes[id(node)]
+        sizes[id(node)] = 0  # under way
+        inside = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            inside = [part for pair in node.value for part in pair]
+        sizes[id(node)] = 1 + sum(map(size_of, inside))
+        return sizes[id(node)]
+
+    root = yaml.compose(text, _SafeLoader)
+    if root is not None and size_of(root) > len(sizes) + _MOST_REPEATED:
+        raise RequestError(
+            f"{where} has aliases that stand for more than {_MOST_REPEATED:,} further values: write fewer out"
+        )
 
 
 class _Twice(Exception):

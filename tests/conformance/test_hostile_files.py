@@ -1,10 +1,17 @@
-"""Files of ours, damaged in hundreds of ways: they are read, or refused in one line; nothing else happens."""
+"""Files of ours, damaged in hundreds of ways: they are read, or refused in one line; nothing else happens.
+
+The files of a run folder are damaged where they lie, and replaced by links, pipes and folders.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,11 +21,17 @@ import torch
 import yaml
 from torch import nn
 
+import polyrhythm
+from polyrhythm.api.served import load_served
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.config.recipe import configure, read_recipe
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.config.trained import ENSEMBLE_FILE, load_trained, voters
+from polyrhythm.errors import RequestError, RunError, fault_of_machine
 from polyrhythm.models.weights import load_weights, save_weights
+from polyrhythm.reporting.comparison import read_run as read_compared
+from polyrhythm.reporting.pages.report import PREDICTION_FILE, write_report
+from polyrhythm.reporting.summary import SUMMARY_FILE, read_summary
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
 from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
@@ -116,6 +129,52 @@ def arrivals(path: Path) -> Read:
     return lambda file: read_recording(file.parent)
 
 
+@cache
+def template() -> Path:
+    """Makes a run folder with all files that a run may have."""
+    folder = Path(tempfile.mkdtemp(prefix="hostile-"), "run")
+    atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
+    run = polyrhythm.train(
+        data="digits", model="mlp(hidden=[8])", workers=1, epochs=2, strategy="parameter_server", timings=True,
+        keep_best=True, start_method="fork", out=folder,
+    )  # fmt: skip
+    assert run is not None
+    polyrhythm.evaluate(folder, calibrate=True)
+    told = {"cluster": "one.yaml", "images_per_s": 900.5, "waiting_share": 0.25, "held_back": "computing"}
+    (folder / PREDICTION_FILE).write_text(json.dumps(told))
+    known = {key: run.figures[key] for key in ("test_loss", "test_top1", "test_top5", "seconds", "epochs")}
+    (folder / ENSEMBLE_FILE).write_text(json.dumps(known | {"members": [{"run": "member-0"}]}))
+    write_report(folder)
+    return folder
+
+
+def in_run(read: Read) -> Callable[[Path], Read]:
+    """Gives what makes a run folder around a file, which it has, and then the way to read that file."""
+
+    def make(path: Path) -> Read:
+        shutil.copytree(template(), path.parent, dirs_exist_ok=True)
+        return lambda file: read(file.parent)
+
+    return make
+
+
+def served(folder: Path) -> object:
+    return load_served(folder)
+
+
+def ensemble(folder: Path) -> object:
+    for name in ("events.jsonl", "model.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+    return voters(folder), read_summary(folder)
+
+
+def report(folder: Path) -> object:
+    # A page that was drawn from damaged figures must still be a page.
+    text = write_report(folder).read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    return text
+
+
 FILES: dict[str, tuple[str, Callable[[Path], Read]]] = {
     "checkpoint": ("step-00000001.safetensors", checkpoint),
     "weights": ("model.safetensors", weights),
@@ -124,6 +183,17 @@ FILES: dict[str, tuple[str, Callable[[Path], Read]]] = {
     "recipe": ("recipe.yaml", recipe),
     "plan": ("plan.json", plan),
     "arrivals": (ARRIVALS_FILE, arrivals),
+    "events": ("events.jsonl", in_run(report)),
+    "environment": ("environment.json", in_run(report)),
+    "pictures": ("pictures.json", in_run(report)),
+    "prediction": (PREDICTION_FILE, in_run(report)),
+    "trace": ("trace.json", in_run(report)),
+    "summary": (SUMMARY_FILE, in_run(read_compared)),
+    "ensemble": (ENSEMBLE_FILE, in_run(ensemble)),
+    "configuration": ("config.yaml", in_run(load_trained)),
+    "data record": ("data.json", in_run(load_trained)),
+    "model of a run": ("model.safetensors", in_run(served)),
+    "calibration": ("model.calibration.json", in_run(served)),
 }
 
 
@@ -131,9 +201,19 @@ def structure(path: Path) -> tuple[Any, Callable[[Any], str]] | None:
     """Gives what a file of text says, and how to write it; None for others."""
     if path.suffix == ".json":
         return json.loads(path.read_text()), json.dumps
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()], lines_of
     if path.suffix == ".yaml":
         return yaml.safe_load(path.read_text()), partial(yaml.safe_dump, allow_unicode=True)
     return None
+
+
+def lines_of(values: Any) -> str:
+    return "".join(json.dumps(value) + "\n" for value in (values if isinstance(values, list) else [values]))
+
+
+TOLERANT = {"pictures", "prediction", "trace", "summary"}
+"""Files of which a page or a table shows nothing where they are damaged."""
 
 
 @pytest.mark.parametrize("what", FILES)
@@ -156,7 +236,7 @@ def test_a_damaged_file_is_refused_in_one_line(what: str, tmp_path: Path) -> Non
             refusals.append(str(refusal))
         except Exception as error:
             raise AssertionError(f"{type(error).__name__} of {damaged[:300]!r}") from error
-    assert len(refusals) > MUTATIONS / 10
+    assert what in TOLERANT or len(refusals) > MUTATIONS / 10
     assert [text for text in refusals if len(text.splitlines()) != 1 or len(text) > 2000] == []
 
 
@@ -186,3 +266,114 @@ def test_yaml_that_hides_something_is_refused_in_one_line(what: str, text: str, 
         read(tmp_path / name)
     assert len(str(refusal.value).splitlines()) == 1
     assert len(str(refusal.value)) < 2000
+
+
+def outsider(kind: str, path: Path, secret: Path) -> None:
+    """Puts something in the place of a file that no run folder holds."""
+    path.unlink()
+    if kind == "link":
+        path.symlink_to(secret)
+    elif kind == "dangling link":
+        path.symlink_to(secret.with_name("made"))
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+SECRET = "hunter2-is-the-password"
+
+VERBS: dict[str, Callable[[Path], object]] = {
+    "report": write_report,
+    "evaluate": lambda run: polyrhythm.evaluate(run, calibrate=True),
+    "best": lambda run: polyrhythm.evaluate(run, best=True),
+    "predict": served,
+    "compare": read_compared,
+    "replay": read_recording,
+    "resume": lambda run: polyrhythm.train(resume=run, epochs=3, start_method="fork"),
+}
+
+
+def outcome(act: Callable[[Path], object], run: Path) -> str:
+    """Gives what an act returned, or why it was refused."""
+    try:
+        return repr(act(run))
+    except (RequestError, RunError) as refusal:
+        return str(refusal)
+    except OSError as error:  # the command line makes a line of it
+        refusal = fault_of_machine(error)
+        if refusal is None:
+            raise
+        return str(refusal)
+
+
+def names_of(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "device", "folder"])
+def test_no_verb_follows_what_a_file_of_a_run_folder_was_replaced_by(kind: str, tmp_path: Path) -> None:
+    """Every file by turns: nothing outside is changed or shown, nothing waits, and a refusal has one line."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "secret"
+    secret.write_text(SECRET)
+    names = names_of(template())
+    assert {"config.yaml", "data.json", "events.jsonl", "model.safetensors", "report.html"} <= set(names)
+    for name in names:
+        for verb, act in VERBS.items():
+            if verb == "resume" and (name not in RESUMED_WITH or kind not in ("link", "pipe")):
+                continue
+            run = tmp_path / "run"
+            shutil.copytree(template(), run)
+            outsider(kind, run / name, secret)
+            shown = outcome(act, run)
+            assert len(shown.splitlines()) <= 1, (verb, name)
+            assert SECRET not in shown, (verb, name)
+            assert names_of(outside) == ["secret"], (verb, name)
+            assert secret.read_text() == SECRET, (verb, name)
+            for path in run.rglob("*"):
+                if path.is_file() and not path.is_symlink():
+                    assert SECRET.encode() not in path.read_bytes(), (verb, name, path)
+            shutil.rmtree(run)
+
+
+RESUMED_WITH = {"config.yaml", "data.json", "events.jsonl", "environment.json"}
+
+
+def test_the_folder_of_checkpoints_may_be_a_link_and_hard_links_are_files(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(template(), run)
+    (run / "checkpoints").rename(tmp_path / "large-disk")
+    (run / "checkpoints").symlink_to(tmp_path / "large-disk")
+    os.link(run / "data.json", tmp_path / "second-name")
+    assert polyrhythm.evaluate(run, best=True)["images"] == 359
+    done = polyrhythm.train(resume=run, epochs=3, start_method="fork")
+    assert done is not None
+    assert done.outcome == "done"
+
+
+def test_a_text_of_a_run_is_only_a_text_in_its_page(tmp_path: Path) -> None:
+    """Every text of every event and of every other file is markup in turn."""
+    evil = "<img src=x onerror=alert(1)>"
+    shutil.copytree(template(), tmp_path / "run")
+    log = tmp_path / "run" / "events.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+
+    def spoiled(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: spoiled(inner, key) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [spoiled(inner) for inner in value]
+        return evil if isinstance(value, str) and name not in ("event", "png") else value
+
+    log.write_text(lines_of([spoiled(event) for event in events]))
+    for name in ("environment.json", "pictures.json", PREDICTION_FILE):
+        path = tmp_path / "run" / name
+        path.write_text(json.dumps(spoiled(json.loads(path.read_text()))))
+    (tmp_path / "run" / "config.yaml").write_text(f"epochs: 1\ndata: {evil!r}\n")
+    page = write_report(tmp_path / "run").read_text()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x" in page

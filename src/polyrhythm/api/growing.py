@@ -24,6 +24,7 @@ from polyrhythm.reporting.event_log import Observer
 from polyrhythm.reporting.figures import noise_scale
 from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.run_files import read_json_in_run
 from polyrhythm.specs import build
 from polyrhythm.training.batch_schedules.auto import Auto
 from polyrhythm.training.checkpoint import checkpoints
@@ -73,8 +74,14 @@ def with_growing_batches(
     every = max(1, round(schedule.every * total))
     path = folder / _DECIDED
     if path.is_file():
-        told = json.loads(path.read_text())
-        schedule = schedule.model_copy(update={key: tuple(told[key]) for key in ("factors", "gains")})
+        told = read_json_in_run(path)
+        kept = {key: told.get(key) for key in ("factors", "gains")}
+        if not all(
+            isinstance(each, list) and all(isinstance(number, int | float) for number in each)
+            for each in kept.values()
+        ):
+            raise RequestError(f"{path} is damaged: take it from a backup, or start the run anew")
+        schedule = schedule.model_copy(update={key: tuple(each) for key, each in kept.items()})
     begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
     measured, run = _Noise(), None
     while True:

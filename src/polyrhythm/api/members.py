@@ -56,6 +56,7 @@ from polyrhythm.reporting.event_log import Observer
 from polyrhythm.reporting.pages.several_runs import render_ensemble
 from polyrhythm.reporting.quantities import percent
 from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.run_files import read_json_in_run
 from polyrhythm.simulation.cluster import Cluster
 from polyrhythm.simulation.layout import shared_out
 from polyrhythm.strategies.strategy import Strategy
@@ -628,4 +629,4 @@ def finished_ensemble(folder: Path) -> Run | None:
     path = folder / ENSEMBLE_FILE
     if not path.is_file():
         return None
-    return Run(folder, "done", json.loads(path.read_text(encoding="utf-8")), before=True)
+    return Run(folder, "done", read_json_in_run(path), before=True)

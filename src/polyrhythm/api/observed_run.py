@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging
+from polyrhythm.claim import Claim, Superseded, Unclaimed, claim, is_staging, open_new
 from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, RUN_FORMAT, write_recipe
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
@@ -45,6 +45,7 @@ from polyrhythm.reporting.quantities import counted
 from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.checkpointing.recording import processor
 from polyrhythm.roles.job import Job
+from polyrhythm.run_files import MOST_LISTING_BYTES, check_folder_in_run, exists_in_run, read_in_run
 from polyrhythm.user_files import check_is_file, check_new_folder
 
 _CHECK_EVERY_S = 1.0
@@ -146,13 +147,16 @@ class ObservedRun:
         self._unwritten: dict[str, tuple[int, OSError]] = {}  # by observer: how often, and why at first
         self._figures = RunFigures()
         self._files = {
-            path: path.read_bytes() for path in map(folder.joinpath, _WRITTEN_FIRST) if path.exists()
+            path: read_in_run(path, MOST_LISTING_BYTES)
+            for path in map(folder.joinpath, _WRITTEN_FIRST)
+            if exists_in_run(path)
         }
         self._log = EventLog(folder / LOG_FILE, claim)
         self._observers: list[Observer] = [self._log, *observers]
         if tensorboard:
             from polyrhythm.reporting.loggers import TensorBoardWriter
 
+            check_folder_in_run(folder / "tensorboard")
             self._observers.append(TensorBoardWriter(folder / "tensorboard"))
 
     def claimed(self, job: Job) -> Job:
@@ -167,7 +171,7 @@ class ObservedRun:
         """
         draft = self.claim.draft(path)
         try:
-            with draft.open("wb") as file:
+            with open_new(draft) as file:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):  # some file systems cannot
@@ -233,7 +237,8 @@ class ObservedRun:
 
     def _write_again(self) -> None:
         for path, content in self._files.items():
-            self.claim.draft(path).write_bytes(content)
+            with open_new(self.claim.draft(path)) as file:
+                file.write(content)
             self.claim.publish(path)
         self._log.write_again()
 

@@ -18,6 +18,7 @@ from polyrhythm.config.run_config import NetworkOptions, PredictOptions, refuse_
 from polyrhythm.config.trained import voters
 from polyrhythm.data.image_files import find_unreadable, image_files
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.escaping import csv_cell
 from polyrhythm.evaluation.calibration import LEAST, MOST, tempered
 from polyrhythm.evaluation.ensemble import average
 from polyrhythm.evaluation.evaluate import in_evaluation_mode
@@ -227,9 +228,11 @@ def _write(path: Path, result: dict[str, Any], top: int) -> None:
             more = [f"{name}_{place}" for place in range(2, top + 1) for name in ("class", "probability")]
             writer.writerow(["image", "none_of_these", "class", "probability", *more])
             for entry in result["images"]:
-                pairs = [[each["class"], f"{each['probability']:.6g}"] for each in entry["classes"]]
+                pairs = [[csv_cell(each["class"]), f"{each['probability']:.6g}"] for each in entry["classes"]]
                 none = "true" if entry["none_of_these"] else "false"
-                writer.writerow([entry["image"], none, *(value for pair in pairs for value in pair)])
+                writer.writerow(
+                    [csv_cell(entry["image"]), none, *(value for pair in pairs for value in pair)]
+                )
     except OSError as error:
         with suppress(OSError):
             path.unlink()

@@ -10,21 +10,30 @@ that lead to this address are refused by the request's `Host`, and what such a p
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
-from html import escape
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
-from threading import Lock
+from threading import BoundedSemaphore, Lock, Timer
 from typing import IO, Any
 
 from polyrhythm.api.predict import Networks
 from polyrhythm.errors import RequestError, printable
+from polyrhythm.escaping import html as escape
 from polyrhythm.reporting.pages.report_page import STYLE
 
 LOOPBACK = "127.0.0.1"
 _MOST_BYTES = 64 << 20
+_MOST_DIGITS = 20
 _SILENT_S = 30.0
 """Seconds after which a browser that sends nothing more is left."""
+RECEIVED_S = 60.0
+"""Limit of the seconds in which a request must have arrived whole, however often a part of it arrives."""
+_WAITING = 128
+"""Connections that may wait to be accepted."""
+_AT_ONCE = 16
+"""Pictures that are held in memory at once; further ones wait."""
 
 Answer = Callable[[IO[bytes]], dict[str, Any]]
 
@@ -62,12 +71,28 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
     Raises:
         RequestError: the port is taken, or may not be used.
     """
+    held = BoundedSemaphore(_AT_ONCE)
 
     class Handler(BaseHTTPRequestHandler):
         """Answers one connection."""
 
         timeout = _SILENT_S
+        _limit: Timer | None = None
         server_version, sys_version = "polyrhythm", ""
+
+        def handle_one_request(self) -> None:
+            """Handle a request, which must arrive in time."""
+            self._limit = Timer(RECEIVED_S, self._stop_receiving)
+            self._limit.daemon = True
+            self._limit.start()
+            try:
+                super().handle_one_request()
+            finally:
+                self._limit.cancel()
+
+        def _stop_receiving(self) -> None:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RD)
 
         def do_GET(self) -> None:
             """Answer with the page."""
@@ -85,15 +110,28 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
                 self._refuse(403, "this page is for this machine")
             elif not length.isascii() or not length.isdigit():
                 self._refuse(411, "the length of the picture is not said")
-            elif int(length) > _MOST_BYTES:
+            elif len(length) > _MOST_DIGITS or int(length) > _MOST_BYTES:
                 self._refuse(413, f"a picture has at most {_MOST_BYTES >> 20} MiB")
             else:
-                try:
-                    found = answer(BytesIO(self.rfile.read(int(length))))
-                except RequestError as error:
-                    self._refuse(400, str(error))
-                else:
-                    self._send(200, "application/json", json.dumps(found).encode())
+                with held:
+                    self._answer(int(length))
+
+        def _answer(self, length: int) -> None:
+            try:
+                picture = self.rfile.read(length)
+            except OSError:  # nothing has come for a while
+                picture = b""
+            if self._limit is not None:
+                self._limit.cancel()
+            if len(picture) < length:
+                self._refuse(408, "the picture has not arrived in time")
+                return
+            try:
+                found = answer(BytesIO(picture))
+            except RequestError as error:
+                self._refuse(400, str(error))
+            else:
+                self._send(200, "application/json", json.dumps(found).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing: whoever looks at the page sees what becomes of a picture."""
@@ -113,17 +151,24 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(content)))
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(content)
+            with suppress(OSError):  # whoever asked has left
+                self.end_headers()
+                self.wfile.write(content)
 
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+        server = _Server((LOOPBACK, port), Handler)
     except OSError as error:
         raise RequestError(
             f"port {port} cannot be used ({error.strerror}): give another, or 0 for a free one"
         ) from None
     server.daemon_threads = True
     return server
+
+
+class _Server(ThreadingHTTPServer):
+    """A server whose queue is long enough for a browser that sends many pictures at once."""
+
+    request_queue_size = _WAITING
 
 
 _POLICY = (

@@ -25,7 +25,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.calibration import Calibration, read_calibration
 from polyrhythm.evaluation.views import ViewedClassifier, Views
 from polyrhythm.models.create import create_model
-from polyrhythm.models.weights import load_weights, read_metadata
+from polyrhythm.models.weights import check_finite, load_weights, read_metadata
 
 if TYPE_CHECKING:
     from polyrhythm.data.dataset import Dataset
@@ -233,6 +233,7 @@ def load_served(weights: str | Path, *, model: Any = None, data: Any = None, dev
         trained = load_trained(path, data=data, model=model, device=device)
         network, classes = trained.model, trained.dataset.classes
         preprocessing = Preprocessing.of(trained.dataset)
+    check_finite(network, path)
     calibration = read_calibration(file)
     plain = calibration.temperature if calibration is not None and calibration.views.plain else 1.0
     together = Normalized(network, preprocessing, plain).eval().requires_grad_(False).to(place)

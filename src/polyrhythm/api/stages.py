@@ -28,6 +28,7 @@ from polyrhythm.reporting.event_log import Observer
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.roles.checkpointing.archive import FOLDER
 from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.run_files import read_json_in_run
 from polyrhythm.training.checkpoint import checkpoints, load_checkpoint
 
 STAGES_FILE = "stages.json"
@@ -166,11 +167,15 @@ def _follows(stage: Stage, until: Target | None, total: int, figures: Mapping[st
 def _over(folder: Path) -> list[int]:
     """Return how many epochs were done at the end of each stage that is over, as far as checkpoints still hold them."""
     try:
-        found = json.loads((folder / STAGES_FILE).read_bytes())["epochs_done"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json_in_run(folder / STAGES_FILE)["epochs_done"]
+    except (FileNotFoundError, KeyError):
         return []
+    if not isinstance(found, list) or not all(type(epochs) is int for epochs in found):
+        raise RequestError(
+            f"{folder / STAGES_FILE} is damaged: remove it, and the stages are taken from the checkpoints"
+        )
     done = epochs_done(folder)
-    return [int(epochs) for epochs in found if int(epochs) <= done]
+    return [epochs for epochs in found if epochs <= done]
 
 
 def _end_at_epoch(folder: Path) -> None:

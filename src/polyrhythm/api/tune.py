@@ -56,6 +56,7 @@ from polyrhythm.reporting.pages.several_runs import render_search
 from polyrhythm.reporting.quantities import duration
 from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.roles.job import CheckpointConfig
+from polyrhythm.run_files import read_in_run
 from polyrhythm.search.space import (
     METHODS,
     PRUNERS,
@@ -525,7 +526,7 @@ def write(search: Search, folder: Path, command: str) -> None:
     _publish(folder / REPORT_FILE, render_search(search, folder, command))
     best = search.best()
     if best is not None and (folder / best.folder / CONFIG_FILE).is_file():
-        _publish(folder / BEST_FILE, (folder / best.folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        _publish(folder / BEST_FILE, read_in_run(folder / best.folder / CONFIG_FILE).decode())
 
 
 def _publish(path: Path, text: str, draft_in: Path | None = None) -> None:
@@ -959,7 +960,8 @@ class _Study:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Keep other threads, and other processes on this folder, from looking or changing meanwhile."""
-        with self._thread_lock, (self.folder / ".lock").open("w") as lock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with self._thread_lock, os.fdopen(os.open(self.folder / ".lock", flags, 0o666), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

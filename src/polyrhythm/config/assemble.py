@@ -46,6 +46,7 @@ from polyrhythm.launch.devices import check_kinds_of_devices
 from polyrhythm.launch.torchrun.report_rank import started_by_torchrun
 from polyrhythm.models.architectures.treenet import Tree
 from polyrhythm.models.create import check_picture_size
+from polyrhythm.models.weights import check_finite
 from polyrhythm.partition.branches import parts_of
 from polyrhythm.partition.cut import cut
 from polyrhythm.partition.ownership import Ownership, divided_trunk
@@ -625,6 +626,8 @@ def _teachers(config: RunConfig, dataset: Dataset, teaching: Teaching) -> Teache
     # Constructing networks draws weights; the random numbers of the run must not depend on whether there is a teacher.
     with torch.random.fork_rng(devices=[]):
         trained = [load_trained(path, dataset=dataset) for path in paths]
+    for each in trained:
+        check_finite(each.model, each.path)
     return Teachers(
         [each.model.cpu() for each in trained],
         [each.dataset.image_shape[-1] for each in trained],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +9,12 @@ from typing import Any
 
 import yaml
 
+from polyrhythm.claim import open_new
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import shell
 from polyrhythm.models.fine_tuning import pixels_of
+from polyrhythm.run_files import read_in_run, read_json_in_run
 from polyrhythm.specs import Config, Spec, validated
 from polyrhythm.user_files import parse_yaml, read_text
 
@@ -21,6 +22,7 @@ CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 RUN_FORMAT = 1
 """Version of what is in a run folder; it increases whenever a version of before would read one wrongly."""
+MOST_RECIPE_BYTES = 1 << 20
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -29,7 +31,25 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: no such file, or not a YAML mapping.
     """
-    read = parse_yaml(read_text(shipped(path), "the recipe"), f"the recipe {path}")
+    return _keys(read_text(shipped(path), "the recipe"), path)
+
+
+def read_run_recipe(path: Path) -> dict[str, Any]:
+    """Read the keys and values of the recipe in a run folder; `configure` checks them.
+
+    Raises:
+        RequestError: no such file, a link, or not a YAML mapping.
+    """
+    try:
+        text = read_in_run(path, MOST_RECIPE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise RequestError(f"cannot read the recipe {path}: {reason}") from None
+    return _keys(text, path)
+
+
+def _keys(text: str, path: Path) -> dict[str, Any]:
+    read = parse_yaml(text, f"the recipe {path}")
     if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
         raise RequestError(
             f"the recipe {path} must be lines of `key: value`, with keys as on the command line"
@@ -58,15 +78,10 @@ def check_format(folder: Path) -> None:
         RequestError: for that reason.
     """
     try:
-        told = json.loads(read_text(folder / ENVIRONMENT_FILE, "the environment of a run"))
-        number, by = told.get("format", 1), str(told.get("polyrhythm", "a later version"))
-    except (
-        RequestError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # there is none to be read: not of a later one
+        told = read_json_in_run(folder / ENVIRONMENT_FILE)
+    except (RequestError, OSError):  # there is none to be read: not of a later one
         return
+    number, by = told.get("format", 1), str(told.get("polyrhythm", "a later version"))
     if isinstance(number, int) and number > RUN_FORMAT:
         raise RequestError(
             f"{folder} has format {number}, and this version reads up to {RUN_FORMAT}: use the one that wrote it, "
@@ -81,7 +96,7 @@ def read_run(path: Path) -> dict[str, Any]:
         RequestError: as `read_recipe`, or the run folder has a later format.
     """
     check_format(path.parent)
-    return {"deal": "fixed"} | read_recipe(path)
+    return {"deal": "fixed"} | read_run_recipe(path)
 
 
 def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
@@ -95,7 +110,7 @@ def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     for key, value in options.items():
         if value is not None and value is not False:
             said += [f"--{key.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return shlex.join(said)
+    return " ".join(map(shell, said))
 
 
 _HOW_LONG = ("epochs", "updates")
@@ -125,14 +140,14 @@ def _pixels_for(weights: Any) -> Any:
     if not isinstance(weights, str):
         return None
     path = Path(weights) / CONFIG_FILE
-    return read_recipe(path).get("pixels") if path.is_file() else pixels_of(weights)
+    return read_run_recipe(path).get("pixels") if path.is_file() else pixels_of(weights)
 
 
 def write_recipe(config: RunConfig, path: Path) -> None:
     """Write a configuration as a recipe that repeats the run."""
-    path.write_text(
-        yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
+    text = yaml.safe_dump(plain_values(config), sort_keys=False, allow_unicode=True)
+    with open_new(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def plain_values(config: RunConfig) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A checkpoint holds the network as it was tested when the checkpoint was written.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -16,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.config.model import device_from, model_maker, name_of
-from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, check_format, configure, read_run_recipe
 from polyrhythm.config.run_config import PictureOptions, refuse_unknown
 from polyrhythm.data.dataset import Dataset
 from polyrhythm.data.dealing import BY_COUNT, Dealt
 from polyrhythm.data.open import open_data
 from polyrhythm.data.record import METADATA_KEY, DataRecord, read_record
 from polyrhythm.errors import RequestError
-from polyrhythm.models.weights import read_metadata
+from polyrhythm.models.weights import check_finite, read_metadata
 from polyrhythm.roles.checkpointing.archive import FOLDER, Snapshot
 from polyrhythm.roles.checkpointing.worker_state import mean_buffers
-from polyrhythm.run_files import parse_json
+from polyrhythm.run_files import check_in_run, exists_in_run, parse_json, read_json_in_run
 from polyrhythm.training.checkpoint import best_checkpoint, checkpoints, load_checkpoint
 from polyrhythm.training.flat_parameters import FlatParameters
 
@@ -120,7 +119,7 @@ def _compared(dataset: Dataset, record: DataRecord, path: Path) -> Dataset:
     """
     matched = record.matched(dataset, str(path))
     changes = record.changes(matched)
-    same = os.path.realpath(record.data) == os.path.realpath(dataset.name)
+    same = _is_same_place(record.data, dataset.name)
     if same and record.listing and dataset.held_out and record.sides is None:
         if not record.held_out:
             raise RequestError(
@@ -135,6 +134,13 @@ def _compared(dataset: Dataset, record: DataRecord, path: Path) -> Dataset:
     if changes:
         _log.warning("%s has changed since %s was trained: %s", dataset.name, path, changes)
     return matched
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    try:
+        return os.path.realpath(one) == os.path.realpath(other)
+    except ValueError:  # a text that cannot be a path
+        return one == other
 
 
 class Reordered(nn.Module):
@@ -204,7 +210,7 @@ def load_trained(
     """
     refuse_unknown(options, PictureOptions)
     configure(options)  # a size that cannot be, for example
-    path = Path(weights)
+    path, given = Path(weights), dataset
     known = facts_of(path)
     model = model if model is not None else known.get("model")
     if model is None:
@@ -241,6 +247,8 @@ def load_trained(
         replica = model_maker(model, dataset, known.get("weights"), known.get("freeze", "none"))()
         fill(replica, file)
         replica = replica.requires_grad_().to(place)
+    if given is None:
+        check_finite(replica, path)
     if order is not None:
         replica = Reordered(replica, order).to(place)
     return Trained(path, file, replica, name_of(model), dataset, place)
@@ -259,13 +267,47 @@ def voters(path: Path) -> list[Path]:
     """Return the runs whose networks vote for a path: of an ensemble's folder its members, unless it was distilled."""
     if (path / MODEL_FILE).is_file() or not (path / ENSEMBLE_FILE).is_file():
         return [path]
-    members = json.loads((path / ENSEMBLE_FILE).read_text(encoding="utf-8"))["members"]
+    members = read_json_in_run(path / ENSEMBLE_FILE).get("members")
+    if not isinstance(members, list):
+        raise RequestError(f"{path / ENSEMBLE_FILE} is damaged: name the runs of the members")
     return [member_folder(path, number) for number in range(len(members))]
 
 
 def weights_file(path: Path) -> Path:
-    """Return the file of weights in a run folder, or the file itself."""
-    return path / MODEL_FILE if path.is_dir() else path
+    """Return the file of weights in a run folder, or the file itself.
+
+    Raises:
+        RequestError: the one in the run folder is a link, or no regular file.
+    """
+    if not path.is_dir():
+        return path
+    if exists_in_run(path / MODEL_FILE):
+        check_in_run(path / MODEL_FILE)
+    return path / MODEL_FILE
+
+
+_READ_HERE = (
+    "data",
+    "model",
+    "image_size",
+    "scale",
+    "skip_unreadable",
+    "pixels",
+    "weights",
+    "freeze",
+    "distill",
+)
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """Return the recipe of a run, in which those options are valid that are needed to open its network.
+
+    Raises:
+        RequestError: the recipe is damaged, or such an option is not valid.
+    """
+    known = read_run_recipe(path)
+    configure({key: known[key] for key in _READ_HERE if key in known})
+    return known
 
 
 def facts_of(path: Path) -> dict[str, Any]:
@@ -288,9 +330,9 @@ def facts_of(path: Path) -> dict[str, Any]:
             raise RequestError(
                 f"{path} holds no {MODEL_FILE}: the run has not ended; continue it with --resume {path}"
             )
-        known = read_recipe(path / CONFIG_FILE) if (path / CONFIG_FILE).is_file() else {}
+        known = _checked(path / CONFIG_FILE) if exists_in_run(path / CONFIG_FILE) else {}
         return known | {"model": known["distill"]} if known.get("distill") else known
     if (run := run_of(path)) is not None:
         check_format(run)
-        return read_recipe(run / CONFIG_FILE)
+        return _checked(run / CONFIG_FILE)
     return dict(read_metadata(path)) if path.suffix == ".safetensors" else {}

@@ -236,6 +236,8 @@ class DataRecord:
         if self.sides is not None and now.sides is not None:
             before, after = self.sides.all, now.sides.all
             return f"{len(after - before):,} images are new, and {len(before - after):,} are gone"
+        if (self.train, self.test) == (now.train, now.test):
+            return "as many images have other names or classes"
         return (
             f"there were {self.train:,} training and {self.test:,} test images, and now there are {now.train:,} and "
             f"{now.test:,}"

@@ -23,8 +23,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.views import Views
+from polyrhythm.run_files import exists_in_run, read_json_in_run
 
 LEAST, MOST = 0.05, 20.0
 """Limits of the temperature; pictures that are all right or all wrong would have it at 0 or without end."""
@@ -109,7 +111,7 @@ def save_calibration(weights: Path, calibration: Calibration) -> Path:
     path = _beside(weights)
     content = {**asdict(calibration), "weights_sha256": _digest(weights)}
     try:
-        path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        UNCLAIMED.write(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise RequestError(f"cannot write {path} ({error.strerror}): copy the weights elsewhere") from None
     return path
@@ -122,16 +124,16 @@ def read_calibration(weights: Path) -> Calibration | None:
         RequestError: the file beside the weights is damaged.
     """
     path = _beside(weights)
-    if not path.is_file():
+    if not exists_in_run(path):
         return None
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = read_json_in_run(path)
         views = Views(**{**content["views"], "scales": _scales(content["views"]["scales"])})
         temperature = float(content["temperature"])
         if not LEAST <= temperature <= MOST:
             raise ValueError
         known = content["weights_sha256"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, ArithmeticError, TypeError, KeyError):
         raise RequestError(f"{path} is damaged: remove it, or calibrate again") from None
     return Calibration(temperature, views) if known == _digest(weights) else None
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 from polyrhythm.data.dataset import Dataset, read_those_left
 from polyrhythm.data.resized import StreamedWindowSplit, Uncut
 from polyrhythm.data.shards import ShardSplit
+from polyrhythm.escaping import csv_cell
 from polyrhythm.evaluation.evaluate import Evaluation
 
 PREDICTIONS_FILE, PICTURES_FILE = "predictions.csv", "pictures.json"
@@ -45,7 +46,13 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
         if predicted < 0:  # it could not be read
             continue
         lines.writerow(
-            [number, classes[label], classes[predicted], f"{probability:.6f}", int(label == predicted)]
+            [
+                number,
+                csv_cell(classes[label]),
+                csv_cell(classes[predicted]),
+                f"{probability:.6f}",
+                int(label == predicted),
+            ]
         )
     return written.getvalue()
 

@@ -46,6 +46,8 @@ import torch.distributed as dist
 from polyrhythm.communication.activity import COMPUTING, Activity
 from polyrhythm.communication.transports.membership import Peer
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous, tell_of_loss
+from polyrhythm.errors import RequestError
+from polyrhythm.run_files import check_folder_in_run
 
 
 @dataclass(frozen=True)
@@ -388,9 +390,11 @@ class Watchdog:
         if self._setting.folder is None:
             return
         folder = self._setting.folder / "stacks"
-        with suppress(OSError):
+        with suppress(OSError, RequestError):
             folder.mkdir(exist_ok=True)
-            with (folder / f"rank-{self._own.rank}.txt").open("a") as file:
+            check_folder_in_run(folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            with os.fdopen(os.open(folder / f"rank-{self._own.rank}.txt", flags, 0o666), "a") as file:
                 role = self._setting.names[self._own.rank]
                 file.write(Pulse.of(self._setting.activity, self._own, role, "", 0).text + "\n")
                 file.flush()

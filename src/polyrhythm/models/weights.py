@@ -6,6 +6,7 @@ import os
 import re
 import warnings
 from contextlib import suppress
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.run_files import check_in_run, exists_in_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import nn
 
 
 _FILE_IN_RUN_FOLDER = "model.safetensors"
+_SUM = "sha256"
+"""Of the metadata: the checksum of the tensors."""
 _SHOWN = 3
 
 
@@ -72,6 +76,7 @@ def save_weights(
     }
     # Of a folder whose name is no UTF-8, the bytes that are not are kept as `\udcXX`.
     texts = {name: value.encode(errors="backslashreplace").decode() for name, value in metadata.items()}
+    texts[_SUM] = tensors_digest(tensors)
     unfinished = claim.draft(path)
     try:
         unfinished.unlink(
@@ -110,7 +115,11 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def _file(path: Path) -> Path:
-    file = path / _FILE_IN_RUN_FOLDER if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / _FILE_IN_RUN_FOLDER
+        if exists_in_run(file):
+            check_in_run(file)
     if not file.is_file():
         raise RequestError(f"there are no weights at {file}: give a file, a run folder, or a pretrained name")
     return file
@@ -183,9 +192,40 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if not is_safetensors(file):
         return _without_wrapper(_state_dict(file, _read_pickled_data(file)))
     try:
-        return _without_wrapper(load_file(file))
+        tensors = load_file(file)
+        with safe_open(file, framework="pt") as opened:
+            known = (opened.metadata() or {}).get(_SUM)
     except (OSError, SafetensorError) as error:
         raise RequestError(f"the weights file {file} is damaged ({error}): give another") from None
+    if known is not None and known != tensors_digest(tensors):
+        raise RequestError(
+            f"the weights file {file} was changed after it was written (its checksum differs): give another"
+        )
+    return _without_wrapper(tensors)
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a SHA-256 of the names, types, shapes and bytes of tensors on the CPU, in hexadecimal digits."""
+    digest = sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}\n{tensor.dtype} {list(tensor.shape)}\n".encode(errors="backslashreplace"))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def check_finite(model: nn.Module, path: Path) -> None:
+    """Check that a trained network has numbers only.
+
+    Raises:
+        RequestError: a parameter or buffer has a value that is infinite or not a number; `path` names the network.
+    """
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise RequestError(
+                f"{path} holds values that are infinite or not a number (in {name}): the run has diverged, or the file "
+                "is damaged; take an earlier checkpoint"
+            )
 
 
 def _read_pickled_data(file: Path) -> Any:

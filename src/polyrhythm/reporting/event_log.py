@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 from polyrhythm.events import Notice, from_json
+from polyrhythm.run_files import MOST_EVENTS_BYTES, read_in_run
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -135,7 +136,7 @@ class EventLog:
 def _whole_lines(path: Path) -> bytes:
     # A killed run may leave half a line; a resumed one would write its first event into the middle of it.
     try:
-        content = path.read_bytes()
+        content = read_in_run(path, MOST_EVENTS_BYTES)
     except FileNotFoundError:
         return b""
     return content[: content.rfind(b"\n") + 1]
@@ -148,7 +149,7 @@ def read_events(path: Path) -> list[Event]:
         RequestError: there is no such file, or a line of it is damaged; the line is named.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_in_run(path, MOST_EVENTS_BYTES).split(b"\n")
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror}; give the folder of a run") from None
     del lines[-1]  # whatever follows the last line end was never finished
@@ -177,7 +178,7 @@ def _in_one_go(lines: list[bytes]) -> list[Event] | None:
         if len(records) != len(lines) or not all(isinstance(record, dict) for record in records):
             return None
         return [from_json(_values(record) if decode else record) for record in records]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -187,9 +188,10 @@ def _event(line: bytes, path: Path, number: int) -> Event:
         if not isinstance(record, dict):
             raise ValueError("not an object")
         return from_json(_values(record))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else printable(str(error))
         raise RequestError(
-            f"{path}: line {number} is damaged ({error}); delete that line to read the others"
+            f"{path}: line {number} is damaged ({reason}); delete that line to read the others"
         ) from None
 
 

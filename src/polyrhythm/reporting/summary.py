@@ -20,10 +20,11 @@ from typing import Any
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
-from polyrhythm.events import Evaluated, Event, WorkerProgress
+from polyrhythm.events import Evaluated, Event, WorkerProgress, check_result, from_json
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.tables import facts
+from polyrhythm.run_files import MOST_EVENTS_BYTES, exists_in_run, open_in_run, read_json_in_run
 
 SUMMARY_FILE, ENSEMBLE_FILE = "summary.json", "ensemble.json"
 _FORMAT = 1
@@ -112,21 +113,34 @@ def read_summary(folder: Path) -> Summary:
     Raises:
         RequestError: the folder holds no readable run that has started.
     """
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads((folder / SUMMARY_FILE).read_bytes())
+    with suppress(OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError):
+        found = read_json_in_run(folder / SUMMARY_FILE)
         if found["format"] == _FORMAT and found["log"] == state_of(folder / LOG_FILE):
-            return Summary(
-                known=found["known"],
-                outcome=found["outcome"],
-                tests=[Test(images=test.pop("images"), event=Evaluated(**test)) for test in found["tests"]],
-                losses=[(time_s, images, loss) for time_s, images, loss in found["losses"]],
-            )
-    if not (folder / LOG_FILE).exists() and (folder / ENSEMBLE_FILE).is_file():
+            return _read(found)
+    if not exists_in_run(folder / LOG_FILE) and exists_in_run(folder / ENSEMBLE_FILE):
         return _of_ensemble(folder)
     _, summary = summarised(read_events(folder / LOG_FILE))
     if summary is None:
         raise RequestError(f"{folder} holds no run that has started: leave it out")
     return summary
+
+
+def _read(found: dict[str, Any]) -> Summary:
+    """Return a summary as `write_summary` wrote it.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is something else.
+    """
+    check_result(found["known"])
+    tests = []
+    for told in found["tests"]:
+        images = told.pop("images")
+        event = from_json({"event": "Evaluated", **told})
+        if not (isinstance(event, Evaluated) and isinstance(images, int | float)):
+            raise ValueError("no test")
+        tests.append(Test(images=images, event=event))
+    losses = [(float(time_s), int(images), float(loss)) for time_s, images, loss in found["losses"]]
+    return Summary(known=dict(found["known"]), outcome=str(found["outcome"]), tests=tests, losses=losses)
 
 
 def _of_ensemble(folder: Path) -> Summary:
@@ -136,14 +150,17 @@ def _of_ensemble(folder: Path) -> Summary:
         RequestError: the file is damaged.
     """
     try:
-        known = json.loads((folder / ENSEMBLE_FILE).read_text(encoding="utf-8"))
+        known = read_json_in_run(folder / ENSEMBLE_FILE)
+        check_result(known)
         parts = [read_summary(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
         tests = []
         if "test_top1" in known:
             results = {name: float(known[name]) for name in ("test_loss", "test_top1", "test_top5")}
             event = Evaluated(time_s=float(known["seconds"]), epoch=int(known["epochs"]), **results)
             tests = [Test(event=event, images=sum(part.tests[-1].images for part in parts if part.tests))]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except RequestError:
+        raise
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{folder / ENSEMBLE_FILE} is damaged ({' '.join(str(error).split())})") from None
     return Summary(known=known, outcome="done", tests=tests, losses=[])
 
@@ -154,7 +171,7 @@ def state_of(log: Path) -> list[Any]:
     Raises:
         OSError: it cannot be read.
     """
-    with log.open("rb") as file:
+    with open_in_run(log, MOST_EVENTS_BYTES) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _END_BYTES))
         return [size, sha256(file.read()).hexdigest()]

@@ -38,8 +38,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from polyrhythm.claim import UNCLAIMED, Unclaimed
+from polyrhythm.claim import UNCLAIMED, Unclaimed, open_new
 from polyrhythm.errors import RequestError, RunError
+from polyrhythm.run_files import check_in_run, exists_in_run, open_in_run, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +81,7 @@ def save_checkpoint(
     partial = claim.draft(path)
     try:
         _check_room(path.parent, sum(tensor.nbytes for tensor in stored.values()))
-        with partial.open("wb") as file:
+        with open_new(partial) as file:
             write_safetensors(file, stored, {"facts": text, "sha256": digest})
         flush(partial)
         claim.publish(path)
@@ -107,7 +108,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RequestError: there is none, it was cut short or changed, or it is something else. Names the newest
             other whole checkpoint beside it, if there is one.
     """
-    if not path.is_file():
+    if not exists_in_run(path):
         raise RequestError(f"there is no checkpoint {path}{_instead_of(path)}")
     try:
         return _read(path)
@@ -181,6 +182,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    check_in_run(path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if not {"facts", "sha256"} <= metadata.keys():
@@ -188,7 +190,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if _digest(metadata["facts"], tensors) != metadata["sha256"]:
         raise ValueError("it was changed after it was written (its checksum differs)")
-    return tensors, json.loads(metadata["facts"])
+    facts = parse_json(metadata["facts"], str(path))
+    if not isinstance(facts, dict):
+        raise ValueError("it is not a checkpoint")
+    return tensors, facts
 
 
 def _instead_of(path: Path) -> str:
@@ -260,7 +265,8 @@ def _name_also(path: Path, named: Path, claim: Unclaimed) -> None:
         try:
             os.link(path, partial)
         except OSError:  # a file system without second names
-            shutil.copyfile(path, partial)
+            with open_in_run(path, most_bytes=0) as source, open_new(partial) as copy:
+                shutil.copyfileobj(source, copy)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
         claim.publish(named)

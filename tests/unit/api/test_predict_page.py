@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from threading import Event, Thread
@@ -16,6 +17,7 @@ from PIL import Image
 
 import polyrhythm
 from browser import Browser, chromium
+from polyrhythm.api import predict_page
 from polyrhythm.api.predict import Networks
 from polyrhythm.api.predict_page import serve
 from polyrhythm.errors import RequestError
@@ -45,8 +47,6 @@ def _png() -> bytes:
 @pytest.fixture
 def address(weights: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server that runs in a thread until the test is over."""
-    from polyrhythm.api import predict_page
-
     made, at = [], []
     original = predict_page.server_of
 
@@ -118,6 +118,22 @@ def test_only_this_machine_is_answered(ask: Asked, address: str) -> None:
     assert ask("POST", "/predict", _png(), Origin=address.rstrip("/"))[0] == 200
     assert ask("POST", "/predict", **{"Content-Length": str(1 << 40)})[0] == 413
     assert ask("POST", "/predict", **{"Content-Length": "-1"})[0] == 411
+
+
+def test_many_pictures_at_once_are_all_named(ask: Asked) -> None:
+    picture = _png()
+    with ThreadPoolExecutor(50) as threads:
+        found = list(threads.map(lambda _: ask("POST", "/predict", picture)[0], range(50)))
+    assert found == [200] * 50
+
+
+def test_a_picture_that_does_not_arrive_in_time_is_refused(
+    ask: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict_page, "RECEIVED_S", 0.05)
+    status, text = ask("POST", "/predict", b"some", **{"Content-Length": "100"})
+    assert (status, json.loads(text)["error"]) == (408, "the picture has not arrived in time")
+    assert ask("POST", "/predict", **{"Content-Length": "9" * 5000})[0] == 413
 
 
 def test_a_port_that_is_taken_is_named(address: str, weights: Path) -> None:

@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable, Coroutine
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple, TypeVar
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.secret import NONCE_BYTES, PROOF_BYTES, nonce, prove, proves
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import shell
 from polyrhythm.user_files import check_is_file
 
 LOOPBACK = "127.0.0.1"
@@ -348,6 +350,7 @@ TOKEN_FILE = "join-token"
 """In the run folder: the token of a run that was told none, readable by its owner alone."""
 
 LEAST_CHARACTERS = 16
+_MOST_TOKEN_CHARACTERS = 1 << 16
 _DRAWN_BYTES = 32
 _PRIVATE = 0o600
 
@@ -356,7 +359,7 @@ def read_token(file: str | Path | None) -> str | None:
     """Return the token that the user has given in a file, else in the environment; None where neither is given.
 
     Raises:
-        RequestError: the file cannot be read, or the token is too short to be safe.
+        RequestError: the file cannot be read, or can be read by everybody, or the token is too short to be safe.
     """
     where = f"the environment's {TOKEN_VARIABLE}" if file is None else str(file)
     if file is None:
@@ -366,7 +369,14 @@ def read_token(file: str | Path | None) -> str | None:
     else:
         check_is_file(Path(file), "the token file")
         try:
-            text = Path(file).read_text(encoding="utf-8")
+            with Path(file).open(encoding="utf-8") as opened:
+                if os.fstat(opened.fileno()).st_mode & stat.S_IROTH:
+                    raise RequestError(
+                        f"the token file {file} can be read by every user of this host: chmod 600 {shell(file)}"
+                    )
+                text = opened.read(_MOST_TOKEN_CHARACTERS)
+        except RequestError:
+            raise
         except OSError as error:
             raise RequestError(f"cannot read the token file {file}: {error.strerror}") from None
         except ValueError:

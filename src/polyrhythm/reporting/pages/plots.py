@@ -9,7 +9,6 @@ For files Kaleido opens the plots in a Chrome or Chromium of this machine; both 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.reporting.figures import grouped
+from polyrhythm.run_files import read_json_in_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -306,16 +306,18 @@ def timeline(path: Path) -> Plot | None:
     A step lasts from where the first rank begins to do something until it does the same again.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        records = json.loads(path.read_bytes())["traceEvents"]
+        records = read_json_in_run(path, _MOST_BYTES)["traceEvents"]
         names = {each["tid"]: each["args"]["name"] for each in records if each.get("name") == "thread_name"}
         spans = [
             (each["tid"], each["name"], each["ts"] / 1e6, (each["ts"] + each["dur"]) / 1e6)
             for each in records
             if each.get("ph") == "X"
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+        if not all(isinstance(rank, int) for rank in names) or not all(
+            isinstance(rank, int) and isinstance(what, str) for rank, what, _, _ in spans
+        ):
+            return None
+    except (OSError, ValueError, ArithmeticError, KeyError, TypeError, AttributeError):
         return None
     ranks = sorted(names)[:_MOST_RANKS]
     first = sorted((start, what) for rank, what, start, _ in spans if ranks and rank == ranks[0])

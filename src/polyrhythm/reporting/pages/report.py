@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-from html import escape
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import html as escape
+from polyrhythm.escaping import shell
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import cache_line, noise_scale
 from polyrhythm.reporting.held_back import held_back
@@ -21,6 +18,8 @@ from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
 from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
 from polyrhythm.reporting.timings import HEADING, remark, timing_table
+from polyrhythm.run_files import exists_in_run, parse_json, read_in_run, read_json_in_run
+from polyrhythm.user_files import parse_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,17 +78,14 @@ def plots_of(figures: RunFigures, folder: Path) -> list[Plot]:
 
 def _config(folder: Path) -> str:
     path = folder / "config.yaml"
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    return read_in_run(path).decode(errors="replace") if exists_in_run(path) else ""
 
 
 def _environment(folder: Path) -> dict[str, Any]:
     path = folder / "environment.json"
-    if not path.exists():
+    if not exists_in_run(path):
         return {}
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RequestError(f"{path} is damaged ({error}); delete it to have the report without it") from None
+    found = parse_json(read_in_run(path), str(path))
     return found if isinstance(found, dict) else {"environment": found}
 
 
@@ -215,7 +211,7 @@ def _confusion(known: Mapping[str, Any]) -> str:
 def _pictures(folder: Path) -> str:
     """Return the surest mistakes and augmented samples, as far as the run has kept some."""
     try:
-        kept = json.loads((folder / "pictures.json").read_bytes())
+        kept = read_json_in_run(folder / "pictures.json")
         mistakes, augmented = kept["mistakes"], kept["augmented"]
         wrong = [
             f'<figure class="picture">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
@@ -227,14 +223,20 @@ def _pictures(folder: Path) -> str:
             f"{escape(each['class'])}</figcaption></figure>"
             for each in augmented
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _damaged(folder / "pictures.json")
     said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
     shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
     said = "The first training images as they are, and as the network sees them in the first epoch."
     return shown + section(
         "Augmented samples", f'<p class="soft small">{said}</p>{_gallery(changed)}' if changed else ""
     )
+
+
+def _damaged(path: Path) -> str:
+    return f"<p>{escape(path.name)} is damaged, so nothing is shown of it.</p>"
 
 
 def _gallery(figures: Sequence[str]) -> str:
@@ -315,11 +317,13 @@ def _load(server: int, load: ServerLoad) -> str:
 def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> str:
     """Return the rehearsal of a run beside the run, where one was made of it (`PREDICTION_FILE`)."""
     try:
-        told = json.loads((folder / PREDICTION_FILE).read_bytes())
+        told = read_json_in_run(folder / PREDICTION_FILE)
         where, rate = str(told["cluster"]), float(told["images_per_s"])
         waiting, bound = float(told["waiting_share"]), str(told["held_back"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return ""
+    except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
+        return _damaged(folder / PREDICTION_FILE)
     happened = float(known.get("images_per_s", 0.0))
     rows: list[tuple[str, ...]] = [("images/s", whole(rate), whole(happened), _off(rate, happened))]
     if rate > 0 and happened > 0 and figures.images_seen:
@@ -351,18 +355,17 @@ def _off(predicted: float, happened: float) -> str:
 def _options(known: Mapping[str, Any], config: str) -> str:
     if known.get("gradients") != "none":
         return ""
-    by_epochs = yaml.safe_load(config).get("epochs") is not None
-    return " --gradients none" + ("" if by_epochs else f" --steps {known['steps']}")
+    recipe = parse_yaml(config, "config.yaml")
+    by_epochs = isinstance(recipe, dict) and recipe.get("epochs") is not None
+    return " --gradients none" + ("" if by_epochs else f" --steps {known.get('steps', 1)}")
 
 
 def _repeat(folder: Path, config: str, known: Mapping[str, Any]) -> str:
-    recipe = shlex.quote(str(folder / "config.yaml"))
+    recipe = shell(folder / "config.yaml")
     command = f"polyrhythm train {recipe}"
     cluster = folder / "cluster.yaml"
-    if cluster.exists():
-        command = (
-            f"polyrhythm simulate {recipe} --cluster {shlex.quote(str(cluster))}{_options(known, config)}"
-        )
+    if exists_in_run(cluster):
+        command = f"polyrhythm simulate {recipe} --cluster {shell(cluster)}{_options(known, config)}"
     return (
         f"{command_to_copy(command)}\n"
         f'<p class="soft small">with this as <code>config.yaml</code>:</p>\n'

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
+
+from polyrhythm.escaping import html as escape
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence

@@ -9,11 +9,11 @@ import base64
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import html as escape
 from polyrhythm.reporting.comparison import (
     ComparedRun,
     Comparison,

@@ -17,6 +17,7 @@ from polyrhythm.data.dealer import Grant
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.roles.checkpointing.archive import identity
 from polyrhythm.roles.job import Job
+from polyrhythm.run_files import MOST_EVENTS_BYTES, read_json_in_run
 from polyrhythm.strategies.role_assignment import RoleAssignment
 
 ARRIVALS_FILE = "arrivals.json"
@@ -152,7 +153,7 @@ def read_recording(folder: Path) -> Recording:
             f"{folder} holds no {ARRIVALS_FILE}: only a run that has ended well can be replayed"
         )
     try:
-        return _from_json(json.loads(path.read_text(encoding="utf-8")))
+        return _from_json(read_json_in_run(path, MOST_EVENTS_BYTES))
     except (
         ArithmeticError,
         ValueError,

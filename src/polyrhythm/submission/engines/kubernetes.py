@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import shell
 from polyrhythm.submission.engine import Engine, Outcome, Submission, needed
 
 MANIFEST = "polyrhythm.yaml"
@@ -105,7 +106,7 @@ class Kubernetes(Engine):
                 "failureThreshold": 6 * _START_MINUTES,
             },
             "livenessProbe": {
-                "exec": {"command": ["sh", "-c", f"find '{log}' -mmin -{_SILENT_MINUTES} | grep -q ."]},
+                "exec": {"command": ["sh", "-c", f"find {shell(log)} -mmin -{_SILENT_MINUTES} | grep -q ."]},
                 "periodSeconds": 60,
                 "timeoutSeconds": 10,
                 "failureThreshold": 2,

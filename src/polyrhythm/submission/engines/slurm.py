@@ -25,6 +25,7 @@ from typing import Annotated
 from pydantic import Field
 
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import script_line, shell
 from polyrhythm.submission.engine import Engine, Outcome, Submission, needed
 
 SCRIPT = "job.sbatch"
@@ -135,22 +136,23 @@ class Slurm(Engine):
             each, on_each_node = {}, f" --ntasks-per-node={ranks}"
         each |= {"mem": self.memory, "partition": self.partition}
         lines = ["#!/bin/bash", *_directives({**first, **tasks, **each}), "#SBATCH --requeue"]
-        lines += [f"#SBATCH {word}" for word in shlex.split(self.options)]
+        lines += [f"#SBATCH {script_line(word, 'options')}" for word in shlex.split(self.options)]
         if apart:
             lines += [
                 "#SBATCH hetjob",
                 *_directives({"ntasks": str(submission.servers), "cpus-per-task": str(self.cpus)}),
             ]
-            lines += [f"#SBATCH {word}" for word in shlex.split(self.server_options)]
+            more = shlex.split(self.server_options)
+            lines += [f"#SBATCH {script_line(word, 'server_options')}" for word in more]
         start = "srun --kill-on-bad-exit=0 --wait=0"
         start += on_each_node
         if apart:
             start += " --het-group=0,1"
         if self.cpus > 1:
             start += f" --cpus-per-task={self.cpus}"  # tasks of a step do not inherit it
-        command = self.command or f"{shlex.quote(sys.executable)} -m polyrhythm"
+        command = self.command or f"{shell(sys.executable)} -m polyrhythm"
         lines += [
-            f"cd {shlex.quote(str(submission.directory))} || exit 1",
+            f"cd {shell(submission.directory)} || exit 1",
             *([self.before] if self.before else []),
         ]
         if several:
@@ -160,7 +162,7 @@ class Slurm(Engine):
             ]
         lines += [
             f"for attempt in {' '.join(str(number) for number in range(self.restarts + 1))}; do",
-            f"  {start} {command} {shlex.join(submission.words)}",
+            f"  {start} {command} {' '.join(map(shell, submission.words))}",
             "  status=$?",
             '  if [ "$status" = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; exit 75; fi',
             "  # after a rank was killed: what is left of the run is done now, if anything is",
@@ -201,7 +203,7 @@ class Slurm(Engine):
 
 
 def _directives(options: Mapping[str, str]) -> list[str]:
-    return [f"#SBATCH --{name}={value}" for name, value in options.items() if value]
+    return [f"#SBATCH --{name}={shell(script_line(value, name))}" for name, value in options.items() if value]
 
 
 def _reason(text: str) -> str:

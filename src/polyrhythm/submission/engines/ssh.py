@@ -19,6 +19,7 @@ import json
 import platform
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,14 +30,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import distributions, version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field
 
+from polyrhythm.claim import UNCLAIMED, open_new
 from polyrhythm.communication.transports.torch_distributed.rendezvous import LOOPBACK, host_store, own_address
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import RequestError, RunError, printable
+from polyrhythm.escaping import shell
 from polyrhythm.launch.signals import asked_to_stop
+from polyrhythm.run_files import open_in_run
 from polyrhythm.submission.engine import Engine, Outcome, Submission, needed
 from polyrhythm.submission.placed_run import PlacedRun, print_line
 from polyrhythm.user_files import read_text
@@ -185,16 +189,17 @@ class SSH(Engine):
                 status = run.carry_out()
         remark = f"the run is in {submission.folder} on {hosts[0].name}"
         if submission.folder is not None:
-            if not (submission.directory / submission.folder).exists():
-                self._fetch(hosts[0], submission)
-            if (submission.directory / submission.folder).exists():
+            fetched = (submission.directory / submission.folder).exists()
+            if not fetched:
+                fetched = self._fetch(hosts[0], submission, tell)
+            if fetched:
                 remark = f"the run is in {submission.folder}"
         return Outcome(submission.name, status, remark)
 
     def _python(self, host: Host, tell: Callable[[str], None]) -> str:
         """Return the shell command that starts Python on a host, with Polyrhythm in it."""
         if self.environment == "present":
-            return f"{host.python or shlex.quote(sys.executable)} -m polyrhythm.submission.local_ranks"
+            return f"{host.python or shell(sys.executable)} -m polyrhythm.submission.local_ranks"
         python = (
             host.python or f"python{platform.python_version_tuple()[0]}.{platform.python_version_tuple()[1]}"
         )
@@ -223,20 +228,76 @@ class SSH(Engine):
                 )
         return f'PYTHONPATH="$HOME/{folder}" PYTHONSAFEPATH=1 {python} -m polyrhythm.submission.local_ranks'
 
-    def _fetch(self, host: Host, submission: Submission) -> None:
+    def _fetch(self, host: Host, submission: Submission, tell: Callable[[str], None]) -> bool:
+        """Copy the run folder from a host; return whether all of it is here."""
         assert submission.folder is not None
-        source = shlex.quote(str(submission.folder))
-        beside = shlex.quote(host.directory or str(submission.directory))
+        beside = shell(host.directory or str(submission.directory))
         with subprocess.Popen(
-            self._ssh(host, f"cd {beside} && tar -cf - {source}"),
+            self._ssh(host, f"cd {beside} && tar -chf - {shell(submission.folder)}"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         ) as process:
-            # tar itself refuses members that lead out of the folder
-            unpack = ["tar", "-xf", "-", "--no-same-owner", "--no-same-permissions"]
-            subprocess.run(
-                unpack, stdin=process.stdout, cwd=submission.directory, stderr=subprocess.DEVNULL, check=False
-            )
+            assert process.stdout is not None
+            try:
+                unpack_run(process.stdout, submission.directory, submission.folder)
+            except (RequestError, tarfile.TarError, OSError, EOFError) as error:
+                tell(f"{host.name}: {submission.folder} cannot be copied from there: {printable(str(error))}")
+                return False
+            finally:
+                process.stdout.close()
+                process.kill()  # it may go on sending what nobody reads
+        return True
+
+
+def unpack_run(packed: IO[bytes], directory: Path, folder: Path) -> None:
+    """Unpack what a host sends of a run folder: regular files and folders inside of it, and nothing else.
+
+    Args:
+        packed: the tar archive.
+        directory: where paths begin.
+        folder: the run folder; its names in the archive begin with it.
+
+    Raises:
+        tarfile.TarError: the archive is damaged, or holds something else, which is named; what came before it stays.
+        OSError: a file cannot be written.
+    """
+    parts = [part for part in folder.parts if part not in ("/", ".")]
+    while ".." in parts:  # tar leaves out what comes before
+        parts = parts[parts.index("..") + 1 :]
+    own, root = PurePosixPath(*parts), Path(directory, folder)
+
+    def inside(name: str) -> Path:
+        """Return where a name of the archive lies, which is in the run folder."""
+        path = PurePosixPath(name.lstrip("/"))
+        if ".." in path.parts or not path.is_relative_to(own):
+            raise tarfile.TarError(f"the host has sent {name!r:.200}, which is not in the run folder")
+        place = root / path.relative_to(own)
+        for parent in [*reversed(place.relative_to(root).parents)][1:]:
+            if (root / parent).is_symlink():
+                raise tarfile.TarError(f"{root / parent} is a symbolic link")
+        return place
+
+    with tarfile.open(fileobj=packed, mode="r|") as archive:
+        for member in archive:
+            place = inside(member.name)
+            if member.isdir():
+                place.mkdir(parents=True, exist_ok=True)
+                continue
+            if member.isfile():
+                content = archive.extractfile(member)
+            elif member.islnk():  # a checkpoint may have two names
+                content = open_in_run(inside(member.linkname), most_bytes=0)
+            else:
+                raise tarfile.TarError(f"the host has sent {member.name!r:.200}, which is no regular file")
+            assert content is not None, "it is a file"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            draft = UNCLAIMED.draft(place)
+            try:
+                with content, open_new(draft) as file:
+                    shutil.copyfileobj(content, file)
+                UNCLAIMED.publish(place)
+            finally:
+                draft.unlink(missing_ok=True)
 
 
 def _words(submission: Submission, host: Host) -> list[str]:

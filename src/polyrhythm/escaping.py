@@ -1,0 +1,52 @@
+"""Texts of others in HTML, tables, shells and scripts: one function for each target.
+
+YAML is written by PyYAML alone.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import shlex
+
+from polyrhythm.errors import RequestError, printable
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def html(value: object) -> str:
+    """Return a value as text of an HTML page, also inside a quoted attribute."""
+    return _html.escape(str(value), quote=True)
+
+
+def csv_cell(value: object) -> str:
+    """Return a value as a cell of a table; a spreadsheet would carry out a text that begins like a formula.
+
+    Numbers stay as they are; before other texts that begin with = + - @, a tab or a line end goes an apostrophe.
+    """
+    text = printable(str(value))
+    if not text.startswith(_FORMULA) and not str(value).startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def shell(value: object) -> str:
+    """Return a value as one word of a shell's command line."""
+    return shlex.quote(str(value))
+
+
+def script_line(value: object, what: str) -> str:
+    """Return a value that becomes a part of a line of a script, such as of a directive of a batch system.
+
+    Raises:
+        RequestError: the value has a control character, such as a line end, which would begin another line.
+    """
+    text = str(value)
+    if printable(text) != text:
+        raise RequestError(
+            f"{what} {printable(text)!s:.100} has a line end or another control character: leave it out"
+        )
+    return text
