@@ -120,6 +120,7 @@ def test_a_worker_joins_those_who_go_in_step_and_a_stranger_does_not(
     guest = join("guest")
     address = guest.address
     (tmp_path / "wrong").write_text("not the token of this run")
+    (tmp_path / "wrong").chmod(0o600)
     (refused,) = shell(tmp_path, ["join", address, "--token-file", "wrong"])
     wait_for(lambda: have_joined(command, 1), "the guest to be let in")
     brake.release()

@@ -75,13 +75,15 @@ def with_growing_batches(
     path = folder / _DECIDED
     if path.is_file():
         told = read_json_in_run(path)
-        kept = {key: told.get(key) for key in ("factors", "gains")}
+        decided_before = {key: told.get(key) for key in ("factors", "gains")}
         if not all(
             isinstance(each, list) and all(isinstance(number, int | float) for number in each)
-            for each in kept.values()
+            for each in decided_before.values()
         ):
             raise RequestError(f"{path} is damaged: take it from a backup, or start the run anew")
-        schedule = schedule.model_copy(update={key: tuple(each) for key, each in kept.items()})
+        schedule = schedule.model_copy(
+            update={key: tuple(each or ()) for key, each in decided_before.items()}
+        )
     begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
     measured, run = _Noise(), None
     while True:

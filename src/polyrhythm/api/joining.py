@@ -126,13 +126,14 @@ def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) 
 
 
 def facts_of(dataset: Dataset) -> dict[str, Any]:
-    """Return the facts in which equal data must agree: number of images, their shape, and the classes."""
+    """Return the facts in which equal data must agree: number, shape and names of images, and the classes."""
     classes = json.dumps([str(name) for name in dataset.classes])
     return {
         "images": len(dataset.train),
         "shape": list(dataset.image_shape),
         "classes": len(dataset.classes),
         "names": hashlib.sha256(classes.encode(errors="backslashreplace")).hexdigest(),
+        "listing": dataset.listing_sha256,
     }
 
 
@@ -308,7 +309,8 @@ def _job(offer: dict[str, Any], own: dict[str, Any]) -> Job:
     here = facts_of(job.dataset)
     for fact, value in offer["data"].items():
         if here[fact] != value:
-            what = "other classes" if fact == "names" else f"{fact} {here[fact]}, the run's {value}"
+            hidden = {"names": "other classes", "listing": "other images, or others held out"}
+            what = hidden.get(fact, f"{fact} {here[fact]}, the run's {value}")
             raise RequestError(f"the data here have {what}: name the same data with --data")
     if job.device.type != offer["device"]:
         kinds = f"this worker would compute on {job.device.type}, and worker 0 on {offer['device']}: "

@@ -109,9 +109,11 @@ def read_metadata(path: Path) -> dict[str, str]:
         return {}
     try:
         with safe_open(file, framework="pt") as opened:
-            return dict(opened.metadata() or {})
+            told = dict(opened.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise RequestError(f"the weights file {file} is damaged ({error}): give another") from None
+    told.pop(_SUM, None)
+    return told
 
 
 def _file(path: Path) -> Path:

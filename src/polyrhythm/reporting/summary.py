@@ -136,7 +136,7 @@ def _read(found: dict[str, Any]) -> Summary:
     for told in found["tests"]:
         images = told.pop("images")
         event = from_json({"event": "Evaluated", **told})
-        if not (isinstance(event, Evaluated) and isinstance(images, int | float)):
+        if not (isinstance(event, Evaluated) and type(images) is int):
             raise ValueError("no test")
         tests.append(Test(images=images, event=event))
     losses = [(float(time_s), int(images), float(loss)) for time_s, images, loss in found["losses"]]

@@ -108,7 +108,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         RequestError: there is none, it was cut short or changed, or it is something else. Names the newest
             other whole checkpoint beside it, if there is one.
     """
-    if not exists_in_run(path):
+    if not exists_in_run(path) or path.is_dir():
         raise RequestError(f"there is no checkpoint {path}{_instead_of(path)}")
     try:
         return _read(path)

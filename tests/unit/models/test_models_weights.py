@@ -1,3 +1,4 @@
+import math
 import os
 
 import pytest
@@ -6,7 +7,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from polyrhythm.errors import RequestError, RunError
-from polyrhythm.models.weights import load_weights, read_metadata, save_weights
+from polyrhythm.models.weights import check_finite, load_weights, read_metadata, save_weights
 
 
 class Executed(Exception):
@@ -231,3 +232,21 @@ def test_texts_of_no_utf_8_are_kept_beside_the_weights(tmp_path):
     path = tmp_path / "model.safetensors"
     save_weights(_network(), path, {"classes": "caf\udce9\ntea"})
     assert read_metadata(path)["classes"] == "caf\\udce9\ntea"
+
+
+def test_a_flipped_byte_is_found(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_weights(nn.Linear(7, 3), path, {"model": "linear"})
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match="was changed after it was written"):
+        load_weights(nn.Linear(7, 3), path)
+
+
+def test_values_that_are_no_numbers_are_named(tmp_path):
+    model = nn.Linear(7, 3)
+    check_finite(model, tmp_path)
+    model.bias.data[1] = math.nan
+    with pytest.raises(RequestError, match=r"infinite or not a number \(in bias\)"):
+        check_finite(model, tmp_path)

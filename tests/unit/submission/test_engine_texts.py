@@ -1,6 +1,7 @@
 """What engines are handed: Slurm's script, Kubernetes' manifests; and what is refused before anything is handed in."""
 
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -242,3 +243,30 @@ esac"""
     outcome = polyrhythm.submit("kubernetes(namespace=lab)", wait=True, tell=lambda text: None, **JOB)
     assert outcome.status == 1
     assert re.fullmatch(f"job a has failed: {remark}", outcome.remark)
+
+
+@pytest.mark.parametrize("where", ["out", "time", "options"])
+def test_a_line_end_cannot_add_a_line_to_the_script(where):
+    evil = "x\n#SBATCH --wrap=evil"
+    job, engine = JOB, "slurm"
+    if where == "out":
+        job = {**JOB, "out": f"runs/{evil}"}
+    else:
+        quoted = repr(evil if where == "time" else f"'{evil}'")
+        engine = f"slurm({where}={quoted})"
+    with pytest.raises(RequestError, match="has a line end or another control character") as refusal:
+        script(engine, **job)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_name_is_one_word_of_its_directive():
+    text = script("slurm", **{**JOB, "out": "runs/a --wrap=evil"})
+    assert "--job-name='a --wrap=evil'" in directives(text)
+
+
+def test_a_folder_is_one_word_of_a_probe():
+    text = "".join(texts("kubernetes(image=i, claim=c)", **{**JOB, "out": "runs/it's; evil"}).values())
+    job = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    command = container["livenessProbe"]["exec"]["command"][-1]
+    assert shlex.split(command)[:2] == ["find", "runs/it's; evil/events.jsonl"]

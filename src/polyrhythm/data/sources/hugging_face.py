@@ -45,7 +45,7 @@ class HuggingFace(PictureSource):
         subset: configuration of a data set of the hub, where it has several.
         train: name of the split to learn from.
         test: name of the split to test on; empty: the first of test, validation, valid, val and dev that is there, or
-            else a fixed fifth of every class is held out.
+            else a fifth of every class is held out.
         image: column of the pictures; empty: the only one of that type.
         label: column of the classes; empty: the only one of that type, or else one called label, class and the like.
     """

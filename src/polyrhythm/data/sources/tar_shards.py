@@ -31,7 +31,7 @@ class TarShards(PictureSource):
     Attributes:
         files: their paths, with `*` for any text, such as `photos/train-*.tar`, or numbers in braces as WebDataset has
             them, `photos/train-{000000..000146}.tar`.
-        test: likewise for the test pictures; empty: a fixed fifth of every class is held out.
+        test: likewise for the test pictures; empty: a fifth of every class is held out.
         buffer: records that each worker holds back to draw from. It holds their positions, not their pictures.
         bad_records: how many may be skipped, in each process, before the run ends.
         skip_unreadable: skip any number of bad records.

@@ -246,7 +246,7 @@ def _gallery(figures: Sequence[str]) -> str:
 def _picture(png: str, label: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9+/=]*", png):
         raise ValueError("not a picture in base64")
-    return f'<img alt="{escape(label, quote=True)}" src="data:image/png;base64,{png}">'
+    return f'<img alt="{escape(label)}" src="data:image/png;base64,{png}">'
 
 
 def _fact_table(rows: Sequence[tuple[str, str]]) -> str:

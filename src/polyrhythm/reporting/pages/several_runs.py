@@ -64,7 +64,7 @@ def _table(
 def _link(run: Path, folder: Path, text: str) -> str:
     """Return a link to the report of a run, from a page in a folder."""
     address = os.path.relpath(run / "report.html", folder)
-    return f'<a href="{escape(address, quote=True)}">{escape(text)}</a>'
+    return f'<a href="{escape(address)}">{escape(text)}</a>'
 
 
 def _lines(x: Sequence[Any], y: Sequence[Any], mode: str = "lines", **more: Any) -> dict[str, Any]:

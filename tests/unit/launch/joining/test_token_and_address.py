@@ -31,6 +31,7 @@ def test_a_file_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert read_token(None) == f"{GOOD}e"
     file = tmp_path / "token"
     file.write_text(f"{GOOD}f\n")
+    file.chmod(0o640)
     assert read_token(file) == f"{GOOD}f"
 
 
@@ -43,8 +44,20 @@ def test_short_and_unreadable_tokens_are_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(RequestError, match=r"^cannot read the token file [^ ]+: [A-Z][a-z ]+$"):
         read_token(tmp_path / "none")
     (tmp_path / "bytes").write_bytes(b"\xff" * 40)
+    (tmp_path / "bytes").chmod(0o600)
     with pytest.raises(RequestError, match=r"^cannot read the token file"):
         read_token(tmp_path / "bytes")
+
+
+def test_a_token_that_every_user_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "the token"
+    file.write_text(f"{GOOD}\n")
+    file.chmod(0o644)
+    with pytest.raises(RequestError) as refusal:
+        read_token(file)
+    assert str(refusal.value) == (
+        f"the token file {file} can be read by every user of this host: chmod 600 '{file}'"
+    )
 
 
 def test_a_drawn_token_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_cannot_be_kept_leaves_the_best_before(tmp_path, monkeypatch):
     keep_best(saved(tmp_path, 1), 0.5)
     second = saved(tmp_path, 2)
     monkeypatch.setattr(best.os, "link", refused)
-    monkeypatch.setattr(best.shutil, "copyfile", full)
+    monkeypatch.setattr(best.shutil, "copyfileobj", full)
     with pytest.raises(RunError) as caught:
         keep_best(second, 0.6)
     assert str(caught.value) == (

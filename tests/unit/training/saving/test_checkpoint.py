@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.errors import RequestError, RunError
 from polyrhythm.training import checkpoint
 from polyrhythm.training.checkpoint import (
@@ -259,7 +260,8 @@ def test_flushes_the_file_before_it_gets_its_name_and_the_folder_after(tmp_path,
     monkeypatch.setattr(checkpoint, "flush", lambda path: (order.append(path.name), flush(path)))
     monkeypatch.setattr(checkpoint.os, "replace", lambda a, b: (order.append("rename"), replace(a, b)))
     save_checkpoint(checkpoint_path(tmp_path, 5), {}, {})
-    assert order == [".step-00000005.safetensors.partial", "rename", tmp_path.name]
+    draft = UNCLAIMED.draft(checkpoint_path(tmp_path, 5))
+    assert order == [draft.name, "rename", tmp_path.name]
 
 
 def test_the_latest_is_by_step_not_by_name_or_date(tmp_path):
