@@ -90,8 +90,8 @@ def _checkpoints(trained: Trained) -> dict[str, State]:
         )
     flat, states = FlatParameters(trained.model), {}
     for file in files:
-        vector = load_checkpoint(file)[0]["parameters"]
-        if vector.shape != flat.vector.shape:
+        vector = load_checkpoint(file)[0].get("parameters")
+        if vector is None or vector.shape != flat.vector.shape:
             raise RequestError(f"{file} is of another network than {trained.file}")
         flat.vector.copy_(vector)
         states[file.stem] = _copied(trained.model)

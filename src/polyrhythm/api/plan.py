@@ -30,6 +30,7 @@ from polyrhythm.api.compare import Compared, carry_out
 from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
 from polyrhythm.api.simulate import laid_out
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import default_optimizer, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.ensemble import Ensemble
@@ -532,7 +533,7 @@ def _ranked(
         for_money=for_money,
         allowed=limits,
     )
-    (done.folder / PLAN_JSON).write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="utf-8")
+    UNCLAIMED.write(done.folder / PLAN_JSON, json.dumps(made.to_json(), indent=2) + "\n")
     return made
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from polyrhythm.api.profile import step_of
 from polyrhythm.api.simulate import laid_out, paced_for, with_stages_settled
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
@@ -201,7 +202,7 @@ def write_prediction(folder: Path, cluster: str, rehearsed: Candidate) -> Path:
         "held_back": rehearsed.held_back,
     }
     path = folder / PREDICTION_FILE
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    UNCLAIMED.write(path, json.dumps(told, indent=2) + "\n")
     return path
 
 

@@ -28,6 +28,7 @@ from polyrhythm.api.observed_run import (
     observed_run_in,
 )
 from polyrhythm.api.stages import in_stages, staged_run
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, opened, optimizer_from, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run, check_dry_run_options, shapes_of
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
@@ -487,7 +488,7 @@ def _played(
     """Run the simulation, and write the cluster and the timeline to the run folder."""
     stop, timeline = StopRequest(), Timeline(watched_ranks(layout))
     # The cluster is written first, so that a run that fails can be repeated from its folder.
-    (folder / CLUSTER_FILE).write_text(cluster_text(layout.cluster), encoding="utf-8")
+    UNCLAIMED.write(folder / CLUSTER_FILE, cluster_text(layout.cluster))
     with asked_to_stop(stop.request):
         figures = ClusterFigures(layout, known, timeline, observed.on_event, before, foreseen)
         play(figures.on_event, stop, timeline)

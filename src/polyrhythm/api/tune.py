@@ -45,6 +45,7 @@ from polyrhythm.api.rehearsal import Candidate, rehearse
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import measured_time
+from polyrhythm.claim import UNCLAIMED, open_new
 from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
 from polyrhythm.config.recipe import CONFIG_FILE, as_command, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
@@ -530,8 +531,9 @@ def write(search: Search, folder: Path, command: str) -> None:
 
 
 def _publish(path: Path, text: str, draft_in: Path | None = None) -> None:
-    draft = (draft_in or path.parent) / f".{path.name}.{os.getpid()}.draft"
-    draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    draft = UNCLAIMED.draft((draft_in or path.parent) / path.name)
+    with open_new(draft) as file:
+        file.write(text.encode(errors="backslashreplace"))
     draft.replace(path)
 
 

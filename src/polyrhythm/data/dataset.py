@@ -135,6 +135,10 @@ class Dataset:
         # Names go to terminals, tables and lists of lines: a folder's may hold escape sequences or line ends.
         object.__setattr__(self, "classes", tuple(printable(normal(name)) for name in self.classes))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers need no names, of which there may be millions; what is recorded of them is computed before.
+        return {**self.__dict__, "listing_sha256": self.listing_sha256, "names": None}
+
     @cached_property
     def listing_sha256(self) -> str:
         """SHA-256, in hexadecimal digits, of the class of every image, and of its name where images have names."""

@@ -281,7 +281,10 @@ def _tested_of(own: list[int], names: Sequence[str], known: Sides, gone: Mapping
     new: list[int] = []
     for index in own:
         name = names[index]
-        learned = gone.get(file_name(name)) if name not in known.all else name in known.trained
+        if name in known.trained or name in known.held_out:
+            learned: bool | None = name in known.trained
+        else:
+            learned = gone.get(file_name(name))
         (new if learned is None else trained if learned else tested).append(index)
     new.sort(key=lambda index: (_place_of(names[index]), names[index]))
     if not trained and not tested:

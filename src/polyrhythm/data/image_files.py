@@ -291,7 +291,11 @@ def _walked(folder: Path, listing: Listing) -> list[str]:
 
 def relative_names(files: Iterable[str], folder: Path) -> list[str]:
     """Return the paths of files relative to a folder, with `/`, in Unicode's form NFC."""
-    return [normal(os.path.relpath(path, folder).replace(os.sep, "/")) for path in files]
+    start = f"{folder}{os.sep}"
+    below = (
+        path[len(start) :] if path.startswith(start) else os.path.relpath(path, folder) for path in files
+    )
+    return [normal(path.replace(os.sep, "/")) for path in below]
 
 
 def _raise(error: OSError) -> None:

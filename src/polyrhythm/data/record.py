@@ -94,6 +94,8 @@ class DataRecord:
         Raises:
             RequestError: a value is missing or of another type; `where` names the file.
         """
+        if not isinstance(told, dict):
+            raise _damaged(where)
         images = told.get("images")
         sides = None
         if "trained" in told:

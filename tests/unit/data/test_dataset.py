@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from polyrhythm.data.dataset import Dataset, Split, TensorSplit, TorchSplit, from_objects
+from polyrhythm.data.record import DataRecord
 from polyrhythm.errors import RequestError
 
 
@@ -200,3 +203,15 @@ def test_an_item_that_is_no_float_among_others_is_refused():
 
     with pytest.raises(RequestError, match=r"image 1 of the data is torch\.uint8"):
         from_objects((Mixed([0, 1]), Labelled([0, 1])))
+
+
+def test_a_worker_is_sent_the_listing_of_the_data_without_their_names():
+    split = TensorSplit(*pair())
+    names = tuple(f"a/{number}.png" for number in range(6))
+    data = Dataset("d", split, split, ("0", "1", "2"), (2, 4, 4), 1, names=(names, names), held_out=True)
+    sent = pickle.loads(pickle.dumps(data))
+    assert sent.names is None
+    assert sent.listing_sha256 == data.listing_sha256
+    assert DataRecord.of(sent).to_json() == DataRecord.of(data).to_json()
+    renamed = Dataset("d", split, split, ("0", "1", "2"), (2, 4, 4), 1, names=(names, names[::-1]))
+    assert renamed.listing_sha256 != data.listing_sha256

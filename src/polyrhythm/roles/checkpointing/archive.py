@@ -32,7 +32,7 @@ from polyrhythm.communication.activity import Activity
 from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.record import METADATA_KEY, DataRecord
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import RequestError, RunError, printable
 from polyrhythm.events import CheckpointSaved, Event, Notice
 from polyrhythm.roles.checkpointing.worker_state import WorkerState, held_by
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
@@ -130,7 +130,19 @@ class Snapshot:
 
     @classmethod
     def of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
-        """Rebuild a snapshot from `tensors` and `facts`."""
+        """Rebuild a snapshot from `tensors` and `facts`.
+
+        Raises:
+            RequestError: a value is missing or of another type.
+        """
+        try:
+            return cls._of(tensors, facts)
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            reason = printable(f"{type(error).__name__}: {error}")
+            raise RequestError(f"the checkpoint is not one of a run ({reason:.200}): take another") from None
+
+    @classmethod
+    def _of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
         workers = {
             int(index): WorkerState.from_tensors(below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
@@ -217,7 +229,12 @@ class Archive:
         path, tensors, facts = self._newest_whole()
         if METADATA_KEY in facts:  # older checkpoints had none
             DataRecord.from_json(facts[METADATA_KEY], str(path)).continued(self._job.dataset, str(path))
-        before = facts["job"]["workers"]
+        told = facts.get("job")
+        if not (
+            isinstance(told, dict) and self._identity.keys() <= told.keys() and type(told["workers"]) is int
+        ):
+            raise RequestError(f"{path} does not record what it was trained with: take another checkpoint")
+        before = told["workers"]
         resharding = before != self._job.workers
         was = other_strategy(self._job, facts["job"]["strategy"])
         for key, value in self._identity.items():
