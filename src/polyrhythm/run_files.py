@@ -112,6 +112,25 @@ def read_in_run(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     return content
 
 
+MOST_TEXT_BYTES = 1 << 20
+"""Limit of a YAML file, which takes seconds to read."""
+
+
+def read_text_in_run(path: Path, what: str) -> str:
+    """Return the text of a YAML file of a run folder, of at most 1 MiB.
+
+    Raises:
+        RequestError: there is none, it is a link or no regular file, it is too large, or holds no text.
+    """
+    try:
+        return read_in_run(path, MOST_TEXT_BYTES).decode()
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError:
+        reason = "it holds no text"
+    raise RequestError(f"cannot read {what} {printable(str(path)):.200}: {reason}")
+
+
 def parse_json(content: bytes | str, where: str) -> Any:
     """Return the value of a JSON text.
 

@@ -49,9 +49,10 @@ from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.plots import Plot
 from polyrhythm.reporting.pages.several_runs import comparison_plots, render_comparison
 from polyrhythm.reporting.summary import ENSEMBLE_FILE
+from polyrhythm.run_files import read_text_in_run
 from polyrhythm.simulation.cluster import open_cluster
 from polyrhythm.specs import build, plainly, split_outside
-from polyrhythm.user_files import parse_yaml, read_text
+from polyrhythm.user_files import parse_yaml
 
 PLAN_FILE = "plan.yaml"
 RESULT_FILE, REPORT_FILE = "comparison.json", "report.html"
@@ -482,7 +483,7 @@ def read_plan(folder: Path) -> Plan:
         RequestError: there is none, or it is damaged.
     """
     path = folder / PLAN_FILE
-    read = parse_yaml(read_text(path, "the plan of a comparison"), str(path))
+    read = parse_yaml(read_text_in_run(path, "the plan of a comparison"), str(path))
     try:
         found = TypeAdapter(Plan).validate_python(read)
     except ValidationError as error:

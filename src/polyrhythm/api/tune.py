@@ -57,7 +57,7 @@ from polyrhythm.reporting.pages.several_runs import render_search
 from polyrhythm.reporting.quantities import duration
 from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.roles.job import CheckpointConfig
-from polyrhythm.run_files import read_in_run
+from polyrhythm.run_files import read_in_run, read_text_in_run
 from polyrhythm.search.space import (
     METHODS,
     PRUNERS,
@@ -383,7 +383,7 @@ def read_plan(folder: Path) -> SearchPlan:
     if not path.is_file():
         raise RequestError(f"{folder} is not a search (it has no {SEARCH_FILE}): name the folder of one")
     try:
-        return SearchPlan(**parse_yaml(read_text(path, "the search"), str(path)))
+        return SearchPlan(**parse_yaml(read_text_in_run(path, "the search"), str(path)))
     except (TypeError, ValueError) as error:
         raise RequestError(f"{path} is damaged ({' '.join(str(error).split())})") from None
 
@@ -513,7 +513,7 @@ def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
         return choose_folder(out, "tune")
     except RequestError:
         if out is not None and (path := Path(out) / SEARCH_FILE).is_file():
-            if read_text(path, "the search") == _text(what):
+            if read_text_in_run(path, "the search") == _text(what):
                 return Path(out)
             raise RequestError(
                 f"{out} holds another search: name another with --out, or go on with it with --resume {out}"

@@ -14,7 +14,7 @@ from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import shell
 from polyrhythm.models.fine_tuning import pixels_of
-from polyrhythm.run_files import read_in_run, read_json_in_run
+from polyrhythm.run_files import read_json_in_run, read_text_in_run
 from polyrhythm.specs import Config, Spec, validated
 from polyrhythm.user_files import parse_yaml, read_text
 
@@ -22,7 +22,6 @@ CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 RUN_FORMAT = 1
 """Version of what is in a run folder; it increases whenever a version of before would read one wrongly."""
-MOST_RECIPE_BYTES = 1 << 20
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -40,12 +39,7 @@ def read_run_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RequestError: no such file, a link, or not a YAML mapping.
     """
-    try:
-        text = read_in_run(path, MOST_RECIPE_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise RequestError(f"cannot read the recipe {path}: {reason}") from None
-    return _keys(text, path)
+    return _keys(read_text_in_run(path, "the recipe"), path)
 
 
 def _keys(text: str, path: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated
 from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent, whole
 from polyrhythm.reporting.summary import Test, read_summary
-from polyrhythm.run_files import read_in_run
+from polyrhythm.run_files import read_text_in_run
 from polyrhythm.user_files import parse_yaml
 
 CONFIG_FILE, CLUSTER_FILE = "config.yaml", "cluster.yaml"
@@ -92,10 +92,9 @@ def read_run(folder: Path) -> ComparedRun:
     """
     summary = read_summary(folder)
     try:
-        config = parse_yaml(read_in_run(folder / CONFIG_FILE).decode(), str(folder / CONFIG_FILE))
-    except (RequestError, OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"{folder / CONFIG_FILE}: {reason}: give the folder of a run") from None
+        config = parse_yaml(read_text_in_run(folder / CONFIG_FILE, "the recipe"), str(folder / CONFIG_FILE))
+    except RequestError as error:
+        raise RequestError(f"{error}: give the folder of a run") from None
     known = summary.known
     seconds = known["seconds"]
     price = known.get("price")

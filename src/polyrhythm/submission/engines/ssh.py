@@ -366,7 +366,9 @@ class _Connection:
         for line in process.stdout:
             try:
                 what = json.loads(line)
-            except ValueError:  # a greeting of the host's shell
+            except (ValueError, RecursionError):  # a greeting of the host's shell
+                continue
+            if not isinstance(what, dict):
                 continue
             if "found" in what or "reached" in what:
                 self._answers.put(what)
