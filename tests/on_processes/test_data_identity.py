@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 import polyrhythm
+from on_processes.commands import finished
 from polyrhythm.errors import RequestError
 
 CLASSES = ("ant", "bee", "cat")
@@ -268,3 +270,83 @@ def test_a_damaged_record_is_refused_in_one_line(photos: Path) -> None:
         (run / "data.json").write_text(text)
         refused(lambda: polyrhythm.evaluate(run))
         refused(lambda: again(run, epochs=2))
+
+
+@pytest.fixture
+def truncated(photos: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Photographs of which some are cut short, among so many that only headers are read at the start."""
+    from polyrhythm.data import image_files
+
+    monkeypatch.setattr(image_files, "DECODE_UP_TO", 20)
+    files = sorted(photos.rglob("*.png"))
+    for path in files:
+        Image.open(path).save(path.with_suffix(".jpg"), quality=95)
+        path.unlink()
+    cut = [path.with_suffix(".jpg") for path in files[::10]]
+    for path in cut:
+        path.write_bytes(path.read_bytes()[:-200])
+    return cut
+
+
+SCRIPT = """
+import sys
+import polyrhythm
+from polyrhythm.data import image_files
+
+image_files.DECODE_UP_TO = 20
+polyrhythm.train(
+    data=sys.argv[1], model="mlp", image_size=12, workers=2, epochs=2, batch_size=8, skip_unreadable=True,
+    start_method="fork", out="run",
+)
+"""
+
+
+def test_truncated_images_among_many_are_left_out_and_named(truncated: list[Path], photos: Path) -> None:
+    done = finished([sys.executable, "-c", SCRIPT, photos], photos.parent)
+    assert done.status == 0, done.err
+    run = photos.parent / "run"
+    assert [path for path in truncated if f"{path} cannot be read" not in done.err] == []
+    held_out = {str(photos / name) for name in record(run)["held_out_images"]}
+    left = len(held_out - set(map(str, truncated)))
+    assert 0 < left < len(held_out)
+    assert polyrhythm.evaluate(run)["images"] == left
+
+
+def test_a_truncated_image_among_many_ends_a_run_that_may_not_skip_it(
+    truncated: list[Path], photos: Path
+) -> None:
+    text = refused(lambda: trained(photos, epochs=1))
+    assert "leave such images out with --skip-unreadable" in text
+    assert any(str(path) in text for path in truncated)
+
+
+def test_fine_tuning_leaves_truncated_images_out(truncated: list[Path], photos: Path) -> None:
+    from polyrhythm.reporting.event_log import read_events
+
+    first = trained(photos, epochs=1, skip_unreadable=True)
+    run = polyrhythm.train(
+        data=str(photos), model="mlp(hidden=[64])", image_size=12, workers=1, skip_unreadable=True,
+        weights=str(first), fine_tuning="head", start_method="fork", out=photos.parent / "tuned",
+    )  # fmt: skip
+    assert run is not None
+    notices = [getattr(event, "text", "") for event in read_events(run.folder / "events.jsonl")]
+    assert "9 images cannot be read any more, and are left out" in notices
+    assert polyrhythm.evaluate(run.folder)["images"] < len(record(run.folder)["held_out_images"])
+
+
+def test_a_run_reports_what_it_did_not_read(photos: Path) -> None:
+    from polyrhythm.reporting.event_log import read_events
+
+    (photos / "ant" / "one.heic").write_bytes(b"")
+    run = trained(photos, epochs=1)
+    notices = [getattr(event, "text", "") for event in read_events(run / "events.jsonl")]
+    assert f"1 file is not read, for an ending that no image has: {photos}/ant/one.heic" in notices
+
+
+def test_a_class_that_grew_is_reported(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = trained(photos, epochs=1)
+    add(photos, "ant", range(4), 9, prefix="new")
+    (photos / "bee" / "000.png").unlink()
+    polyrhythm.evaluate(run)
+    changed = f"{photos} has changed since {run} was trained: 4 images are new, and 1 are gone"
+    assert changed in [record.getMessage() for record in caplog.records]
