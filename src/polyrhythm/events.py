@@ -475,7 +475,7 @@ _CHECKS: dict[str, Check] = {
     "str": _is_text,
     "int | None": _or_none(_is_whole),
     "dict[str, Any]": _is_object,
-    "dict[str, float]": _object_of(_is_number),
+    "dict[str, float]": _object_of(lambda value: _is_number(value) or type(value) is bool),
     "dict[int, int]": _object_of(_is_whole),
     "list[int]": _list_of(_is_whole),
     "list[list[float]]": _list_of(_is_pair),
@@ -502,7 +502,7 @@ _RESULT: dict[str, Check] = {
         _is_object(value) and all(_is_number(value.get(key, 0)) for key in ("mean", "max"))
     ),
     "messages_refused": _object_of(_is_whole),
-    "confusion": _list_of(_list_of(_is_whole)),
+    "confusion": _list_of(_list_of(_is_number)),
     "per_class": lambda value: _is_object(value) or _list_of(_is_class_row)(value),
 }  # fmt: skip
 """Kinds of the figures of a run that readers compute with; others are shown as they are."""

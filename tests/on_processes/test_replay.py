@@ -150,7 +150,7 @@ def test_a_replay_leaves_a_run_folder_where_one_is_asked_for(runs: Runs, tmp_pat
     out = tmp_path / "again"
     assert replay(runs.folder / "mixed", out=out)["same"] is True
     assert {path.name for path in out.iterdir()} == {
-        *("config.yaml", "environment.json", "events.jsonl", "model.safetensors", "report.html"),
+        *("config.yaml", "data.json", "environment.json", "events.jsonl", "model.safetensors", "report.html"),
         *("predictions.csv", "pictures.json", "summary.json"),
     }
     saved, trained = (load_file(run / "model.safetensors") for run in (out, runs.folder / "mixed"))

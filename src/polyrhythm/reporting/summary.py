@@ -131,7 +131,10 @@ def _read(found: dict[str, Any]) -> Summary:
     Raises:
         ValueError, KeyError, TypeError: it is something else.
     """
-    check_result(found["known"])
+    known = dict(found["known"])
+    check_result(known)
+    if any(known[name] is None for name in ("seconds", "strategy", "data", "model")):
+        raise ValueError("no figures of a run")
     tests = []
     for told in found["tests"]:
         images = told.pop("images")
@@ -140,7 +143,7 @@ def _read(found: dict[str, Any]) -> Summary:
             raise ValueError("no test")
         tests.append(Test(images=images, event=event))
     losses = [(float(time_s), int(images), float(loss)) for time_s, images, loss in found["losses"]]
-    return Summary(known=dict(found["known"]), outcome=str(found["outcome"]), tests=tests, losses=losses)
+    return Summary(known=known, outcome=str(found["outcome"]), tests=tests, losses=losses)
 
 
 def _of_ensemble(folder: Path) -> Summary:
@@ -152,6 +155,8 @@ def _of_ensemble(folder: Path) -> Summary:
     try:
         known = read_json_in_run(folder / ENSEMBLE_FILE)
         check_result(known)
+        if known["seconds"] is None:
+            raise ValueError("no time")
         parts = [read_summary(log.parent) for log in sorted(folder.glob(f"*/{LOG_FILE}"))]
         tests = []
         if "test_top1" in known:

