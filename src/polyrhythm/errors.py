@@ -105,7 +105,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> RequestError:
         hint = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
     else:
         hint = f"there are {len(names)}, such as {', '.join(first[:5])}"
-    return RequestError(f"unknown {what} {given!r}: {hint}")
+    return RequestError(f"unknown {what} {given!r:.200}: {hint}")
 
 
 def _near(given: str, names: list[str]) -> list[str]:

@@ -419,7 +419,7 @@ def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
     if folder is not None and exists_in_run(folder / CONFIG_FILE):
         record = recorded(folder)
         dealt = dealt_before(record)
-    elif config.weights is not None and Path(config.weights).exists():
+    elif config.weights is not None and os.path.exists(config.weights):
         before = recorded(Path(config.weights))
         dealt = None if before is None else before.sides  # no image that these weights learned from is tested
     dataset = opened(config, dealt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,7 +135,7 @@ def _pixels_for(weights: Any) -> Any:
     if not isinstance(weights, str):
         return None
     path = Path(weights) / CONFIG_FILE
-    return read_run_recipe(path).get("pixels") if path.is_file() else pixels_of(weights)
+    return read_run_recipe(path).get("pixels") if os.path.isfile(path) else pixels_of(weights)
 
 
 def write_recipe(config: RunConfig, path: Path) -> None:

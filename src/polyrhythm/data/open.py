@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -96,7 +97,7 @@ def _source(given: str | Path) -> Source:
         return Manifest(file=text)
     if text.lower().endswith(".tar"):
         return TarShards(files=text)
-    if isinstance(given, Path) or "/" in text or (text and Path(text).is_dir()):
+    if isinstance(given, Path) or "/" in text or (text and os.path.isdir(text)):
         return ImageFolder(folder=text)
     raise RequestError(f"{unknown('data', text, (key.replace('_', '-') for key in known))} ({_OF_YOUR_OWN})")
 
@@ -104,7 +105,7 @@ def _source(given: str | Path) -> Source:
 def _is_table_of_pictures(text: str) -> bool:
     path = Path(text).expanduser()
     if not text.lower().endswith(FILES):
-        return bool(text) and path.is_dir() and is_saved(path)
+        return bool(text) and os.path.isdir(path) and is_saved(path)
     return "*" in text or text.lower().endswith(FILES[1]) or holds_pictures(path)
 
 

@@ -19,6 +19,7 @@ stage of its own.
 
 from __future__ import annotations
 
+import os
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -57,7 +58,7 @@ def pixels_of(weights: str | None) -> str | None:
     """Return the normalisation of pictures for pretrained weights; None for a file or a run folder."""
     if (
         weights is None
-        or Path(weights).exists()
+        or os.path.exists(weights)
         or weights.partition("(")[0].strip() not in choices(PRETRAINED)
     ):
         return None
@@ -71,7 +72,7 @@ def start_from(model: nn.Module, weights: str) -> None:
         RequestError: there are no such weights, or they belong to another model.
     """
     name = weights.partition("(")[0].strip()
-    if Path(weights).exists() or name not in choices(PRETRAINED):
+    if os.path.exists(weights) or name not in choices(PRETRAINED):
         load_weights(model, Path(weights))
         return
     found = cast("Pretrained", build("pretrained weights", weights, PRETRAINED))
