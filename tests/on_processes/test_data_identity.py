@@ -350,3 +350,30 @@ def test_a_class_that_grew_is_reported(photos: Path, caplog: pytest.LogCaptureFi
     polyrhythm.evaluate(run)
     changed = f"{photos} has changed since {run} was trained: 4 images are new, and 1 are gone"
     assert changed in [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("how", ["not a number", "flipped"])
+def test_a_model_that_is_damaged_or_has_diverged_is_refused(how: str, photos: Path) -> None:
+    from polyrhythm.config.trained import load_trained
+    from polyrhythm.models.weights import read_metadata, save_weights
+
+    run = trained(photos, epochs=1)
+    file = run / "model.safetensors"
+    if how == "flipped":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    else:
+        known = load_trained(run)
+        next(known.model.parameters()).data[0] = float("nan")
+        save_weights(known.model, file, read_metadata(file))
+    picture = photos / "ant" / "000.png"
+    acts: list[Callable[[], object]] = [
+        lambda: polyrhythm.evaluate(run),
+        lambda: polyrhythm.predict(picture, run),
+        lambda: polyrhythm.export(run, out=photos.parent / "model.pt2"),
+        lambda: trained(photos, teacher=str(run), out=photos.parent / "student"),
+    ]
+    wanted = "was changed after it was written" if how == "flipped" else "infinite or not a number"
+    for act in acts:
+        assert wanted in refused(act)
