@@ -23,6 +23,7 @@ from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
+from polyrhythm.run_files import check_in_run
 from polyrhythm.simulation.cluster import Cluster, open_cluster
 from polyrhythm.specs import Spec, parse
 from polyrhythm.strategies.compressing import compressor_of, payoff_of
@@ -166,6 +167,8 @@ def _as_it_was(
             f"{read.folder} was a real run: write its machines down with `polyrhythm profile`, and give --cluster "
             "profile.yaml"
         )
+    if cluster is None:
+        check_in_run(file)
     given = {key: value for key, value in read.config.items() if value is not None}
     config = configure({}, given)
     where = at_its_pace(open_cluster(file if cluster is None else cluster), config)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import csv_cell
 from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated
 from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent, whole
@@ -515,7 +516,10 @@ class Comparison:
         names = list({name: None for row in rows for name in row})
         writer = csv.DictWriter(written, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(
+            {name: csv_cell(value) if isinstance(value, str) else value for name, value in row.items()}
+            for row in rows
+        )
         return written.getvalue()
 
     def latex(self) -> str:
