@@ -147,6 +147,14 @@ class Unclaimed:
 
 UNCLAIMED = Unclaimed()
 
+_DRAFT = re.compile(r"\.(.+?)(?:\.[0-9a-f]{16}-\d+)?\.partial")
+
+
+def drafted(name: str) -> str | None:
+    """Return the name of the file of which a file without a claim is a draft, from any process; None: it is none."""
+    found = _DRAFT.fullmatch(name)
+    return None if found is None else found[1]
+
 
 @dataclass(frozen=True)
 class Claim(Unclaimed):

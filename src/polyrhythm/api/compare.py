@@ -37,7 +37,7 @@ from polyrhythm.api.observed_run import choose_folder, finished_run
 from polyrhythm.api.rehearsal import STRATEGIES
 from polyrhythm.api.run_process import RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.claim import UNCLAIMED, claim
+from polyrhythm.claim import UNCLAIMED, claim, drafted
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import as_command, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
@@ -255,9 +255,10 @@ def compare_runs(
         return Compared(None, comparison)
     folder = Path(out)
     names = {*TABLES, RESULT_FILE, REPORT_FILE}
-    drafts = {UNCLAIMED.draft(folder / name).name for name in names}
     left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not left or not left <= names | drafts:  # else of one that was killed while it wrote
+    if not left or any(
+        name not in names and drafted(name) not in names for name in left
+    ):  # else of one that was killed while it wrote
         folder = choose_folder(out, "compare")
     folder.mkdir(parents=True, exist_ok=True)
     write(comparison, folder, "")

@@ -17,6 +17,7 @@ from polyrhythm.api import tune as tuning
 from polyrhythm.api.compare import carry_out, compare, compare_runs, plan, read_plan
 from polyrhythm.api.ddp import with_rate
 from polyrhythm.api.simulate import simulate
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.comparison import read_run
 from polyrhythm.specs import split_outside
@@ -187,7 +188,8 @@ def test_a_comparison_that_was_killed_goes_on_where_it_is_asked_for_again(tmp_pa
     whole = compare(folder, out=report)
     for name in ("report.html", "comparison.json"):
         (report / name).unlink()
-    (report / ".report.html.partial").write_text("half")
+    (report / ".table.csv.partial").write_text("half")
+    UNCLAIMED.draft(report / "report.html").write_text("half")
     assert compare(folder, out=report).comparison.to_json() == whole.comparison.to_json()
     (report / "mine.txt").touch()
     with pytest.raises(RequestError, match="is not empty, and holds no run"):
