@@ -36,6 +36,7 @@ class _Judged:
         if not isinstance(event, Evaluated) or self.stopped:
             return
         tested = {"top1": event.test_top1, "top5": event.test_top5, "loss": event.test_loss}
+        tested["time_s"] = event.time_s
         if not self._ask({"epoch": event.epoch, "tested": tested})["goes_on"]:
             self.stopped = True
             signal.raise_signal(signal.SIGINT)
