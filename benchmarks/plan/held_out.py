@@ -29,7 +29,7 @@ CLUSTERS = ("office", "ut_austin")
 STRATEGIES = ("synchronous", "parameter_server(servers=1)", "local_sgd(steps=4)", "easgd")
 WORKERS = (2, 4)
 EPOCHS, MOST_EPOCHS, FIRST_UNSEEN_SEED = 20, 80, 100
-JOB = {"data": "digits", "model": "mlp", "batch_size": 32}
+JOB: dict[str, Any] = {"data": "digits", "model": "mlp", "batch_size": 32}
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float], noise: float = 0.0) -> float:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.pages.several_runs import PlanTable, render_plan
 from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, significant, whole
 from polyrhythm.roles.balance import balances
-from polyrhythm.simulation.cluster import Cluster, machines_of, open_cluster, with_machine
+from polyrhythm.simulation.cluster import Cluster, Link, Racks, machines_of, open_cluster, with_machine
 from polyrhythm.specs import Spec, parse, split_outside
 from polyrhythm.strategies.compressing import Compressible, payoff_of
 
@@ -65,6 +66,7 @@ CONSIDERED = (*STRATEGIES, "pipeline(balance=auto)")
 AUTO = "auto"
 _COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
 _EXPLAINED = 3
+_UNLIMITED = 1e15
 _WORTH_IT = 1.1
 """Times as many images a second that compression must bring in rehearsal to be tried: it may cost images."""
 
@@ -250,7 +252,7 @@ class Plan:
             heads=heads,
             rows=[row(each) for each in self.choices],
             notes=notes,
-            left_out=[*left_out, *self.refused.items()],
+            left_out=[*left_out, *_by_reason(self.refused)],
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -578,14 +580,46 @@ def worth_compressing(
     for each in found:
         fastest.setdefault(each.family, each)
     gained = []
+    unlimited = _with_bandwidth(where)
     for each in fastest.values():
         compressed = compressed_candidates([each], _COMPRESSORS, {}, strict=False)
+        bound = rehearse(unlimited, [each], options, {}) if compressed else []
+        # What sends nothing at all is no faster than this, and dry runs of compressors are slow.
+        if not bound or bound[0].images_per_s <= _WORTH_IT * each.images_per_s:
+            continue
         costed = [_with_its_cost(where, other, options) for other in rehearse(where, compressed, options, {})]
         rates = [(other.with_compressing(other.images_per_s), other) for other in costed]
         rate, best = max(rates, key=lambda entry: entry[0], default=(0.0, each))
         if rate > _WORTH_IT * each.images_per_s:
             gained.append(replace(best, images_per_s=rate))
     return gained
+
+
+def _with_bandwidth(where: Cluster) -> Cluster:
+    """Return a cluster whose messages take their latency alone."""
+
+    def free(link: Link) -> Link:
+        return Link(latency_s=link.latency_s, bandwidth_bytes_per_s=_UNLIMITED)
+
+    hosts = tuple(
+        kind.model_copy(
+            update={
+                "nic": kind.nic and free(kind.nic),
+                "inside": kind.inside and free(kind.inside),
+                "tree": tuple(
+                    level.model_copy(update={"bandwidth_bytes_per_s": _UNLIMITED}) for level in kind.tree
+                ),
+            }
+        )
+        for kind in where.hosts
+    )
+    racks = where.racks and Racks(
+        hosts=where.racks.hosts, uplink_bandwidth_bytes_per_s=_UNLIMITED, latency_s=where.racks.latency_s
+    )
+    # Not `model_copy`, which would copy the list of its machines.
+    values = {name: getattr(where, name) for name in Cluster.model_fields}
+    values |= {"hosts": hosts, "nic": free(where.nic), "inside": free(where.inside), "racks": racks}
+    return Cluster(**{**values, "server_bandwidth_bytes_per_s": None})
 
 
 def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, Any]) -> Candidate:
@@ -783,6 +817,17 @@ def _preferred(choice: Choice) -> tuple[float, ...]:
         candidate.workers,
         len(candidate.options),
     )
+
+
+def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return refused candidates with the reason, one of those whose reasons differ in numbers alone."""
+    alike: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        alike.setdefault(re.sub(r"\d+ servers?", "servers", why), []).append(name)
+    return [
+        (names[0] + (f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""), refused[names[0]])
+        for names in alike.values()
+    ]
 
 
 def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
