@@ -62,7 +62,13 @@ def serve() -> None:
         line = sys.stdin.readline()
         return json.loads(line) if line else {"goes_on": False}  # as above
 
-    for line in iter(sys.stdin.readline, ""):
+    def next_line() -> str:
+        try:
+            return sys.stdin.readline()
+        except KeyboardInterrupt:  # between two runs
+            sys.exit(INTERRUPTED)
+
+    for line in iter(next_line, ""):
         task = json.loads(line)
         judged = _Judged(ask) if task["judged"] else None
         try:
