@@ -30,7 +30,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "simulator-fidelity"))
 
-from held_out import FIRST_UNSEEN_SEED, TRIAL_EPOCHS, summary
+from held_out import EPOCHS, FIRST_UNSEEN_SEED, summary
 from held_out import JOB as ITS_JOB
 from links import link_to_next
 
@@ -148,7 +148,8 @@ def held(setting: Setting, target: str, seeds: int, folder: Path) -> dict[str, A
             workers=WORKERS,
             trials=len(STRATEGIES) * len(WORKERS),
             seeds=seeds,
-            trial_epochs=TRIAL_EPOCHS,
+            epochs=EPOCHS,
+            trial_epochs=MOST_EPOCHS,
             compressors="none",
             out=folder / "plan",
             **JOB,
@@ -158,8 +159,9 @@ def held(setting: Setting, target: str, seeds: int, folder: Path) -> dict[str, A
         plain = described(setting, where.nic, where.inside, 0.0)
         for each in (*planned.choices, *planned.others):
             candidate, happened = each.candidate, []
+            length = each.epochs if each.reached else MOST_EPOCHS
             for seed in range(FIRST_UNSEEN_SEED, FIRST_UNSEEN_SEED + seeds):
-                job = job_of(candidate.strategy, candidate.workers, seed, epochs=MOST_EPOCHS, until=target)
+                job = job_of(candidate.strategy, candidate.workers, seed, epochs=length, until=target)
                 try:
                     happened += reached_by(train(job, laid_out(plain, job), hosts), goal)
                 except RanksFailed as error:

@@ -122,3 +122,16 @@ def test_the_overview_names_every_page() -> None:
     docs = ROOT / "docs"
     pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"README.md"}
     assert {name for name in pages if f"({name})" not in overview} == set()
+
+
+def test_measured_figures_of_the_readme_stand_on_the_linked_page() -> None:
+    """Of every line below "Does it hold?" that has a figure and a link, the page has each of its numbers."""
+    text = (ROOT / "README.md").read_text().partition("## Does it hold?")[2]
+    lines = [line for line in text.splitlines() if line.startswith("- ") and re.search(r"\d", line)]
+    assert lines
+    for line in lines:
+        link = re.search(r"\]\(([^)]+)\)", line)
+        assert link is not None, f"no page: {line}"
+        page = (ROOT / link[1]).read_text()
+        for number in re.findall(r"\d[\d,.]*\d|\d", line.partition("](")[0]):
+            assert re.search(rf"(?<!\d){re.escape(number)}(?!\d)", page), f"{number} is not on {link[1]}"

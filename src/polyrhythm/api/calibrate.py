@@ -1,49 +1,48 @@
 """A cluster file fitted to measured throughputs, for the verb `calibrate`, with how well these determine it.
 
-    minimise  Σ ln²(predicted / measured)  over the logarithms of the unknowns        (Levenberg-Marquardt)
-    interval  exp(± 1.96 sqrt(diag s² (JᵀJ)⁻¹)),  s² = Σ ln² / (measurements - unknowns)
-
-With as many unknowns as measurements nothing tells their error: 5 % is assumed. An unknown that hardly moves any
-prediction is left as it is, and said to be undetermined.
+A measurement is simulated as `simulate --gradients none --steps N` does it: the same configuration, layout and seed.
+The fit (`planning/cost_fit.py`) needs few of these dry runs. Steps are fewer where many workers make them expensive.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from polyrhythm.api.simulate import laid_out
+from polyrhythm.api.simulate import laid_out, multiply_adds_of, paced_for, with_stages_settled
 from polyrhythm.config.assemble import strategy_from
-from polyrhythm.config.dry_run import shapes_of, sizes_for
+from polyrhythm.config.dry_run import assemble_dry_run
+from polyrhythm.config.recipe import configure
+from polyrhythm.config.run_config import RunConfig
+from polyrhythm.data.dataset import Dataset, TensorSplit
 from polyrhythm.data.open import open_data
 from polyrhythm.errors import RequestError, unknown
-from polyrhythm.planning.analysis import step_multiply_adds
-from polyrhythm.reporting.figures import RunFigures
+from polyrhythm.events import Event, RunEnded
+from polyrhythm.launch.devices import computing_with
+from polyrhythm.planning.cost_fit import CostFit, Numbers, fit_costs
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.simulation.cluster import Cluster, cluster_text, open_cluster
+from polyrhythm.simulation.layout import Layout
 from polyrhythm.simulation.run import simulate_dry_on
 from polyrhythm.simulation.step_times.log_normal import LogNormal
-from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.user_files import check_new_file
 
-_STEPS, _ROUNDS, _MOST_STEPS = 60, 4, 400
-_FEW = 8
-"""Measurements up to which each is also predicted from all others."""
-Numbers = NDArray[np.float64]
-Predict = Callable[[Numbers], Numbers]
-ASSUMED_ERROR = 0.05
-_STEP = 0.05  # of a logarithm: rehearsals with drawn times are not smooth far below that
-_FARTHEST = 1.5  # a logarithm moves at most so much in an iteration
-_FELT = 0.02  # by what a prediction must move when an unknown changes e-fold
-_ENOUGH, _ITERATIONS = 1e-3, 12
+_WORK, _FEWEST_STEPS, _MOST_STEPS, _ROUNDS = 2400, 12, 200, 4
+"""Of all measurements together, steps of a dry run times its messages in a step, about; and limits of the steps."""
+_MOST_SCALING = 1.5
+"""How many times the throughput of one worker each of several may have: their batches may fit caches better."""
+_BANDWIDTHS = ("nic_bandwidth", "inside_bandwidth", "server_bandwidth", "server_update")
+_FELT = 0.05
+"""By what a further measurement must change when an unknown changes e-fold."""
+_MOST_PER_WORKER = 1e15
+"""Multiply-adds a second: more than any accelerator makes in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,26 +106,28 @@ def calibrate(
     image_size: int | None = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Fit what a cluster file leaves open to measured throughputs.
+    """Fit values of a cluster file to measured throughputs.
 
     Args:
-        cluster: a ready cluster or a cluster file; its values are where the fit begins.
+        cluster: a ready cluster or a cluster file; the fit begins at its values.
         throughput: measurements, as `8 workers: 378 images/s` or `easgd, 8 workers: 378 images/s`.
         unknowns: what to fit, of `UNKNOWNS`.
-        model: that was trained.
-        data: gives classes and pictures, unless `classes` and `image_size` do.
+        model: network that was trained.
+        data: data set that gives classes and image size, unless `classes` and `image_size` do.
         batch_size: of a worker.
         strategy: of measurements that name none.
-        classes: instead of the data's.
+        classes: number of classes, instead of the data's.
         image_size: pixels a side, instead of the data's.
-        out: the cluster file to write, which must not exist; None: none is.
+        out: cluster file to write, which must not exist; None: none is written.
 
     Returns:
-        A JSON-able dict: `unknowns` with values and intervals, `measurements` with what is predicted for each, also
-        from all others (`left_out`) where there are enough, and `file`.
+        A JSON-able dict: `unknowns` with values and intervals of 80 %, `measurements` with the prediction for each by
+        the fit to all and by the fit to all others (`left_out`), `next`: the further measurement that would determine
+        most of the rest, and `file`.
 
     Raises:
-        RequestError: something of it is wrong, or there are fewer measurements than unknowns.
+        RequestError: the request is wrong, measurements contradict each other or what machines can do, or there are
+            fewer measurements than unknowns.
     """
     where = open_cluster(cluster)
     seen = [Measurement.parse(text, strategy) for text in throughput]
@@ -135,191 +136,212 @@ def calibrate(
         if name not in UNKNOWNS:
             raise unknown("unknown to fit", name, UNKNOWNS)
     if not names:
-        raise RequestError(f"say what to fit: {', '.join(UNKNOWNS)}")
+        raise RequestError(f"name the values to fit: {', '.join(UNKNOWNS)}")
     if len(seen) < len(names):
         raise RequestError(
             f"{len(names)} unknowns ({', '.join(names)}) cannot be told from {len(seen)} measurements: give at least "
             "as many --throughput as unknowns"
         )
+    _check_scaling(seen)
     if out is not None:
         check_new_file(Path(out))
-    if classes is not None and image_size is not None:
-        count, shape = classes, (3, image_size, image_size)
-    else:
-        dataset = open_data(data, image_size=image_size)
-        count, shape = classes or len(dataset.classes), dataset.image_shape
-    shapes = shapes_of(model, count, shape)
-    if where.step_of is not None and where.step_of.factor(1.0) is not None:
-        work = step_multiply_adds(copy.deepcopy(shapes), shape, batch_size)
-        where = where.model_copy(update={"step_factor": where.step_of.factor(work)})
-    sizes = {
-        each: sizes_for(copy.deepcopy(shapes), shape, strategy_from(each.strategy), each.workers)
-        for each in seen
-    }
-    start = [value_of(where, name) for name in names]
+    images = _images(data, classes, image_size)
+    common = {"data": images, "model": model, "batch_size": batch_size}
+    first = configure({}, {**common, "strategy": seen[0].strategy, "workers": seen[0].workers})
+    _check_arithmetic(seen, first)
+    where = paced_for(where, first).model_copy(update={"faults": ()})
+    start = np.asarray([value_of(where, name) for name in names])
+    sign = np.asarray([-1.0 if name in _BANDWIDTHS else 1.0 for name in names])
 
-    def predicted(of: Sequence[Measurement]) -> Any:
-        def predict(values: Numbers) -> Numbers:
-            made = with_values(where, dict(zip(names, map(float, values), strict=True)))
-            return np.asarray([_rehearse(made, each, sizes[each], batch_size) for each in of])
+    def with_costs(costs: Numbers) -> Cluster:
+        return with_values(where, dict(zip(names, map(float, start * costs**sign), strict=True)))
 
-        return predict
-
-    rates = [each.images_per_s for each in seen]
-    found, rehearsed = fit(names, start, predicted(seen), rates)
-    values = [each.value for each in found]
-    told: list[dict[str, Any]] = []
-    for place, each in enumerate(seen):
-        told.append(
+    with computing_with(1):
+        set_ups = [_SetUp.of(where, each, common, _WORK // len(seen)) for each in seen]
+        fitted = fit_costs(
+            lambda row, costs: 1 / set_ups[row].images_per_s(with_costs(costs)),
+            [1 / each.images_per_s for each in seen],
+            np.asarray([[each.depends_on(name) for name in names] for each in set_ups]),
+        )
+        further = (
+            None if fitted.determined.all() else _further(seen, where, common, names, fitted, with_costs)
+        )
+    if out is not None:
+        made = with_costs(fitted.costs).model_copy(update={"faults": open_cluster(cluster).faults})
+        source = f"{made.source} Fitted to {len(seen)} throughputs: {', '.join(names)}.".strip()
+        Path(out).write_text(cluster_text(made.model_copy(update={"source": source})), encoding="utf-8")
+    return {
+        "cluster": where.name,
+        "unknowns": [_unknown_of(fitted, place, name, start, sign) for place, name in enumerate(names)],
+        "measurements": [
             {
                 "what": str(each),
                 "images_per_s": each.images_per_s,
-                "predicted": float(rehearsed[place]),
-                "left_out": None,
+                "predicted": float(1 / fitted.seconds[row]),
+                "left_out": None if math.isnan(fitted.left_out[row]) else float(1 / fitted.left_out[row]),
+                "steps": set_ups[row].dry_run.steps,
             }
-        )
-        if len(names) < len(seen) <= _FEW:
-            others = [*seen[:place], *seen[place + 1 :]]
-            without, _ = fit(names, values, predicted(others), [other.images_per_s for other in others])
-            alone = predicted([each])(np.asarray([one.value for one in without]))
-            told[-1]["left_out"] = float(alone[0])
-    if out is not None:
-        fitted = with_values(where, dict(zip(names, values, strict=True)))
-        source = f"{fitted.source} Fitted to {len(seen)} throughputs: {', '.join(names)}.".strip()
-        Path(out).write_text(cluster_text(fitted.model_copy(update={"source": source})), encoding="utf-8")
-    return {
-        "cluster": where.name,
-        "unknowns": [
-            {key: value if value not in (float("inf"), 0.0) else None for key, value in asdict(each).items()}
-            for each in found
+            for row, each in enumerate(seen)
         ],
-        "measurements": told,
+        "next": further,
         "file": None if out is None else str(out),
     }
 
 
-def _rehearse(where: Cluster, what: Measurement, sizes: ModelSizes, batch_size: int) -> float:
-    strategy = strategy_from(what.strategy)
-    strategy.check(what.workers)
-    every = strategy.traits(what.workers).exchange_every
-    dry_run = DryRun(
-        strategy=strategy,
-        workers=what.workers,
-        sizes=sizes,
-        steps=min(_MOST_STEPS, max(_STEPS, _ROUNDS * every)),
-        batch_size=batch_size,
-    )
-    figures = RunFigures()
-    simulate_dry_on(laid_out(where.model_copy(update={"faults": ()}), dry_run), dry_run, figures.add)
-    return figures.images_per_s
+def _unknown_of(fitted: CostFit, place: int, name: str, start: Numbers, sign: Numbers) -> dict[str, Any]:
+    """Return a fitted unknown in its own unit; `low` or `high` is None where the measurements set no such limit."""
+    ends = [
+        float(start[place] * end ** sign[place]) if 0 < end < math.inf else None
+        for end in (fitted.low[place], fitted.high[place])
+    ]
+    low, high = ends if sign[place] > 0 else ends[::-1]
+    return {
+        "name": name,
+        "before": float(start[place]),
+        "value": float(start[place] * fitted.costs[place] ** sign[place]),
+        "low": low,
+        "high": high,
+        "told": bool(fitted.determined[place]),
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """An unknown after the fit.
+@dataclass(frozen=True)
+class _SetUp:
+    """A measured set-up that can be simulated.
 
     Attributes:
-        name: of the unknown.
-        before: its value in the file.
-        value: that fits best; `before` where it cannot be told.
-        low: lower end of its interval of 95 %.
-        high: upper end.
-        told: whether the measurements determine it at all.
+        dry_run: the dry run.
+        layout: its ranks on the cluster's hosts.
     """
 
-    name: str
-    before: float
-    value: float
-    low: float
-    high: float
-    told: bool
+    dry_run: DryRun
+    layout: Layout
 
-
-def fit(
-    names: Sequence[str], before: Sequence[float], predict: Predict, measured: Sequence[float]
-) -> tuple[list[Fitted], Numbers]:
-    """Fit unknowns to measurements.
-
-    Args:
-        names: of the unknowns.
-        before: their values to begin with, positive.
-        predict: returns what would be measured, from values of the unknowns.
-        measured: positive.
-
-    Returns:
-        The unknowns, and what is predicted for every measurement.
-    """
-    start = np.log(np.asarray(before, dtype=np.float64))
-    seen = np.log(np.asarray(measured, dtype=np.float64))
-
-    def residuals(logs: Numbers) -> Numbers:
-        found: Numbers = np.log(predict(np.exp(logs))) - seen
-        return found
-
-    at, missed = start.copy(), residuals(start)
-    slopes = _slopes(residuals, at, missed)
-    damping = 1e-2
-    for _ in range(_ITERATIONS):
-        felt = _felt(slopes)
-        square = slopes[:, felt].T @ slopes[:, felt]
-        if not felt.any():
-            break
-        lean = square + damping * np.diag(np.diag(square))
-        move = np.zeros_like(at)
-        move[felt] = np.clip(-np.linalg.solve(lean, slopes[:, felt].T @ missed), -_FARTHEST, _FARTHEST)
-        tried = residuals(at + move)
-        if tried @ tried < missed @ missed:
-            better = 1 - (tried @ tried) / (missed @ missed)
-            at, missed, damping = at + move, tried, damping / 10
-            if better < _ENOUGH or float(missed @ missed) < 1e-10:
-                break
-            slopes = _slopes(residuals, at, missed)
-        else:
-            damping *= 10
-            if damping > 1e4:
-                break
-    slopes = _slopes(residuals, at, missed)
-    return _told(names, before, at, slopes, missed), np.exp(missed + seen)
-
-
-def _slopes(residuals: Callable[[Numbers], Numbers], at: Numbers, here: Numbers) -> Numbers:
-    columns = []
-    for place in range(len(at)):
-        step = np.zeros_like(at)
-        step[place] = _STEP
-        columns.append((residuals(at + step) - here) / _STEP)
-    return np.stack(columns, axis=1)
-
-
-def _felt(slopes: Numbers) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.abs(slopes).max(axis=0) > _FELT
-    return found
-
-
-def _told(
-    names: Sequence[str], before: Sequence[float], at: Numbers, slopes: Numbers, missed: Numbers
-) -> list[Fitted]:
-    felt = _felt(slopes)
-    spare = len(missed) - int(felt.sum())
-    variance = float(missed @ missed) / spare if spare > 0 else ASSUMED_ERROR**2
-    own = slopes[:, felt]
-    errors = np.full(len(at), math.inf)
-    if felt.any():
-        errors[felt] = np.sqrt(np.diag(np.linalg.pinv(own.T @ own, rcond=1e-6)) * variance)
-        # Directions that the measurements do not tell apart vanish in a pseudo-inverse: their variance is infinite.
-        if np.linalg.matrix_rank(own, tol=_FELT * float(np.linalg.norm(own, 2))) < own.shape[1]:
-            errors[felt] = math.inf
-    found = []
-    for place, name in enumerate(names):
-        told = bool(felt[place] and math.isfinite(errors[place]))
-        value = float(np.exp(at[place])) if felt[place] else before[place]
-        wide = math.exp(min(1.96 * errors[place], 50.0)) if told else math.inf
-        found.append(
-            Fitted(
-                name=name, before=before[place], value=value, low=value / wide, high=value * wide, told=told
-            )
+    @classmethod
+    def of(cls, where: Cluster, what: Measurement, common: Mapping[str, Any], work: int) -> _SetUp:
+        """Return the set-up of a measurement, with steps for some messages of a dry run."""
+        config = configure({}, {**common, "strategy": what.strategy, "workers": what.workers})
+        config, _ = with_stages_settled(where, config)
+        traits = strategy_from(config.strategy).traits(what.workers)
+        steps = work // (what.workers * (2 * traits.servers or what.workers))
+        steps = max(
+            min(_MOST_STEPS, max(_FEWEST_STEPS, steps)), _ROUNDS * min(traits.exchange_every, _MOST_STEPS)
         )
-    return found
+        dry_run, _ = assemble_dry_run(config, steps)
+        return cls(dry_run, laid_out(where, dry_run))
+
+    def images_per_s(self, where: Cluster) -> float:
+        """Return its throughput on a cluster."""
+        events: list[Event] = []
+        simulate_dry_on(laid_out(where, self.dry_run), self.dry_run, events.append)
+        end = events[-1]
+        assert isinstance(end, RunEnded)
+        return float(end.result["images_per_s"])
+
+    def depends_on(self, unknown: str) -> bool:
+        """Whether an unknown can change its throughput at all."""
+        hosts, servers = self.layout.host_of, len(self.layout.roles.servers)
+        apart = len(set(hosts)) > 1
+        match unknown:
+            case "nic_bandwidth" | "nic_latency":
+                return apart
+            case "inside_bandwidth":
+                return len(set(hosts)) < len(hosts)
+            case "server_bandwidth":
+                return apart and servers > 0
+            case "server_update":
+                return servers > 0
+            case _:
+                return True
+
+
+def _images(data: Any, classes: int | None, image_size: int | None) -> Dataset:
+    """Return data of some classes and image size; the images themselves are not looked at."""
+    if classes is None or image_size is None:
+        dataset = open_data(data, image_size=image_size)
+        return dataset if classes is None else replace(dataset, classes=tuple(map(str, range(classes))))
+    none = TensorSplit(torch.zeros(1, 3, image_size, image_size), torch.zeros(1))
+    return Dataset("images", none, none, tuple(map(str, range(classes))), (3, image_size, image_size), 1)
+
+
+def _check_scaling(seen: Sequence[Measurement]) -> None:
+    """Refuse a throughput that workers of another measurement would have to exceed by far.
+
+    Raises:
+        RequestError: with both measurements.
+    """
+    alone = [each for each in seen if each.workers == 1]
+    for each in seen:
+        for one in alone:
+            times = each.images_per_s / (each.workers * one.images_per_s)
+            if times > _MOST_SCALING:
+                raise RequestError(
+                    f"{each}: {each.images_per_s:g} images/s is {times:.3g} times what {each.workers} workers of "
+                    f"{one.images_per_s:g} images/s ({one}) compute: check the units of both"
+                )
+
+
+def _check_arithmetic(seen: Sequence[Measurement], config: RunConfig) -> None:
+    """Refuse a throughput whose arithmetic no accelerator could do.
+
+    Raises:
+        RequestError: with the arithmetic.
+    """
+    per_image = multiply_adds_of(config) / config.worker_batch
+    for each in seen:
+        per_worker = per_image * each.images_per_s / each.workers
+        if per_worker > _MOST_PER_WORKER:
+            raise RequestError(
+                f"{each}: {each.images_per_s:g} images/s would be {per_worker:.1e} multiply-adds/s per worker, more "
+                "than any accelerator makes: check its unit, --model, --image-size and --batch-size"
+            )
+
+
+def _further(
+    seen: Sequence[Measurement],
+    where: Cluster,
+    common: Mapping[str, Any],
+    names: Sequence[str],
+    fitted: CostFit,
+    with_costs: Callable[[Numbers], Cluster],
+) -> str | None:
+    """Return the set-up whose measurement would determine most of what the others leave open; None if none would.
+
+    Of one worker and of as many as there are places (8 at most), without and with a server, each is simulated at the
+    fit, with every cost a little larger, and the one that leaves the least variance is best.
+    """
+    places = min(8, sum(machine.places for machine in where.machines))
+    usual = ("synchronous", "parameter_server(servers=1)")
+    asked = [
+        Measurement(strategy=spec, workers=count, images_per_s=1.0) for count in (1, places) for spec in usual
+    ]
+    open_ones = ~fitted.determined
+    known = {(each.strategy, each.workers) for each in seen}
+    best, best_gain = None, 0.0
+    information = fitted.slopes.T @ fitted.slopes
+    for each in asked:
+        if (each.strategy, each.workers) in known:
+            continue
+        try:
+            set_up = _SetUp.of(where, each, common, _WORK // 8)
+        except RequestError:
+            continue
+        here = set_up.images_per_s(with_costs(fitted.costs))
+        slopes = np.zeros(len(names))
+        for place, name in enumerate(names):
+            if set_up.depends_on(name):
+                grown = fitted.costs.copy()
+                grown[place] *= 1.1
+                slopes[place] = math.log(here / set_up.images_per_s(with_costs(grown))) / math.log(1.1)
+        if np.abs(slopes[open_ones]).max() < _FELT:
+            continue
+        small = 1e-4 * np.eye(len(names))
+        before = np.diag(np.linalg.inv(information + small))[open_ones]
+        after = np.diag(np.linalg.inv(information + np.outer(slopes, slopes) + small))[open_ones]
+        gain = float(np.log(before / after).sum())
+        if gain > best_gain:
+            best, best_gain = str(each), gain
+    return best
 
 
 UNKNOWNS = (

@@ -35,7 +35,7 @@ from polyrhythm.api.ddp import NAME as DDP
 from polyrhythm.api.ddp import of_ours, with_rate
 from polyrhythm.api.observed_run import choose_folder, finished_run
 from polyrhythm.api.rehearsal import STRATEGIES
-from polyrhythm.api.run_process import RunProcess
+from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.claim import UNCLAIMED, claim, drafted
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
@@ -542,7 +542,7 @@ def carry_out(
         count = jobs or (available_cores() if what.simulation else 1)
         tuned, notes = _tuned(what, folder, count, refused, tell) if what.tune else (what, [])
         planned = tuned.runs()
-        interrupted = _make(planned, what, folder, min(count, len(planned)), refused, tell)
+        interrupted = make_runs(planned, what, folder, min(count, len(planned)), refused, tell)
         found = [read_run(folder / run.name) for run in planned if _started(folder / run.name)]
         if not found:
             if interrupted:
@@ -576,28 +576,47 @@ def write(comparison: Comparison, folder: Path, command: str) -> None:
         UNCLAIMED.write(folder / name, text)
 
 
-def _make(
+def make_runs(
     planned: Sequence[PlannedRun],
     what: Plan,
     folder: Path,
     jobs: int,
     refused: dict[str, str],
     tell: Callable[[str], None],
+    judge_of: Callable[[PlannedRun], Judge] | None = None,
+    idle: list[RunProcess] | None = None,
 ) -> bool:
-    """Make the runs that are missing; return whether the user has interrupted it."""
+    """Make the runs that are missing.
+
+    Args:
+        planned: the runs.
+        what: the plan that they belong to.
+        folder: receives their folders.
+        jobs: runs at a time.
+        refused: receives the reason of every row that cannot be run, by its label.
+        tell: receives a line about every run that has ended.
+        judge_of: returns what decides after every test of a run whether it continues; None: all run to their end.
+        idle: processes to make runs in, for the caller to close; None: new ones, which end with the runs.
+
+    Returns:
+        Whether the user has interrupted it.
+    """
     left = [run for run in planned if not _done(folder / run.name)]
     if len(left) < len(planned):
         tell(f"{len(planned) - len(left)} of {len(planned)} runs are there already")
     began_s, ended = time.monotonic(), 0
-    helpers: list[RunProcess] = []
+    helpers: list[RunProcess] = [] if idle is None else idle
+    free = list(helpers)
     mine = local()
 
     def make(run: PlannedRun) -> dict[str, Any]:
         if not hasattr(mine, "helper"):
-            mine.helper = RunProcess()
-            helpers.append(mine.helper)
+            mine.helper = free.pop() if free else RunProcess()
+            if mine.helper not in helpers:
+                helpers.append(mine.helper)
         helper: RunProcess = mine.helper
-        return helper.make(_task(run, what, folder / run.name))
+        judge = None if judge_of is None else judge_of(run)
+        return helper.make(_task(run, what, folder / run.name), judge)
 
     pool = ThreadPoolExecutor(jobs)
     try:
@@ -619,7 +638,7 @@ def _make(
         return True
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for helper in helpers:
+        for helper in helpers if idle is None else ():
             helper.close()
     return False
 

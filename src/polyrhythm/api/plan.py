@@ -2,13 +2,14 @@
 
     1  candidates        strategies × workers × servers and where they are × batch sizes × rates, that fit the cluster,
        and on uneven hosts × parts of the batch by speed
-    2  throughput        of each by a rehearsal: a dry run in virtual time, a fraction of a second
+    2  throughput        of each by a dry run in virtual time, a fraction of a second
        and, with machines of a price list, on clusters of each of those; compressed, where less to send is sooner there
-    3  images to target  of the most promising by short trainings in virtual time, with real gradients, over some seeds;
-                         where they end before the target, by the curve of their tests
-    4  ranking           by time, and by money where prices are known
+    3  time to target    of the most promising by a race (`race.py`): trainings in virtual time, with real gradients,
+                         until they reach the target or are dominated; several seeds of those within reach of the best
+    4  ranking           by time, or by money; candidates within each other's noise share a rank
 
-    time to target = images to target / throughput, and that of the trial itself where it got there
+    interval of a further seed   mean · exp(± t s sqrt(1 + 1/n))      s: deviation of ln(time), of all seeds
+    one rank                     |ln(a / b)| < t s sqrt(1/n_a + 1/n_b)          t: 80 %, see `planning/intervals.py`
 
 How many images a strategy needs hardly depends on who serves its shards, nor on how fast its machines are if all are
 alike. So of candidates that differ in their servers alone only the one with the highest throughput is tried, and on the
@@ -17,8 +18,11 @@ cluster's own hosts; its images over their throughput are the time on other mach
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
+import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +30,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from polyrhythm.api.compare import Compared, carry_out
+import yaml
+
+from polyrhythm.api.compare import PLAN_FILE, REPORT_FILE, write
 from polyrhythm.api.compare import Plan as Trials
+from polyrhythm.api.observed_run import choose_folder
+from polyrhythm.api.race import LONGEST, Entrant, Limits, Race, not_known
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
 from polyrhythm.api.simulate import laid_out
-from polyrhythm.claim import UNCLAIMED
-from polyrhythm.config.assemble import default_optimizer, strategy_from
+from polyrhythm.claim import UNCLAIMED, claim
+from polyrhythm.config.assemble import default_optimizer, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.recipe import as_command, configure
@@ -40,12 +48,15 @@ from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
-from polyrhythm.planning.learning_curve import FEWEST_TESTS, images_to
-from polyrhythm.reporting.comparison import ComparedRun, Row, throughput, time_to
+from polyrhythm.launch.devices import available_cores
+from polyrhythm.planning.intervals import t_quantile
+from polyrhythm.reporting.comparison import Comparison, read_run, throughput
 from polyrhythm.reporting.comparison import images_to as images_of
-from polyrhythm.reporting.quantities import counted, duration, significant, whole
+from polyrhythm.reporting.event_log import LOG_FILE
+from polyrhythm.reporting.pages.several_runs import PlanTable, render_plan
+from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, significant, whole
 from polyrhythm.roles.balance import balances
-from polyrhythm.simulation.cluster import Cluster, machines_of, open_cluster, with_machine
+from polyrhythm.simulation.cluster import Cluster, Link, Racks, machines_of, open_cluster, with_machine
 from polyrhythm.specs import Spec, parse, split_outside
 from polyrhythm.strategies.compressing import Compressible, payoff_of
 
@@ -54,22 +65,28 @@ CONSIDERED = (*STRATEGIES, "pipeline(balance=auto)")
 """What is chosen among, unless the user says otherwise."""
 AUTO = "auto"
 _COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
+_EXPLAINED = 3
+_UNLIMITED = 1e15
 _WORTH_IT = 1.1
 """Times as many images a second that compression must bring in rehearsal to be tried: it may cost images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A candidate with what it is predicted to take to the target.
+    """A candidate with what it takes to the target.
 
     Attributes:
         candidate: the way to run the job.
-        images: to the target: the middle, and the ends of what seeds or the curve allow.
+        images: to the target: the mean over seeds, and the ends of the interval of a further seed; infinite if it did
+            not get there, and ends not a number with a single seed.
         seconds: likewise.
         price: at the middle; None if no price is known.
-        reached: in how many trials the target was reached; elsewhere the curve of their tests says.
-        trials: how many there were.
+        reached: number of seeds that reached the target.
+        trials: number of seeds.
+        epochs: of the longest trial.
         command: that runs it.
+        rank: 1 for the best; candidates within each other's noise share one. 0: not ranked.
+        left_out: why it is no choice; empty if it is one.
     """
 
     candidate: Candidate
@@ -79,24 +96,39 @@ class Choice:
     reached: int
     trials: int
     command: str
+    epochs: int = 0
+    rank: int = 0
+    left_out: str = ""
+
+    @property
+    def prices(self) -> tuple[float, float, float] | None:
+        """The price with the ends of its interval; None if it is not known."""
+        if self.price is None:
+            return None
+        middle, low, high = self.seconds
+        return self.price, self.price * low / middle, self.price * high / middle
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
         candidate = self.candidate
         return {
+            "rank": self.rank or None,
             "strategy": candidate.strategy,
             "workers": candidate.workers,
             "options": dict(candidate.options),
             "machine": candidate.machine or None,
             "hosts": candidate.hosts,
-            "images_per_s": candidate.images_per_s,
+            "images_per_s": _finite(candidate.images_per_s),
             "held_back": candidate.held_back,
             "images": list(map(_finite, self.images)),
             "seconds": list(map(_finite, self.seconds)),
             "price": self.price,
+            "prices": None if self.prices is None else list(map(_finite, self.prices)),
             "reached": self.reached,
             "trials": self.trials,
+            "epochs": self.epochs,
             "command": self.command,
+            "left_out": self.left_out or None,
         }
 
 
@@ -109,13 +141,15 @@ class Plan:
         cluster: its name.
         currency: of prices; empty if it is not known.
         target: that is to be reached.
-        choices: that reach it within budget and deadline, the best first.
-        others: that do not, or take longer than allowed.
+        choices: that reach it within budget and deadline: by rank, the recommended one first.
+        others: candidates of trials that are no choice, with the reason in each.
         rehearsed: every candidate, the highest throughput first.
         pareto: of `choices`, those than which none is both faster and cheaper.
         refused: candidates that cannot be run, with the reason.
         for_money: whether the cheapest is first; else the fastest.
         allowed: the budget or deadline in words; empty without.
+        asked: the command that repeats the plan.
+        interrupted: whether the user ended the race before its end.
     """
 
     folder: Path
@@ -129,6 +163,44 @@ class Plan:
     refused: Mapping[str, str]
     for_money: bool
     allowed: str
+    asked: str = ""
+    interrupted: bool = False
+
+    @property
+    def heading(self) -> str:
+        """What is planned, in words."""
+        within = f" within {self.allowed}" if self.allowed else ""
+        return f"to {self.target} on {self.cluster}{within}, best for {'money' if self.for_money else 'time'} first"
+
+    @property
+    def recommended(self) -> Choice:
+        """The choice to take."""
+        return self.choices[0]
+
+    def reason(self) -> str:
+        """Return why the recommended choice is recommended, in a sentence."""
+        best = self.recommended
+        aim = "cheapest" if self.for_money else "fastest"
+        rivals = [each for each in self.choices[1:] if each.rank == best.rank]
+        text = f"{best.candidate.name}: {self.cost(best)}"
+        if not rivals:
+            text += f", the {aim}"
+            after = next((each for each in self.choices if each.rank > best.rank), None)
+            text += (
+                f"; next is {after.candidate.name}, {self.cost(after)}" if after else " and the only choice"
+            )
+            return f"{text}."
+        names = "; ".join(f"{each.candidate.name}, {self.cost(each)}" for each in rivals)
+        alike = "cheap" if self.for_money else "fast"
+        return (
+            f"{text}. It {_advantage(best, rivals)}, and is as {alike} within the noise of seeds as {names}."
+        )
+
+    def cost(self, choice: Choice) -> str:
+        """Return what a choice takes, by what the plan is for, with its interval."""
+        if self.for_money and choice.prices is not None:
+            return f"{_between(choice.prices, significant)} {self.currency}".strip()
+        return _between(choice.seconds, duration)
 
     def explained(self, choice: Choice) -> str:
         """Return a sentence on why a choice stands where it does."""
@@ -142,8 +214,46 @@ class Plan:
         if math.isfinite(choice.images[0]) and choice.images[0] > 1.05 * fewest > 0:
             text += f", {choice.images[0] / fewest:.1f} times the fewest of all"
         if choice.reached < choice.trials:
-            text += f" by the curve of {counted(choice.trials - choice.reached, 'trial')} that ended before"
+            text += f"; {choice.reached} of {choice.trials} seeds reached the target"
         return text + "."
+
+    def table(self) -> PlanTable:
+        """Return the plan as the terminal and its report show it."""
+        money = f"price {self.currency}".strip()
+        priced = any(each.prices is not None for each in self.choices)
+        heads = ["", "candidate", "time", *([money] if priced else [])]
+
+        def row(choice: Choice) -> list[str]:
+            price = [] if choice.prices is None else [_between(choice.prices, significant)]
+            price = price or ([UNKNOWN] if priced else [])
+            return [f"{choice.rank}", choice.candidate.name, _between(choice.seconds, duration), *price]
+
+        notes = [self.explained(each) for each in self.choices[:_EXPLAINED]]
+        if any(math.isfinite(each.seconds[1]) for each in self.choices):
+            notes.append(
+                "In brackets: 80 % interval of a further seed. Candidates of one rank do not differ by more than "
+                "their seeds; the cheaper or simpler one is first."
+            )
+        if self.pareto:
+            notes.append(
+                "No choice is both faster and cheaper than "
+                + "; ".join(each.candidate.name for each in self.pareto)
+                + "."
+            )
+        if not priced:
+            notes.append("The price is not known: the cluster's hosts have no price_per_hour.")
+        if self.interrupted:
+            notes.append("The race was interrupted: this is the best answer so far.")
+        left_out = [(each.candidate.name, each.left_out) for each in self.others]
+        return PlanTable(
+            heading=self.heading,
+            reason=self.reason(),
+            command=self.recommended.command,
+            heads=heads,
+            rows=[row(each) for each in self.choices],
+            notes=notes,
+            left_out=[*left_out, *_by_reason(self.refused)],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
@@ -153,6 +263,8 @@ class Plan:
             "target": {"metric": self.target.metric, "value": self.target.value},
             "for": "money" if self.for_money else "time",
             "allowed": self.allowed or None,
+            "recommended": self.reason(),
+            "interrupted": self.interrupted,
             "choices": [{**each.to_json(), "why": self.explained(each)} for each in self.choices],
             "others": [each.to_json() for each in self.others],
             "pareto": [each.candidate.name for each in self.pareto],
@@ -177,7 +289,7 @@ def plan(
     deadline_s: float | None = None,
     optimise: str | None = None,
     trials: int = 12,
-    seeds: int = 2,
+    seeds: int = 3,
     trial_epochs: int | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -202,8 +314,8 @@ def plan(
         deadline_s: seconds.
         optimise: `time` or `money`; None: money where only a deadline is given, else time.
         trials: candidates that are trained in simulation, each strategy's fastest at least.
-        seeds: of every trial.
-        trial_epochs: after which trials end before the target; None: the epochs of the job.
+        seeds: of candidates within reach of the best.
+        trial_epochs: most epochs of a trial; None: eight times those of the job.
         out: the folder of the trials, new or empty; None: a new one under `runs/`.
         jobs: trials at a time; None: one a core.
         tell: receives a line about what is done.
@@ -211,6 +323,7 @@ def plan(
 
     Raises:
         RequestError: the request is wrong, nothing reaches the target, or nothing does within budget and deadline.
+        KeyboardInterrupt: the user ended the race before any candidate reached the target.
     """
     where = open_cluster(cluster)
     rented = split_outside(machines, ";") if isinstance(machines, str) else list(machines)
@@ -254,33 +367,67 @@ def plan(
     else:
         smaller = compressed_candidates(found, [each for each in shrunk if each != "none"], refused)
         smaller = [_with_its_cost(where, each, options) for each in smaller]
-    tried = [*most_promising([each for each in found if each not in smaller], trials), *smaller]
-    common = dict(options)
-    if trial_epochs is not None:
-        # A schedule that ends with the trial would have its tests flatten before their time.
-        common |= {"epochs": trial_epochs, "schedule": options.get("schedule", "constant")}
-    asked = as_command(["plan"], {"cluster": cluster, "target": target, **options})
+    first, rest = most_promising([each for each in found if each not in smaller])
+    limits = Limits(
+        target=wanted.goal,
+        epochs=_epochs(options),
+        most_epochs=trial_epochs or LONGEST * _epochs(options),
+        seeds=seeds,
+        budget=budget,
+        deadline_s=deadline_s,
+        images_alone=bool(rented),
+    )
     trainings = Trials(
         strategies=[],
         workers=[],
         seeds=list(range(seeds)),
         grid={},
-        options=common,
+        options={key: value for key, value in options.items() if key != "epochs"},
         simulation={"cluster": str(cluster)},
         until=target,
-        cases=[{"strategy": each.strategy, "workers": each.workers, **each.options} for each in tried],
-        asked=asked,
+        asked=as_command(["plan"], {"cluster": cluster, "target": target, "budget": budget, **options}),
     )
-    done = carry_out(trainings, out=out, jobs=jobs, tell=tell)
-    found += rentable
-    of_folder = {run.folder.name: row for row in done.comparison.rows for run in row.runs}
-    names = [run.name for run in trainings.runs()]
-    rows = [
-        next((of_folder[name] for name in names[start : start + seeds] if name in of_folder), None)
-        for start in range(0, len(names), seeds)
-    ]
-    trained = list(zip(tried, rows, strict=True))
-    return _ranked(done, trained, found, refused, where_priced, wanted, common)
+    folder = choose_folder(out, "plan")
+    with _claimed(folder):
+        race = Race(folder, trainings, limits, jobs or available_cores(), tell)
+        race.run([*first, *smaller], lambda best: _of_leading(best, rest, max(0, trials - len(first))))
+        return _ranked(race, folder, trainings, [*found, *rentable], refused, where_priced, wanted)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[None]:
+    """Hold a folder for trials; one without any is removed if they fail."""
+    existed = folder.exists()
+    try:
+        holder = claim(folder, [])
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
+    try:
+        yield
+    except (RequestError, KeyboardInterrupt):
+        if not existed and not any(path.is_dir() for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        holder.release()
+
+
+def _epochs(options: Mapping[str, Any]) -> int:
+    """Return the epochs of a job."""
+    config = configure({}, {**options, "strategy": "synchronous", "workers": 1})
+    return config.epochs or opened(config).default_epochs
+
+
+def _of_leading(best: Sequence[Entrant], rest: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return some more candidates, of the strategies that lead.
+
+    Args:
+        best: entrants, the best first.
+        rest: what was not tried, the highest throughput first.
+        count: of candidates.
+    """
+    places = {each.candidate.family: place for place, each in reversed(list(enumerate(best)))}
+    return sorted(rest, key=lambda each: places.get(each.family, len(places)))[:count]
 
 
 @dataclass(frozen=True)
@@ -365,17 +512,20 @@ def _candidates(
             yield Candidate(strategy=spec, family=str(parse(name)), workers=count, options=options)
 
 
-def most_promising(found: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return the candidates to try: of those that learn alike the fastest; every strategy's fastest come first."""
+def most_promising(found: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the fastest candidate of every strategy, and of all others that learn differently the fastest.
+
+    Args:
+        found: the highest throughput first.
+    """
     fastest: dict[tuple[Any, ...], Candidate] = {}
-    for each in found:  # the highest throughput first
+    for each in found:
         fastest.setdefault(each.learns_as, each)
     of_family: dict[str, Candidate] = {}
     for each in fastest.values():
         of_family.setdefault(each.family, each)
     firsts = list(of_family.values())
-    rest = [each for each in fastest.values() if each not in firsts]
-    return [*firsts, *rest][: max(count, len(firsts))]
+    return firsts, [each for each in fastest.values() if each not in firsts]
 
 
 def is_uneven(where: Cluster) -> bool:
@@ -430,14 +580,46 @@ def worth_compressing(
     for each in found:
         fastest.setdefault(each.family, each)
     gained = []
+    unlimited = _with_bandwidth(where)
     for each in fastest.values():
         compressed = compressed_candidates([each], _COMPRESSORS, {}, strict=False)
+        bound = rehearse(unlimited, [each], options, {}) if compressed else []
+        # What sends nothing at all is no faster than this, and dry runs of compressors are slow.
+        if not bound or bound[0].images_per_s <= _WORTH_IT * each.images_per_s:
+            continue
         costed = [_with_its_cost(where, other, options) for other in rehearse(where, compressed, options, {})]
         rates = [(other.with_compressing(other.images_per_s), other) for other in costed]
         rate, best = max(rates, key=lambda entry: entry[0], default=(0.0, each))
         if rate > _WORTH_IT * each.images_per_s:
             gained.append(replace(best, images_per_s=rate))
     return gained
+
+
+def _with_bandwidth(where: Cluster) -> Cluster:
+    """Return a cluster whose messages take their latency alone."""
+
+    def free(link: Link) -> Link:
+        return Link(latency_s=link.latency_s, bandwidth_bytes_per_s=_UNLIMITED)
+
+    hosts = tuple(
+        kind.model_copy(
+            update={
+                "nic": kind.nic and free(kind.nic),
+                "inside": kind.inside and free(kind.inside),
+                "tree": tuple(
+                    level.model_copy(update={"bandwidth_bytes_per_s": _UNLIMITED}) for level in kind.tree
+                ),
+            }
+        )
+        for kind in where.hosts
+    )
+    racks = where.racks and Racks(
+        hosts=where.racks.hosts, uplink_bandwidth_bytes_per_s=_UNLIMITED, latency_s=where.racks.latency_s
+    )
+    # Not `model_copy`, which would copy the list of its machines.
+    values = {name: getattr(where, name) for name in Cluster.model_fields}
+    values |= {"hosts": hosts, "nic": free(where.nic), "inside": free(where.inside), "racks": racks}
+    return Cluster(**{**values, "server_bandwidth_bytes_per_s": None})
 
 
 def _with_its_cost(where: Cluster, candidate: Candidate, options: Mapping[str, Any]) -> Candidate:
@@ -493,48 +675,173 @@ def compressed_candidates(
 
 
 def _ranked(
-    done: Compared,
-    trained: Sequence[tuple[Candidate, Row | None]],
+    race: Race,
+    folder: Path,
+    trainings: Trials,
     found: Sequence[Candidate],
     refused: dict[str, str],
     where: Cluster,
     wanted: _Wanted,
-    options: Mapping[str, Any],
 ) -> Plan:
-    assert done.folder is not None
-    goal, every = wanted.goal, []
-    for each, row in trained:
-        if row is None:
-            refused.setdefault(each.name, "its trials did not start")
-            continue
-        every += [_choice(other, row, goal, options) for other in (each, *_elsewhere(each, found))]
+    goal = wanted.goal
+    for entrant in race.entrants:
+        if entrant.refused:
+            refused.setdefault(entrant.candidate.name, entrant.refused)
+    entrants = [each for each in race.ranked() if each.runs or each.short is not None]
+    if not entrants and race.interrupted:
+        raise KeyboardInterrupt
+    if not entrants:
+        raise RequestError(next(iter(refused.values()), "no trial could be made"))
+    noise = noise_of([each.seconds(goal) for each in entrants])
+    every = [
+        _choice(other, entrant, goal, trainings, noise)
+        for entrant in entrants
+        for other in (entrant.candidate, *_elsewhere(entrant.candidate, found))
+    ]
+    cases = [race.case(each.candidate, each.epochs) for each in entrants]
+    runs = [read_run(path.parent) for path in sorted(folder.glob(f"*/{LOG_FILE}"))]
+    comparison = Comparison.of(runs, goal, refused)
+    (folder / PLAN_FILE).write_text(
+        yaml.safe_dump(vars(replace(trainings, cases=cases)), sort_keys=False), encoding="utf-8"
+    )
+    write(comparison, folder, trainings.command())
     reaching = [each for each in every if math.isfinite(each.seconds[0])]
+    if not reaching and race.interrupted:
+        raise KeyboardInterrupt
     if not reaching:
-        raise RequestError(_nothing(goal, done))
+        raise RequestError(_nothing(goal, comparison, folder))
     for_money = wanted.for_money and any(each.price is not None for each in reaching)
-
-    def cost(choice: Choice) -> tuple[float, float]:
-        price = math.inf if choice.price is None else choice.price
-        return (price, choice.seconds[0]) if for_money else (choice.seconds[0], price)
-
-    choices, limits = sorted(filter(wanted.allows, reaching), key=cost), wanted.limits(where.currency)
+    limits = wanted.limits(where.currency)
+    choices = ranked(list(filter(wanted.allows, reaching)), noise, for_money=for_money)
     if not choices:
         raise RequestError(too_little(goal, limits, reaching, where.currency))
+    kept = {each.candidate.name for each in choices}
     made = Plan(
-        folder=done.folder,
+        folder=folder,
         cluster=where.name,
         currency=where.currency,
         target=goal,
         choices=choices,
-        others=[each for each in every if each not in choices],
+        others=[
+            replace(each, left_out=each.left_out or f"over {limits}")
+            for each in every
+            if each.candidate.name not in kept
+        ],
         rehearsed=found,
         pareto=pareto_choices(choices),
         refused=refused,
         for_money=for_money,
         allowed=limits,
+        asked=trainings.command(),
+        interrupted=race.interrupted,
     )
-    UNCLAIMED.write(done.folder / PLAN_JSON, json.dumps(made.to_json(), indent=2) + "\n")
+    UNCLAIMED.write(folder / PLAN_JSON, json.dumps(made.to_json(), indent=2, allow_nan=False) + "\n")
+    UNCLAIMED.write(folder / REPORT_FILE, render_plan(made.table(), comparison, folder, trainings.command()))
     return made
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How much times to the target differ between seeds.
+
+    Attributes:
+        deviation: of their logarithms; not a number where no candidate has two seeds.
+        freedom: degrees of freedom of that.
+    """
+
+    deviation: float
+    freedom: int
+
+    def interval(self, middle: float, seeds: int) -> tuple[float, float, float]:
+        """Return a mean over seeds, with the interval of a further seed."""
+        if self.freedom < 1 or not math.isfinite(middle):
+            return middle, math.nan, math.nan
+        reach = math.exp(t_quantile(self.freedom) * self.deviation * math.sqrt(1 + 1 / seeds))
+        return middle, middle / reach, middle * reach
+
+    def alike(self, first: float, second: float, seeds: tuple[int, int]) -> bool:
+        """Whether two means differ by no more than seeds do."""
+        if self.freedom < 1:
+            return first == second
+        spread = self.deviation * math.sqrt(sum(1 / count for count in seeds))
+        return abs(math.log(first / second)) < t_quantile(self.freedom) * spread
+
+
+def noise_of(times: Sequence[Sequence[float]]) -> Noise:
+    """Return the noise of seeds, from the times of every candidate's seeds."""
+    squares, freedom = 0.0, 0
+    for each in times:
+        if len(each) > 1:
+            logs = [math.log(time) for time in each]
+            squares += (len(logs) - 1) * statistics.variance(logs)
+            freedom += len(logs) - 1
+    return Noise(math.sqrt(squares / freedom) if freedom else math.nan, freedom)
+
+
+def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[Choice]:
+    """Return choices by rank; those within the noise of a rank's best share it, the cheaper or simpler ones first.
+
+    Args:
+        choices: that reach the target.
+        noise: of their times.
+        for_money: whether the price decides; else the time.
+    """
+
+    def cost(choice: Choice) -> float:
+        return (math.inf if choice.price is None else choice.price) if for_money else choice.seconds[0]
+
+    ranks: list[list[Choice]] = []
+    for each in sorted(choices, key=cost):
+        best = ranks[-1][0] if ranks and math.isfinite(cost(each)) else None
+        if best is not None and noise.alike(cost(best), cost(each), (best.reached, each.reached)):
+            ranks[-1].append(each)
+        else:
+            ranks.append([each])
+    return [
+        replace(each, rank=place)
+        for place, rank in enumerate(ranks, 1)
+        for each in sorted(rank, key=lambda each: (*_preferred(each), cost(each)))
+    ]
+
+
+def _preferred(choice: Choice) -> tuple[float, ...]:
+    """Return what decides between choices that are as good: price of an hour, then simplicity."""
+    candidate = choice.candidate
+    traits = strategy_from(candidate.strategy).traits(candidate.workers)
+    hourly = math.inf if candidate.price_per_hour is None else candidate.price_per_hour
+    return (
+        hourly,
+        candidate.hosts,
+        not traits.identical,
+        traits.servers,
+        candidate.workers,
+        len(candidate.options),
+    )
+
+
+def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return refused candidates with the reason, one of those whose reasons differ in numbers alone."""
+    alike: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        alike.setdefault(re.sub(r"\d+ servers?", "servers", why), []).append(name)
+    return [
+        (names[0] + (f" and {counted(len(names) - 1, 'other')}" if names[1:] else ""), refused[names[0]])
+        for names in alike.values()
+    ]
+
+
+def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
+    """Return what a choice is recommended for among those that are as good."""
+    (hourly, hosts, stale, servers, workers, _), *others = map(_preferred, (best, *rivals))
+    if all(hourly < other[0] for other in others):
+        return "costs less an hour"
+    if all(hosts < other[1] for other in others):
+        return "takes fewer hosts"
+    if not stale and all(other[2] for other in others):
+        return "computes as one large batch"
+    if all((servers, workers) < (other[3], other[4]) for other in others):
+        return "is simpler"
+    return "is among the simplest of them"
 
 
 def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
@@ -552,62 +859,42 @@ def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
     return list({each.name: each for each in best.values()}.values())
 
 
-def _choice(candidate: Candidate, row: Row, goal: Target, options: Mapping[str, Any]) -> Choice:
-    each = [_images(run, goal) for run in row.runs]
-    reached = [run for run in row.runs if run.test_at(goal) is not None]
-    # One trial's own range if it is alone; else from the least to the most that seeds say.
-    images = (
-        statistics.fmean(middle for middle, _, _ in each),
-        min(low for _, low, _ in each),
-        max(high for _, _, high in each),
-    )
-    # Of a rehearsal, it has been taken off already.
-    rate = candidate.images_per_s if candidate.machine else candidate.with_compressing(row.mean(throughput))
-    if not math.isfinite(rate) or rate <= 0:
-        rate = candidate.images_per_s
+def _choice(candidate: Candidate, entrant: Entrant, goal: Target, trainings: Trials, noise: Noise) -> Choice:
+    runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
+    seen = runs or ([entrant.short] if entrant.short is not None else [])
+    rate = candidate.images_per_s
+    if not candidate.machine:
+        measured = [throughput(run) for run in seen if math.isfinite(throughput(run))]
+        rate = candidate.with_compressing(statistics.fmean(measured)) if measured else rate
     if math.isnan(candidate.images_per_s):
         candidate = replace(candidate, images_per_s=rate)
-    middle, low, high = (number / rate for number in images)
-    if len(reached) == len(row.runs) and not candidate.machine:
-        slower = 1 + candidate.compress_s * row.mean(throughput)
-        times = [slower * time_to(goal)(run) for run in row.runs]
-        middle, low, high = statistics.fmean(times), min(times), max(times)
+    images = statistics.fmean(images_of(goal)(run) for run in runs) if runs else math.inf
+    if candidate.machine or not runs:
+        middle = images / rate
+    else:
+        slower = 1 + candidate.compress_s * statistics.fmean(map(throughput, runs))
+        middle = slower * statistics.fmean(entrant.seconds(goal))
     hourly = candidate.price_per_hour
-    price = None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly
     told = {
-        **options,
+        **trainings.options,
         "strategy": candidate.strategy,
         "workers": candidate.workers,
         **candidate.options,
         "until": f"{goal.metric}={goal.value:g}",
     }
-    if len(reached) < len(row.runs) and math.isfinite(images[2]):
-        seen = max(test.images for run in row.runs for test in run.tests)
-        done = max(int(run.known["epochs"]) for run in row.runs)
-        told["epochs"] = math.ceil(images[2] / seen * done)
+    if "updates" not in trainings.options:
+        told["epochs"] = entrant.epochs
     return Choice(
         candidate=candidate,
-        images=images,
-        seconds=(middle, low, high),
-        price=price,
-        reached=len(reached),
-        trials=len(row.runs),
+        images=noise.interval(images, len(runs)),
+        seconds=noise.interval(middle, len(runs)),
+        price=None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly,
+        reached=len(runs),
+        trials=len(runs) + (entrant.short is not None and not runs),
         command=as_command(["train"], told),
+        epochs=entrant.epochs,
+        left_out="" if runs else not_known(entrant, goal),
     )
-
-
-def _images(run: ComparedRun, goal: Target) -> tuple[float, float, float]:
-    """Return the images of a run to the target, and their interval; infinite if it never gets there."""
-    if run.test_at(goal) is not None:
-        seen = images_of(goal)(run)
-        return seen, seen, seen
-    if len(run.tests) < FEWEST_TESTS:
-        return math.inf, math.inf, math.inf
-    at = [float(test.images) for test in run.tests]
-    if goal.metric == "loss":
-        return images_to(at, [test.event.test_loss for test in run.tests], goal.value)
-    tops = [test.event.test_top1 if goal.metric == "top1" else test.event.test_top5 for test in run.tests]
-    return images_to(at, [max(1 - top, 1e-6) for top in tops], 1 - goal.value)
 
 
 def pareto_choices(choices: Sequence[Choice]) -> list[Choice]:
@@ -625,10 +912,10 @@ def pareto_choices(choices: Sequence[Choice]) -> list[Choice]:
     return found
 
 
-def _nothing(goal: Target, done: Compared) -> str:
-    best = done.comparison.most_accurate()
+def _nothing(goal: Target, comparison: Comparison, folder: Path) -> str:
+    best = comparison.most_accurate()
     top = f": the best was {100 * best.mean(lambda run: run.best()):.1f} % by {best.name}" if best else ""
-    return f"nothing reaches {goal}{top}; ask for less, or for more --epochs ({done.folder}/report.html)"
+    return f"nothing reaches {goal}{top}; ask for less, or for more --epochs ({folder}/report.html)"
 
 
 def too_little(goal: Target, limit: str, reaching: Sequence[Choice], currency: str) -> str:
@@ -645,9 +932,9 @@ def too_little(goal: Target, limit: str, reaching: Sequence[Choice], currency: s
 
 def _between(values: tuple[float, float, float], write: Callable[[float], str]) -> str:
     middle, low, high = values
-    if low == high or write(low) == write(high):
+    if not math.isfinite(low) or write(low) == write(high):
         return write(middle)
-    return f"{write(middle)} ({write(low)} to {write(high) if math.isfinite(high) else 'no end'})"
+    return f"{write(middle)} ({write(low)} to {write(high)})"
 
 
 def _finite(value: float) -> float | None:

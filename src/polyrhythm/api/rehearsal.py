@@ -171,6 +171,7 @@ def rehearse(
             traits = strategy_from(each.strategy).traits(each.workers)
             steps = min(_MOST_STEPS, max(_STEPS, _ROUNDS * traits.exchange_every))
             dry_run, _ = assemble_dry_run(config, steps)
+            laid_out(paces[config.batch_size], dry_run)  # refuses faults that name ranks which are not there
             layout = laid_out(paces[config.batch_size].model_copy(update={"faults": ()}), dry_run)
         except RequestError as error:
             refused.setdefault(each.name, str(error))

@@ -23,7 +23,7 @@ INTERRUPTED = 130
 FIGURES = ("test_top1", "test_top5", "test_loss", "images_per_s", "seconds", "price", "epochs", "reached")
 """Those of a run that an answer has."""
 Judge = Callable[[int, Mapping[str, float]], bool]
-"""Called with the epochs done and the results of a test (`top1`, `top5`, `loss`); whether the run goes on."""
+"""Called with the epochs done and the results of a test (`top1`, `top5`, `loss`, `time_s`); whether to continue."""
 
 
 class RunProcess:

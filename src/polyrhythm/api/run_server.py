@@ -36,6 +36,7 @@ class _Judged:
         if not isinstance(event, Evaluated) or self.stopped:
             return
         tested = {"top1": event.test_top1, "top5": event.test_top5, "loss": event.test_loss}
+        tested["time_s"] = event.time_s
         if not self._ask({"epoch": event.epoch, "tested": tested})["goes_on"]:
             self.stopped = True
             signal.raise_signal(signal.SIGINT)
@@ -61,7 +62,13 @@ def serve() -> None:
         line = sys.stdin.readline()
         return json.loads(line) if line else {"goes_on": False}  # as above
 
-    for line in iter(sys.stdin.readline, ""):
+    def next_line() -> str:
+        try:
+            return sys.stdin.readline()
+        except KeyboardInterrupt:  # between two runs
+            sys.exit(INTERRUPTED)
+
+    for line in iter(next_line, ""):
         task = json.loads(line)
         judged = _Judged(ask) if task["judged"] else None
         try:

@@ -199,7 +199,7 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
                 config.worker_batch,
             )
         return where
-    factor = of.factor(_multiply_adds(config))
+    factor = of.factor(multiply_adds_of(config))
     assert factor is not None
     if other:
         _log.warning(
@@ -224,7 +224,7 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
     """
     if where.step_of is not None and where.step_of.factor(1.0) is not None:
         return where
-    work = _multiply_adds(config) / where.step_factor
+    work = multiply_adds_of(config) / where.step_factor
     of = StepWork(model=name_of(config.model), batch_size=config.worker_batch, multiply_adds=work)
     return where.model_copy(update={"step_of": of})
 
@@ -306,7 +306,12 @@ _DRAWS = 200
 """Of step times, for their mean."""
 
 
-def _multiply_adds(config: RunConfig) -> float:
+def multiply_adds_of(config: RunConfig) -> float:
+    """Return the multiply-adds of a worker's step, forward and backward.
+
+    Raises:
+        RequestError: the run's data or model cannot be had.
+    """
     dataset = opened(config)
     shapes = shapes_of(config.model, len(dataset.classes), dataset.image_shape)
     return step_multiply_adds(shapes, dataset.image_shape, config.worker_batch)

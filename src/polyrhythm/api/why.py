@@ -1,7 +1,8 @@
 """Why a finished run was slow, and what would help: the verb `why`.
 
-The run is rehearsed as it was and with one thing changed at a time, on the cluster that it was simulated on (or one
-that `profile` wrote, for a real run), without its faults. What a change gains is the ratio of both rehearsals.
+Dry runs are made of the run as it was, without each possible cause of slowness, and with one thing changed at a time:
+on the cluster that it was simulated on, or for a real run on one that its own record describes (the step time of every
+worker, and the link bandwidth with which the dry run is as fast as the run). Gains are ratios of dry runs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers, write_prediction
 from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace, laid_out
@@ -19,17 +24,23 @@ from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.recipe import configure
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
+from polyrhythm.planning.cost_fit import Numbers, fit_costs
 from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
 from polyrhythm.run_files import check_in_run
-from polyrhythm.simulation.cluster import Cluster, open_cluster
+from polyrhythm.simulation.cluster import Cluster, HostKind, Link, open_cluster
+from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.specs import Spec, parse
 from polyrhythm.strategies.compressing import compressor_of, payoff_of
 
 _OTHERS = ("synchronous", "parameter_server(servers=1)", "local_sgd(steps=8)")
 _PLAIN = "no compression"
+_SLOWER, _UNEVEN = "slower workers", "steps of unequal length"
+_NETWORK, _SERVERS = "the network", "the servers"
+_CAUSES = (_SLOWER, _UNEVEN, _NETWORK, _SERVERS)
+_FREE, _LATENCY_S, _DRAWS = 1e15, 1e-5, 1000
 _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
 
@@ -51,6 +62,23 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cause:
+    """A possible cause of slowness.
+
+    Attributes:
+        what: in words.
+        gain: images/s of a dry run without it, over the dry run of the run as it was: 0.38 is 38 % more.
+        remedy: the change that gains most of those that relieve it; empty if none gains.
+        remedy_gain: of that change.
+    """
+
+    what: str
+    gain: float
+    remedy: str
+    remedy_gain: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Why:
     """What bound a run, and what would help.
 
@@ -62,6 +90,9 @@ class Why:
         changes: the largest gain first.
         refused: changes that cannot be made, with the reason.
         compression: whether it pays, in words; empty where nothing is compressed.
+        causes: possible causes of slowness, the largest gain first.
+        cluster: name of the cluster of the dry runs.
+        another: whether that is another cluster than the run's own.
     """
 
     run: str
@@ -71,6 +102,9 @@ class Why:
     changes: tuple[Change, ...]
     refused: Mapping[str, str]
     compression: str = ""
+    causes: tuple[Cause, ...] = ()
+    cluster: str = ""
+    another: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
@@ -82,27 +116,33 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
 
     Args:
         run: its folder.
-        cluster: a cluster file or ready cluster; None: the one that it was simulated on.
+        cluster: a cluster file or ready cluster; None: the one that it was simulated on, or for a real run the one that
+            its own record describes.
 
     Raises:
-        RequestError: there is no such run, or nothing says what cluster it was on.
+        RequestError: there is no such run, or it was on several hosts and no cluster is given.
     """
     folder = Path(run)
     read = read_run(folder)
     where, as_it_was, options, config = _as_it_was(read, cluster)
     strategy, workers, batch = as_it_was.strategy, as_it_was.workers, config.batch_size
     tried: dict[str, tuple[Candidate, str]] = {}
+    relieves: dict[str, tuple[str, ...]] = {}
 
-    def offer(what: str, caution: str, spec: str = strategy, **changed: Any) -> None:
+    def offer(
+        what: str, caution: str, spec: str = strategy, *, of: tuple[str, ...] = (), **changed: Any
+    ) -> None:
+        relieves[what] = of
         tried[what] = Candidate(strategy=spec, family=what, workers=workers, options=changed), caution
 
     for spec, servers, placement in _servers(strategy, workers):
-        offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec)
+        offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec, of=(_SERVERS, _NETWORK))
     if config.balance == "auto" or str(config.balance) == "off":
-        offer("parts of the batch by speed (--balance measured)", "", balance="measured")
+        offer("parts of the batch by speed (--balance measured)", "", of=(_SLOWER,), balance="measured")
     offer(
         f"a batch of {2 * batch}",
         "fewer updates an epoch: more images to the same accuracy",
+        of=(_SERVERS, _NETWORK),
         batch_size=2 * batch,
     )
     plain = _uncompressed(config)
@@ -110,7 +150,9 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         offer(_PLAIN, "", plain, compress=None)
     for other in _OTHERS:
         if parse(other).name != parse(strategy).name:
-            offer(other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other)
+            offer(
+                other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other, of=_CAUSES
+            )
     refused: dict[str, str] = {}
     found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused)
     rates = {each.family: each.images_per_s for each in found}
@@ -131,6 +173,20 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         for what, (_, caution) in tried.items()
         if what in rates
     ]
+    causes = []
+    for what, without in _without(where, strategy_from(strategy).traits(workers).servers).items():
+        free = rehearse(without, [as_it_was], options, {})
+        gain = free[0].images_per_s / base - 1 if free else 0.0
+        helping = [change for change in changes if what in relieves[change.what] and change.gain > 0]
+        remedy = max(helping, key=lambda change: change.gain, default=None)
+        causes.append(
+            Cause(
+                what=what,
+                gain=gain,
+                remedy=remedy.what if remedy else "",
+                remedy_gain=remedy.gain if remedy else 0.0,
+            )
+        )
     bound = held_back(RunFigures.of(as_one_run(read_events(folder / LOG_FILE))))
     return Why(
         run=str(folder),
@@ -140,7 +196,105 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
         changes=tuple(sorted(changes, key=lambda change: -change.gain)),
         refused=refused,
         compression="" if pays is None else pays.text,
+        causes=tuple(sorted(causes, key=lambda cause: -cause.gain)),
+        cluster=where.name,
+        another=cluster is not None and Path(cluster).resolve() != (folder / CLUSTER_FILE).resolve(),
     )
+
+
+def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
+    """Return the cluster without each possible cause of slowness."""
+    speeds = sorted(machine.speed for machine in where.machines)
+    usual = speeds[len(speeds) // 2]
+    even = tuple(kind.model_copy(update={"speed": max(kind.speed, usual)}) for kind in where.hosts)
+    free = Link(latency_s=0.0, bandwidth_bytes_per_s=_FREE)
+    unlinked = {"nic": None, "inside": None, "tree": ()}
+    generator = Random(0)
+    mean_s = sum(where.step_time.draw(generator) for _ in range(_DRAWS)) / _DRAWS
+    found = {
+        _SLOWER: _changed(
+            where,
+            hosts=even,
+            slow={rank: min(factor, 1.0) for rank, factor in where.slow.items()},
+            passing_slowness=(),
+        ),
+        _UNEVEN: _changed(where, step_time=Constant(seconds=mean_s), shared_slowness=None),
+        _NETWORK: _changed(
+            where,
+            hosts=tuple(kind.model_copy(update=unlinked) for kind in where.hosts),
+            nic=free,
+            inside=free,
+            racks=None,
+            server_bandwidth_bytes_per_s=None,
+        ),
+    }
+    if servers:
+        idle = tuple(kind.model_copy(update={"server_takes": 0.0}) for kind in where.hosts)
+        found[_SERVERS] = _changed(where, hosts=idle, server_update=None, server_bandwidth_bytes_per_s=None)
+    return found
+
+
+def _changed(where: Cluster, **changed: Any) -> Cluster:
+    # Not `model_copy`, which would copy the list of its machines.
+    return Cluster(**{**{name: getattr(where, name) for name in Cluster.model_fields}, **changed})
+
+
+def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
+    """Return the cluster that a real run's own record describes: one host, and the step time of every worker.
+
+    Its link has the bandwidth with which a dry run is as fast as the run was.
+
+    Raises:
+        RequestError: the record has no steps, or is of several hosts.
+    """
+    figures = RunFigures.of(as_one_run(read_events(read.folder / LOG_FILE)))
+    totals = {worker: series.total for worker, series in figures.workers.items() if series.total.steps}
+    hosts = int(read.known.get("hosts", 1) or 1)
+    if not totals or hosts > 1:
+        why_not = "has no record of its steps" if not totals else f"was a real run on {hosts} hosts"
+        raise RequestError(
+            f"{read.folder} {why_not}: write its machines down with `polyrhythm profile`, and give --cluster "
+            "profile.yaml"
+        )
+    step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
+    usual_s = max(median(step_s.values()), 1e-9)
+    servers = strategy_from(str(config.strategy)).traits(config.workers).servers
+    moved = float(read.known.get("bytes_sent_per_step", 0.0) or 0.0)
+    least_s = max(1e-6, min(total.wait_s / total.steps for total in totals.values()))
+    where = Cluster(
+        name="the run's own record",
+        hosts=(
+            HostKind(
+                name="host",
+                count=1,
+                cores=config.workers + servers + 1,
+                workers=config.workers,
+                server_takes=0.0,
+            ),
+        ),
+        nic=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=_FREE),
+        inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=max(moved, 1.0) / least_s),
+        step_time=Constant(seconds=usual_s),
+        slow={worker: max(each_s / usual_s, 1e-3) for worker, each_s in step_s.items()},
+    )
+    rate = float(read.known.get("images_per_s", 0.0))
+    if config.workers == 1 or not rate > 0:
+        return where
+    strategy = str(config.strategy)
+    as_it_was = Candidate(strategy=strategy, family=strategy, workers=config.workers, options={})
+    options = {key: value for key, value in read.config.items() if value is not None}
+    options = {key: value for key, value in options.items() if key not in _NOT_OF_A_REHEARSAL}
+
+    def linked(cost: float) -> Cluster:
+        bandwidth = where.inside.bandwidth_bytes_per_s / cost
+        return _changed(where, inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=bandwidth))
+
+    def seconds(row: int, costs: Numbers) -> float:
+        found = rehearse(linked(float(costs[0])), [as_it_was], options, {})
+        return 1 / found[0].images_per_s if found else 1 / rate
+
+    fitted = fit_costs(seconds, [1 / rate], np.ones((1, 1), dtype=bool))
+    return linked(float(fitted.costs[0]))
 
 
 def _uncompressed(config: RunConfig) -> str | None:
@@ -162,16 +316,15 @@ def _as_it_was(
 ) -> tuple[Cluster, Candidate, dict[str, Any], RunConfig]:
     """Return what a run is rehearsed on, the run as it was, its other options, and its configuration."""
     file = read.folder / CLUSTER_FILE
-    if cluster is None and not file.is_file():
-        raise RequestError(
-            f"{read.folder} was a real run: write its machines down with `polyrhythm profile`, and give --cluster "
-            "profile.yaml"
-        )
-    if cluster is None:
+    if cluster is None and file.is_file():
         check_in_run(file)
     given = {key: value for key, value in read.config.items() if value is not None}
     config = configure({}, given)
-    where = at_its_pace(open_cluster(file if cluster is None else cluster), config)
+    if cluster is None and not file.is_file():
+        described = recorded_cluster(read, config)
+    else:
+        described = open_cluster(file if cluster is None else cluster)
+    where = at_its_pace(described, config)
     options = {key: value for key, value in given.items() if key not in _NOT_OF_A_REHEARSAL}
     strategy = str(config.strategy)
     return (

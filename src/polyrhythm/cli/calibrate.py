@@ -22,7 +22,7 @@ def calibrate(
         str,
         typer.Option(
             help="What to fit, with commas: step_time, spread, nic_bandwidth, nic_latency, inside_bandwidth, "
-            "server_bandwidth."
+            "server_bandwidth, server_update."
         ),
     ] = "step_time",
     model: Annotated[str, typer.Option(help="The network that was trained.")] = "lenet5",
@@ -37,7 +37,7 @@ def calibrate(
     out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
     json: Json = False,
 ) -> None:
-    """Fit what a cluster file leaves open to measured throughputs, and say how well they tell it."""
+    """Fit values of a cluster file to measured throughputs, with intervals and the error of each prediction."""
     from polyrhythm.api.calibrate import calibrate as calibrated
 
     found = calibrated(
@@ -60,17 +60,10 @@ def calibrate(
 
 def _say(found: dict[str, Any]) -> None:
     rows = [
-        [
-            each["name"],
-            f"{each['before']:.4g}",
-            f"{each['value']:.4g}",
-            f"{each['low']:.3g} to {each['high']:.3g}"
-            if each["told"]
-            else "these measurements do not tell it",
-        ]
+        [each["name"], f"{each['before']:.4g}", f"{each['value']:.4g}", _interval(each["low"], each["high"])]
         for each in found["unknowns"]
     ]
-    print_table("", ["unknown", "in the file", "fitted", "95 % between"], rows)
+    print_table("", ["unknown", "in the file", "fitted", "80 % interval"], rows)
     print()
     rows = [
         [
@@ -81,9 +74,22 @@ def _say(found: dict[str, Any]) -> None:
         ]
         for each in found["measurements"]
     ]
-    print_table("images/s", ["strategy", "measured", "fitted", "from the others alone"], rows)
+    print_table("images/s", ["strategy", "measured", "fitted", "by the others"], rows)
+    open_ones = ", ".join(each["name"] for each in found["unknowns"] if not each["told"])
+    if open_ones and found["next"]:
+        print(f"measure     {found['next']}, to determine {open_ones}")
+    elif open_ones:
+        print(f"open        {open_ones}: no usual set-up of this network on this cluster depends on it")
     if found["file"]:
         print(f"written     {found['file']}")
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return "not determined"
+    if high is None:
+        return f"at least {low:.3g}"
+    return f"at most {high:.3g}" if low is None else f"{low:.3g} to {high:.3g}"
 
 
 def _against(predicted: float, measured: float) -> str:

@@ -14,9 +14,9 @@ from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
 if TYPE_CHECKING:
-    from polyrhythm.api.plan import Choice, Plan
+    from polyrhythm.api.plan import Plan
 
-_SHOWN, _EXPLAINED = 12, 3
+_SHOWN = 12
 
 
 @partial(with_run_options, left_out=("strategy", "workers", "seed", "until"), unmentioned=REAL_ONLY)
@@ -51,10 +51,12 @@ def plan(
         str | None, typer.Option(help="time or money (default: money with a deadline alone, else time).")
     ] = None,
     trials: Annotated[int, typer.Option(metavar="N", help="Candidates that are trained in simulation.")] = 12,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of every trial.")] = 2,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Seeds of candidates within reach of the best.")
+    ] = 3,
     trial_epochs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="End trials early, and predict the rest from their tests."),
+        typer.Option(metavar="N", help="Most epochs of a trial (default: 8 times --epochs)."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Trials at a time (default: one a core).")
@@ -98,44 +100,18 @@ def plan(
 
 
 def _say(found: Plan) -> None:
-    from polyrhythm.reporting.quantities import UNKNOWN, duration, significant, whole
-
-    def row(rank: str, choice: Choice) -> list[str]:
-        candidate = choice.candidate
-        return [
-            rank,
-            candidate.strategy,
-            str(candidate.workers),
-            candidate.machine,
-            ", ".join(f"{key}={value}" for key, value in candidate.options.items()),
-            whole(candidate.images_per_s),
-            duration(choice.seconds[0]),
-            f"{duration(choice.seconds[1])} to {duration(choice.seconds[2])}",
-            UNKNOWN if choice.price is None else significant(choice.price),
-            "yes" if choice in found.pareto else "",
-        ]
-
-    shown = found.choices[:_SHOWN]
-    money = f"price {found.currency}".strip()
-    heads = ["", "strategy", "workers", "machine", "options", "images/s", "time", "from, to", money, "Pareto"]
-    rows = [row(str(place), each) for place, each in enumerate(shown, 1)]
-    kept = [place for place, _ in enumerate(heads) if any(line[place] not in ("", UNKNOWN) for line in rows)]
-    within = f" within {found.allowed}" if found.allowed else ""
-    print_table(
-        f"to {found.target} on {found.cluster}{within}, best for {'money' if found.for_money else 'time'} first",
-        [heads[place] for place in kept],
-        [[line[place] for place in kept] for line in rows],
-    )
+    table = found.table()
+    print_table(table.heading, list(table.heads), [list(row) for row in table.rows[:_SHOWN]])
     print()
-    for each in found.choices[:_EXPLAINED]:
-        print(found.explained(each))
-    late = [each for each in found.others if each not in found.choices]
-    if late:
-        print(f"not in time, or never: {'; '.join(each.candidate.name for each in late)}")
-    if not any(each.price is not None for each in found.choices):
-        print("price       not known: the cluster's hosts have no price_per_hour")
+    for text in table.notes:
+        print(text)
+    for what, why in table.left_out[:_SHOWN]:
+        print(f"left out    {what}: {why}")
+    if len(table.left_out) > _SHOWN:
+        print(f"            and {len(table.left_out) - _SHOWN} more; see the report")
+    print(f"recommended {table.reason}")
     print(f"report      {found.folder}/report.html")
-    print(f"run it      {found.choices[0].command}")
+    print(f"run it      {table.command}")
 
 
 def _money(text: str | None) -> tuple[float | None, str]:

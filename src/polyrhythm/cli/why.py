@@ -16,9 +16,7 @@ def why(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     cluster: Annotated[
         str | None,
-        typer.Option(
-            help="Its machines, for a real run: what `profile` wrote (default: what it was simulated on)."
-        ),
+        typer.Option(help="Other machines, or what `profile` wrote (default: those that the run was on)."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -32,13 +30,30 @@ def why(
         return
     if found.held_back:
         print(f"bound by    {found.held_back}")
+    where = f"on {found.cluster}" + (
+        ", which --cluster names: not what the run was on" if found.another else ""
+    )
     print(
-        f"speed       {whole(found.images_per_s)} images/s; its rehearsal {whole(found.rehearsed_images_per_s)}, with "
-        "which the others are compared"
+        f"speed       {whole(found.images_per_s)} images/s; its dry run {whole(found.rehearsed_images_per_s)}, {where}"
     )
     if found.compression:
         print(f"compression {found.compression}")
     print()
+    rows = [
+        [
+            each.what,
+            f"{100 * each.gain:+.0f} %",
+            each.remedy,
+            f"{100 * each.remedy_gain:+.0f} %" if each.remedy else "",
+        ]
+        for each in found.causes
+        if each.gain > _WORTH_SAYING
+    ]
+    if rows:
+        print_table("what costs most", ["cause", "images/s without it", "remedy", "images/s with it"], rows)
+        print()
+    else:
+        print("no cause of slowness: without any of them it would be faster by 2 % at most\n")
     helping = [each for each in found.changes if each.gain > _WORTH_SAYING]
     rows = [[each.what, f"{100 * each.gain:+.0f} %", each.caution] for each in helping]
     if rows:

@@ -1,4 +1,9 @@
-"""What held a run back: computing, slower workers, or servers and network, with the figures that say so.
+"""What held a run back: the cause whose removal would gain most, by the run's own figures.
+
+    gain of a cause  =  1 / (1 - s) - 1        s: share of the run's length that it costs
+
+Computing is no cause: a run is bound by it where no cause would gain a tenth, however large the share of computing
+is. A slow worker costs its step less the median one, not what the others waited for it.
 
     the run's length = computing + waiting + nothing left to do
     waiting          = for the processor + for slower workers + for other stages + for servers + for the network
@@ -77,6 +82,9 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
 
 _STRAGGLER = 1.25
 """Times the median computing time of a step, from which a worker is called a straggler."""
+_WORTH_NAMING = 0.1
+"""Gain from which a cause is named as what held the run back."""
+_LEAST_LEFT = 0.001
 _WORTH_SAYING = 0.01
 """Share of the time from which what seldom counts is mentioned by its name."""
 _SHOWN = 0.0005
@@ -92,6 +100,7 @@ class HeldBack:
     Attributes:
         cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network` or
             `nothing left`.
+        gain: images/s that would be gained without the cause, as a share; 0 for `compute`.
         exchange_share: waiting for servers and for the network.
         server_share: of it, for servers.
         network_share: of it, for the network.
@@ -115,6 +124,7 @@ class HeldBack:
     network_share: float = 0.0
     stage_share: float = 0.0
     processor_share: float = 0.0
+    gain: float = 0.0
 
 
 def held_back(figures: RunFigures) -> HeldBack | None:
@@ -141,17 +151,27 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     busy, queue = max(
         ((load.busy_share, load.queue) for load in figures.server_loads.values()), default=(0.0, 0.0)
     )
-    most = max(compute, slower, exchange, stage, processor)
-    if idle > most:
+    step_s = [(total.seconds - total.wait_s) / total.steps for total in totals.values()]
+    straggling = 0.0 if free_running else (max(step_s) - median(step_s)) / (seconds / _steps(totals))
+    costs = {
+        "nothing left": idle,
+        "processor": processor,
+        "stages": stage,
+        "slower": max(slower, straggling) if slower > idle else slower,
+        "exchange": exchange,
+    }
+    most = max(costs, key=lambda each: costs[each])
+    gain = 1 / max(1 - costs[most], _LEAST_LEFT) - 1
+    if gain < _WORTH_NAMING:
+        cause, why, gain = "compute", "computing", 0.0
+    elif most == "nothing left":
         cause = "nothing left"
         why = "equal shares on unequal machines, whose faster workers had nothing left to do"
-    elif compute == most:
-        cause, why = "compute", "computing"
-    elif processor == most:
+    elif most == "processor":
         cause, why = "processor", "the processor, which has fewer cores than there are processes"
-    elif stage == most:
+    elif most == "stages":
         cause, why = "stages", "the pipeline, whose stages wait for each other"
-    elif slower >= exchange:
+    elif most == "slower":
         cause, why = _slower_workers(totals)
     else:
         cause, why = _exchange(figures, busy, queue)
@@ -172,7 +192,8 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     ]
     parts += [f"{percent(idle)} with nothing left to do"] if idle >= _WORTH_SAYING else []
     parts += [f"{percent(1 - told)} other waiting"] if 1 - told >= _SHOWN else []
-    text = f"{why}: {', '.join(parts)}{f'; {other.text}' if other else ''}"
+    gained = f"; without that up to {100 * gain:.0f} % more images/s" if gain else ""
+    text = f"{why}: {', '.join(parts)}{gained}{f'; {other.text}' if other else ''}"
     return HeldBack(
         cause=cause,
         compute_share=compute,
@@ -187,7 +208,12 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         network_share=exchange - server,
         stage_share=stage,
         processor_share=processor,
+        gain=gain,
     )
+
+
+def _steps(totals: dict[int, Stretch]) -> int:
+    return sum(total.steps for total in totals.values())
 
 
 def _slower_and_server_s(

@@ -15,9 +15,11 @@ Own hardware costs `purchase / years` and its electricity, for every hour of a y
 
 from __future__ import annotations
 
+import logging
 import math
 import types
 import typing
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -37,7 +39,11 @@ from polyrhythm.specs import Config, chosen, plainly
 from polyrhythm.training.quantities import Count, NonNegative, Positive
 from polyrhythm.user_files import parse_yaml, read_text
 
+_log = logging.getLogger(__name__)
 HOURS_A_YEAR = 8760
+_LONGEST_LATENCY_S = 1.0
+_LEAST_BANDWIDTH, _MOST_BANDWIDTH = 1e4, 1e13
+"""Bytes per second of links that machines have: from a modem's to the memory's of an accelerator."""
 _RATES = {"per_second": 3600.0, "per_minute": 60.0, "per_hour": 1.0, "per_year": 1 / HOURS_A_YEAR}
 
 
@@ -426,9 +432,56 @@ def parse_cluster(text: str, where: str) -> Cluster:
     values = _values_in(text, f"cluster {where}", "hosts, nic, inside, step_time")
     values.setdefault("name", Path(where).stem)
     try:
-        return _priced(Cluster(**values))
+        made = _priced(Cluster(**values))
     except ValidationError as error:
         raise _explained(error, f"cluster {where}", Cluster) from None
+    for place, doubt in _doubts(made):
+        _log.warning(
+            "cluster %s, line %d: %s: %s", where, _line_of(text, place), ".".join(map(str, place)), doubt
+        )
+    return made
+
+
+def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Return places of a cluster file whose values are likely in another unit or contradict others, with the reason."""
+    links: list[tuple[tuple[str | int, ...], Link]] = [(("nic",), cluster.nic), (("inside",), cluster.inside)]
+    for number, kind in enumerate(cluster.hosts):
+        links += [(("hosts", number, "nic"), kind.nic)] if kind.nic is not None else []
+        links += [(("hosts", number, "inside"), kind.inside)] if kind.inside is not None else []
+    for place, link in links:
+        if link.latency_s > _LONGEST_LATENCY_S:
+            yield (
+                (*place, "latency_s"),
+                f"{link.latency_s:g} seconds is more than any network takes: is it in ms or us?",
+            )
+        bandwidth = link.bandwidth_bytes_per_s
+        if not _LEAST_BANDWIDTH <= bandwidth <= _MOST_BANDWIDTH:
+            yield (
+                (*place, "bandwidth_bytes_per_s"),
+                f"{bandwidth:g} bytes/s is {bandwidth * 8 / 1e9:.3g} Gb/s: is it in another unit?",
+            )
+    nics = [kind.nic or cluster.nic for kind in cluster.hosts]
+    most = max(nic.bandwidth_bytes_per_s for nic in nics)
+    server = cluster.server_bandwidth_bytes_per_s
+    if server is not None and server > most:
+        yield (
+            ("server_bandwidth_bytes_per_s",),
+            f"{server:g} bytes/s is more than any host's nic carries ({most:g})",
+        )
+
+
+def _line_of(text: str, place: Sequence[str | int]) -> int:
+    """Return the line of a YAML text, counted from 1, on which the value of a place begins."""
+    node, line = yaml.compose(text), 1
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+        if node is None:
+            break
+        line = node.start_mark.line + 1
+    return line
 
 
 def _priced(cluster: Cluster) -> Cluster:

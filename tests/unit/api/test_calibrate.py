@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.api.calibrate import Measurement, calibrate
+from polyrhythm.api.simulate import simulate
 from polyrhythm.errors import RequestError
 from polyrhythm.simulation.cluster import cluster_text, open_cluster
 from unit.simulation.clusters import cluster
@@ -59,6 +60,7 @@ def test_a_step_time_and_a_server_come_back_from_what_they_would_give(tmp_path: 
         assert each["left_out"] is None  # two unknowns need both
     fitted = open_cluster(tmp_path / "fitted.yaml")
     assert fitted.step_factor == step["value"]
+    assert found["next"] is None
     assert "Fitted to 2 throughputs" in fitted.source
 
 
@@ -81,3 +83,79 @@ def test_each_measurement_is_also_predicted_from_the_others(tmp_path: Path) -> N
     (step,) = found["unknowns"]
     assert step["low"] < 0.5 < step["high"]
     assert found["file"] is None
+
+
+def test_the_documented_example_meets_both_measurements() -> None:
+    """Two unknowns, two throughputs: table 1 of Campos et al., as docs/simulation.md has it."""
+    found = calibrate(
+        cluster="bsc",
+        model="resnet50",
+        classes=1200,
+        image_size=224,
+        batch_size=128,
+        throughput=["1 worker: 124.18 images/s", "mixed(replicas=1, servers=1), 4 workers: 292.22"],
+        unknowns=["step_time", "server_bandwidth"],
+    )
+    for each in found["measurements"]:
+        assert each["predicted"] == pytest.approx(each["images_per_s"], rel=1e-3)
+    assert all(each["told"] for each in found["unknowns"])
+
+
+def test_a_simulation_on_the_fitted_cluster_has_the_fitted_throughput(tmp_path: Path) -> None:
+    """The same dry run, drawn batches included, to the last digit."""
+    job: dict[str, Any] = {"model": "mlp", "data": "digits", "batch_size": 16}
+    found = calibrate(
+        cluster="office",
+        throughput=["1 worker: 300", "parameter_server(servers=1), 3 workers: 500"],
+        unknowns=["step_time", "server_bandwidth"],
+        out=tmp_path / "fitted.yaml",
+        **job,
+    )
+    for strategy, workers, each in zip(
+        ("synchronous", "parameter_server(servers=1)"), (1, 3), found["measurements"], strict=True
+    ):
+        run = simulate(
+            cluster=tmp_path / "fitted.yaml",
+            gradients="none",
+            strategy=strategy,
+            workers=workers,
+            steps=each["steps"],
+            out=tmp_path / strategy,
+            **job,
+        )
+        assert run.figures["images_per_s"] == pytest.approx(each["predicted"], rel=1e-9)
+
+
+def test_a_measurement_that_would_determine_the_rest_is_named(tmp_path: Path) -> None:
+    """A worker alone uses no server: only with one is anything known of it."""
+    file = tmp_path / "guess.yaml"
+    file.write_text(cluster_text(cluster({"count": 5, "cores": 4}, server_bandwidth_bytes_per_s=1e5)))
+    found = calibrate(
+        cluster=file,
+        throughput=["1 worker: 32", "1 worker: 33"],
+        unknowns=["step_time", "server_bandwidth"],
+        **JOB,
+    )
+    step, server = found["unknowns"]
+    assert step["told"]
+    assert (server["told"], server["low"], server["high"]) == (False, None, None)
+    assert server["value"] == server["before"]
+    assert found["next"].startswith("parameter_server")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (
+            ["1 worker: 32", "4 workers: 120000"],
+            r"4 workers: 120000 images/s is 938 times what 4 workers of 32",
+        ),
+        (
+            ["1 worker: 3.2e12"],
+            r"multiply-adds/s per worker, more than any accelerator makes: check its unit",
+        ),
+    ],
+)
+def test_throughputs_that_no_machines_have_are_refused(told: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        calibrate(cluster="office", throughput=told, unknowns=["step_time"], **JOB)

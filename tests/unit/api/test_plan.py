@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polyrhythm.api import plan as planning
+from polyrhythm.api import race
 from polyrhythm.api.compare import carry_out, read_plan
 from polyrhythm.api.plan import Choice, plan
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
@@ -33,14 +38,16 @@ def candidate(family: str, workers: int = 2, speed: float = 1.0, **changed: Any)
     )
 
 
-def choice(name: str, seconds: float, price: float | None) -> Choice:
+def choice(
+    name: str, seconds: float, price: float | None, *, price_per_hour: float | None = None, reached: int = 1
+) -> Choice:
     return Choice(
-        candidate=candidate(name),
+        candidate=candidate(name, price_per_hour=price_per_hour),
         images=(1.0, 1.0, 1.0),
         seconds=(seconds,) * 3,
         price=price,
-        reached=1,
-        trials=1,
+        reached=reached,
+        trials=reached,
         command="",
     )
 
@@ -63,8 +70,48 @@ def test_every_strategy_is_tried_and_of_its_servers_only_the_fastest() -> None:
         candidate("b", speed=6),
         candidate("c", speed=5),
     ]
-    assert [each.images_per_s for each in planning.most_promising(found, 1)] == [9, 6, 5]
-    assert [each.images_per_s for each in planning.most_promising(found, 4)] == [9, 6, 5, 7]
+    first, rest = planning.most_promising(found)
+    assert [each.images_per_s for each in first] == [9, 6, 5]
+    assert [each.images_per_s for each in rest] == [7]
+
+
+def test_candidates_within_the_noise_of_seeds_share_a_rank_and_the_cheaper_one_is_first() -> None:
+    """Seeds differ by 10 %: 100 and 105 s of three seeds each are alike, 200 s is not."""
+    noise = planning.Noise(0.1, 6)
+    quick = choice("synchronous", 100, 2.0, price_per_hour=72.0, reached=3)
+    cheap = choice("easgd", 105, 1.0, price_per_hour=34.0, reached=3)
+    slow = choice("local_sgd", 200, 0.5, price_per_hour=9.0, reached=3)
+    found = planning.ranked([slow, quick, cheap], noise, for_money=False)
+    assert [(each.candidate.family, each.rank) for each in found] == [
+        ("easgd", 1),
+        ("synchronous", 1),
+        ("local_sgd", 2),
+    ]
+    found = planning.ranked([slow, quick, cheap], noise, for_money=True)
+    assert [each.candidate.family for each in found] == ["local_sgd", "easgd", "synchronous"]
+    alone = planning.ranked([quick, cheap], planning.Noise(math.nan, 0), for_money=False)
+    assert [each.rank for each in alone] == [1, 2]  # nothing is known of noise
+
+
+def test_where_nothing_else_decides_the_simpler_one_is_first() -> None:
+    noise = planning.Noise(0.1, 6)
+    averaged, lockstep = (
+        choice(name, seconds, None, reached=2) for name, seconds in (("easgd", 99), ("synchronous", 101))
+    )
+    best, _ = planning.ranked([averaged, lockstep], noise, for_money=False)
+    assert best.candidate.family == "synchronous"
+
+
+def test_intervals_hold_four_of_five_unseen_seeds() -> None:
+    """400 intervals of candidates with three seeds each, whose times differ by 15 %, against a fourth seed."""
+    generator, hits, tries = random.Random(3), 0, 400
+    for _ in range(tries // 8):
+        drawn = [[100 * math.exp(generator.gauss(0, 0.15)) for _ in range(4)] for _ in range(8)]
+        noise = planning.noise_of([each[:3] for each in drawn])
+        for each in drawn:
+            _, low, high = noise.interval(statistics.fmean(each[:3]), 3)
+            hits += low < each[3] < high
+    assert 0.76 * tries < hits < 0.84 * tries
 
 
 def test_the_pareto_choices_are_those_that_none_beats_in_both() -> None:
@@ -110,7 +157,8 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     assert best.price == pytest.approx(0.19 * first["time_s"] / 3600)
     assert best.reached == best.trials == 1
     assert found.pareto == [best]
-    assert "--strategy synchronous --workers 1 --until top1=0.5" in best.command
+    assert "--strategy synchronous --workers 1 --until top1=0.5 --epochs 3" in best.command
+    assert "polyrhythm plan --cluster ut_austin" in (tmp_path / "plan" / "report.html").read_text()
     assert "images/s on 1 host" in found.explained(best)
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())["choices"][0]["workers"] == 1
 
@@ -119,7 +167,71 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
     (row,) = carry_out(read_plan(tmp_path / "plan"), resume=tmp_path / "plan", jobs=1).comparison.rows
     assert [(run.folder, run.outcome) for run in row.runs] == [(folder, "done")]
-    assert "polyrhythm plan --cluster ut_austin" in (tmp_path / "plan" / "report.html").read_text()
+
+
+def test_a_trial_continues_beyond_the_epochs_of_the_job(tmp_path: Path) -> None:
+    """One epoch of four workers is not enough; the command has the epochs that were."""
+    asked = {**JOB, "strategies": "synchronous", "workers": [4], "seeds": 1, "jobs": 1, "compressors": "none"}
+    found = plan(**asked, target="top1=0.7", epochs=1, out=tmp_path / "plan")
+    assert found.recommended.epochs == 8
+    assert found.recommended.command.endswith("--epochs 8")
+    assert "--until top1=0.7" in found.recommended.command
+
+
+def test_what_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
+    asked = {
+        **JOB,
+        "strategies": "synchronous",
+        "workers": [1, 8],
+        "seeds": 1,
+        "jobs": 1,
+        "compressors": "none",
+    }
+    found = plan(**asked, target="top1=0.6", epochs=1, trial_epochs=1, out=tmp_path / "plan")
+    assert [each.candidate.workers for each in found.choices] == [1]
+    (other,) = found.others
+    assert other.left_out.startswith("not known within 1 epoch: the best was top1 ")
+    page = (tmp_path / "plan" / "report.html").read_text()
+    assert "Recommended" in page
+    assert found.recommended.command in page
+    assert f"synchronous, 8 workers: {other.left_out}" in page
+    assert page.index("Recommended") < page.index("Ranking") < page.index("Left out") < page.index("Trials")
+
+
+def test_a_trial_that_is_dominated_ends_before_its_epochs(tmp_path: Path) -> None:
+    """Over 1 Mb/s two workers take seconds for a step; one alone is long there."""
+    (tmp_path / "slow.yaml").write_text(cluster_text(linked(1e6, 1.0, 1.0)))
+    asked = {
+        **SMALL,
+        "strategies": "synchronous",
+        "workers": [1, 2],
+        "seeds": 1,
+        "jobs": 1,
+        "compressors": "none",
+    }
+    found = plan(
+        **asked, cluster=tmp_path / "slow.yaml", target="top1=0.92", epochs=20, out=tmp_path / "plan"
+    )
+    assert [each.candidate.workers for each in found.choices] == [1]
+    (other,) = found.others
+    assert re.fullmatch(r"not there after .*, and another was after .*", other.left_out)
+
+
+def test_an_interrupted_race_keeps_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, calls = race.make_runs, []
+
+    def interrupted(*arguments: Any) -> bool:
+        calls.append(make(*arguments))
+        return True  # as after Ctrl-C
+
+    monkeypatch.setattr(race, "make_runs", interrupted)
+    asked = {**JOB, "strategies": "synchronous", "workers": [1], "seeds": 3, "jobs": 1}
+    found = plan(**asked, target="top1=0.5", epochs=3, out=tmp_path / "plan")
+    assert found.interrupted
+    assert (found.recommended.reached, len(calls)) == (1, 1)
+    assert "interrupted" in " ".join(found.table().notes)
+    with pytest.raises(KeyboardInterrupt):
+        plan(**asked, target="top1=0.999", epochs=1, out=tmp_path / "nothing")
 
 
 MACHINES = """

@@ -66,13 +66,50 @@ def test_a_report_shows_what_was_predicted_beside_what_happened(tmp_path: Path) 
     assert "Predicted" not in write_report(tmp_path / "run").read_text()
 
 
-def test_a_real_run_needs_to_be_told_its_machines(tmp_path: Path) -> None:
-    where = cluster({"count": 1}, step_time="constant(seconds=1)")
-    job = {**JOB, "workers": 1, "epochs": 1}
-    simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **job)
+def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:
+    """Without the cluster file it is as a real run: its steps and its throughput say what machines it had."""
+    link = {"latency_s": 0, "bandwidth_bytes_per_s": 1e6}
+    where = cluster({"count": 1, "workers": 2}, step_time="constant(seconds=0.1)", inside=link)
+    job = {**JOB, "workers": 2, "epochs": 1}
+    run = simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **job)
     (tmp_path / "run" / "cluster.yaml").unlink()
-    with pytest.raises(RequestError, match=r"was a real run: .* --cluster profile\.yaml"):
-        why(tmp_path / "run")
-    assert why(tmp_path / "run", cluster="office").rehearsed_images_per_s > 0
+    found = why(tmp_path / "run")
+    assert not found.another
+    assert found.cluster == "the run's own record"
+    assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.02)
+    other = why(tmp_path / "run", cluster="office")
+    assert other.another
+    assert other.cluster == "office"
     with pytest.raises(RequestError):
         why(tmp_path / "nothing")
+
+
+PLANTED: dict[str, dict[str, Any]] = {
+    "slower workers": {"slow": {2: 3.0}},
+    "the network": {"nic": {"latency_s": 1e-3, "bandwidth_bytes_per_s": 3e5}},
+    "steps of unequal length": {"step_time": "exponential(mean=0.1)"},
+}
+
+
+@pytest.mark.parametrize("cause", PLANTED)
+def test_a_planted_cause_is_first_and_its_gain_is_that_of_a_run_without_it(
+    tmp_path: Path, cause: str
+) -> None:
+    healthy: dict[str, Any] = {"step_time": "constant(seconds=0.1)"}
+    job = {**JOB, "strategy": "synchronous", "balance": "off", "gradients": "none", "epochs": 4}
+    ill = simulate(
+        cluster=cluster({"count": 4}, **{**healthy, **PLANTED[cause]}), out=tmp_path / "ill", **job
+    )
+    well = simulate(cluster=cluster({"count": 4}, **healthy), out=tmp_path / "well", **job)
+    truth = well.figures["images_per_s"] / ill.figures["images_per_s"] - 1
+    assert truth > 0.2
+    first = why(tmp_path / "ill").causes[0]
+    assert first.what == cause
+    assert first.gain == pytest.approx(truth, abs=0.1)
+    assert first.remedy
+
+
+def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
+    where = cluster({"count": 4}, step_time="constant(seconds=1)")
+    simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "epochs": 1})
+    assert all(cause.gain < 0.02 for cause in why(tmp_path / "run").causes)

@@ -152,3 +152,27 @@ def test_all_ranks_of_a_host_are_slow_together() -> None:
         check_slowness(gone)
     with pytest.raises(ValidationError, match="either the rank or the host"):
         cluster({}, passing_slowness=[{**slow[0], "rank": 0}])
+
+
+DOUBTFUL = """
+name: units
+hosts: [{name: box, count: 2}]
+nic:
+  latency_s: 50
+  bandwidth_bytes_per_s: 1.0e+9
+inside: {latency_s: 1.0e-5, bandwidth_bytes_per_s: 100}
+server_bandwidth_bytes_per_s: 1.0e+10
+step_time: constant(seconds=1)
+"""
+
+
+def test_values_in_another_unit_are_reported_with_their_line(caplog: pytest.LogCaptureFixture) -> None:
+    parse_cluster(DOUBTFUL, "units.yaml")
+    latency, inside, server = (record.getMessage() for record in caplog.records)
+    assert latency.startswith(
+        "cluster units.yaml, line 5: nic.latency_s: 50 seconds is more than any network takes"
+    )
+    assert inside.startswith("cluster units.yaml, line 7: inside.bandwidth_bytes_per_s: 100 bytes/s")
+    assert server.startswith(
+        "cluster units.yaml, line 8: server_bandwidth_bytes_per_s: 1e+10 bytes/s is more than any"
+    )

@@ -66,6 +66,7 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .facts th { width: 15rem; white-space: nowrap; }
 .unbroken td { white-space: nowrap; overflow-wrap: normal; }
 .best td { font-weight: 650; }
+.ranking td:nth-child(n+3), .ranking th:nth-child(n+3) { text-align: right; }
 .classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; white-space: nowrap; }
 .share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
   background: linear-gradient(to right, var(--accent) var(--part), var(--rule) var(--part)); }
@@ -100,6 +101,8 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   .facts th { border-bottom: 0; padding-bottom: 0; }
   .facts td { padding-top: 0; }
   .share { display: none; }
+  .ranking { font-size: .875rem; }
+  .ranking td, .ranking th { padding-right: .5rem; }
 }
 @media print { * { print-color-adjust: exact; } .plots { display: block; }
   figure { break-inside: avoid; margin-bottom: 1rem; }

@@ -9,6 +9,7 @@ import base64
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,61 @@ def render_comparison(comparison: Comparison, folder: Path, command: str) -> str
     return page(title, sections, drawn, source="the events of the runs")
 
 
-def _figures(comparison: Comparison) -> str:
+@dataclass(frozen=True, kw_only=True)
+class PlanTable:
+    """A plan as the terminal and its report show it.
+
+    Attributes:
+        heading: what is planned.
+        reason: why the recommended choice is recommended.
+        command: that runs it.
+        heads: of the ranking's columns.
+        rows: the ranking; the recommended choice is first.
+        notes: sentences below it.
+        left_out: candidates that are no choice, with the reason.
+    """
+
+    heading: str
+    reason: str
+    command: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    left_out: Sequence[tuple[str, str]]
+
+
+def render_plan(plan: PlanTable, comparison: Comparison, folder: Path, command: str) -> str:
+    """Return the HTML of a plan: recommendation, ranking, what was left out, and the trials.
+
+    Args:
+        plan: the plan.
+        comparison: of its trials.
+        folder: where the page will stand; links to runs' reports are relative to it.
+        command: that repeats the plan.
+    """
+    first = comparison.rows[0].runs[0]
+    drawn = comparison_plots(comparison)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in plan.heads)
+    lines = [
+        f"<tr{' class=best' if index == 0 else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for index, cells in enumerate(plan.rows)
+    ]
+    notes = "".join(f'<p class="soft small">{escape(text)}</p>' for text in plan.notes)
+    left_out = [f"{escape(what)}: {escape(why)}" for what, why in plan.left_out]
+    sections = [
+        _title(f"{first.known['model']} on {first.known['data']}, {plan.heading}"),
+        section("Recommended", f"<p>{escape(plan.reason)}</p>{command_to_copy(plan.command)}"),
+        section("Ranking", f'<table class="ranking"><tr>{head}</tr>{"".join(lines)}</table>{notes}'),
+        _list("Left out", left_out),
+        _figures(comparison, "Trials"),
+        curves(drawn, "the tables above do"),
+        _list("Reports of the trials", [_reports(row, folder) for row in comparison.rows]),
+        section("How to repeat it", command_to_copy(command)),
+    ]
+    return page(plan.heading, sections, drawn, source="simulated trials")
+
+
+def _figures(comparison: Comparison, heading: str = "Figures") -> str:
     heads, rows = comparison.table()
     best = comparison.fastest() or comparison.most_accurate()
     against = {
@@ -117,7 +172,7 @@ def _figures(comparison: Comparison) -> str:
     note = "± is the standard deviation over seeds."
     note += f" Speed-up is told against {'; '.join(sorted(against))}." if against else ""
     return _table(
-        "Figures",
+        heading,
         heads,
         [[escape(cell) for cell in cells] for cells in rows],
         next((index for index, row in enumerate(comparison.rows) if row is best), None),

@@ -44,7 +44,22 @@ def test_shares_add_up_to_all_time() -> None:
     assert told.compute_share == pytest.approx(14 / 20)
     assert told.exchange_share == pytest.approx(0.2 * 20 / 20)  # the slower one waits 0.2 s a step
     assert told.slower_workers_share == pytest.approx(2 / 20)
-    assert asdict(told)["cause"] == "compute"
+    assert asdict(told)["cause"] == "network"
+    assert told.gain == pytest.approx(0.25)
+
+
+def test_computing_is_named_where_nothing_else_would_gain_a_tenth() -> None:
+    told = found([(9.2, 0.8), (9.4, 0.6)])
+    assert (told.cause, told.gain) == ("compute", 0.0)
+
+
+def test_the_largest_share_is_not_named_where_another_cause_would_gain() -> None:
+    """Three of four workers wait half their time for the fourth: 62.5 % is computing, and twice the speed is lost."""
+    told = found([(5, 5), (5, 5), (5, 5), (10, 0)])
+    assert told.compute_share == pytest.approx(0.625)
+    assert told.cause == "stragglers"
+    assert told.gain == pytest.approx(1.0)
+    assert "without that up to 100 % more images/s" in told.text
 
 
 def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:
@@ -55,7 +70,7 @@ def test_who_has_nothing_left_to_do_waits_for_the_end_of_the_run() -> None:
     assert told.nothing_left_share == pytest.approx(16 / 30)
     assert told.compute_share + told.exchange_share + told.slower_workers_share == pytest.approx(14 / 30)
     assert told.cause == "nothing left"
-    assert told.text.endswith("53.3 % with nothing left to do")
+    assert "53.3 % with nothing left to do; without that up to 114 % more images/s" in told.text
 
 
 def test_a_straggler_is_named() -> None:

@@ -1,0 +1,287 @@
+"""A race of candidates to a target, in simulated runs with real gradients, for the verb `plan`.
+
+    length    the job's epochs ──▶ the most epochs        each is a whole run with its own schedule
+    seed 0    all                  those that did not reach the target, the fastest per epoch first
+    seeds 1…  those within reach of the best, at the length at which they reached the target
+
+A trial ends when it reaches the target, when its epochs are over, when it is over budget or deadline, or when another
+candidate reached the target in `_SURELY` times less time and for as much less money. Nothing is extrapolated: a time to
+the target is that of a run that reached it. After L. Li et al., "Hyperband", JMLR 2018, with dominance in virtual time
+in place of a share that is dropped, since the clock of every trial is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from polyrhythm.api.compare import Plan as Trials
+from polyrhythm.api.compare import PlannedRun, make_runs
+from polyrhythm.api.rehearsal import Candidate
+from polyrhythm.api.run_process import Judge, RunProcess
+from polyrhythm.evaluation.target import Target
+from polyrhythm.reporting.comparison import ComparedRun, read_run
+from polyrhythm.reporting.event_log import LOG_FILE
+from polyrhythm.reporting.quantities import counted, duration
+
+LONGEST = 8
+"""Times the epochs of the job that trials take at most, unless the user says otherwise."""
+_SURELY = 1.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a candidate may take.
+
+    Attributes:
+        target: that is to be reached.
+        epochs: of the job; the first length.
+        most_epochs: the last length.
+        seeds: number of seeds of those within reach of the best.
+        budget: in the currency of the prices; None: any.
+        deadline_s: seconds; None: any.
+        images_alone: whether candidates are also judged on other machines, so that no trial is left behind by its time.
+    """
+
+    target: Target
+    epochs: int
+    most_epochs: int
+    seeds: int
+    budget: float | None = None
+    deadline_s: float | None = None
+    images_alone: bool = False
+
+    def lengths(self) -> list[int]:
+        """Return the epochs of trials, in order."""
+        return sorted({min(self.epochs, self.most_epochs), self.most_epochs})
+
+
+@dataclass
+class Entrant:
+    """A candidate in the race.
+
+    Attributes:
+        candidate: the way to run the job.
+        epochs: of its longest trials so far.
+        runs: that reached the target, by seed.
+        short: the trial of the first seed that did not reach it, the longest; None before.
+        left_behind: why its trials ended before the target and their epochs; empty where they did not.
+        refused: why no trial of it can be made; empty where one can.
+    """
+
+    candidate: Candidate
+    epochs: int = 0
+    runs: dict[int, ComparedRun] = field(default_factory=dict)
+    short: ComparedRun | None = None
+    left_behind: str = ""
+    refused: str = ""
+
+    def seconds(self, target: Target) -> list[float]:
+        """Return the time to the target of every seed that reached it."""
+        tests = [self.runs[seed].test_at(target) for seed in sorted(self.runs)]
+        return [test.event.time_s for test in tests if test is not None]
+
+    def best(self, target: Target) -> float:
+        """Return the best result of its longest trial, more being better; minus infinity without one."""
+        tests = self.short.tests if self.short is not None else ()
+        sign = -1 if target.metric == "loss" else 1
+        return max(
+            (sign * float(getattr(test.event, f"test_{target.metric}")) for test in tests), default=-math.inf
+        )
+
+
+class Race:
+    """Trials of candidates in a folder.
+
+    Args:
+        folder: receives the run folder of every trial.
+        trials: what all trials have in common.
+        limits: of the race.
+        jobs: trials at a time.
+        tell: receives a line about what is done.
+
+    Attributes:
+        entrants: in the order in which they entered.
+        interrupted: whether the user ended it.
+    """
+
+    def __init__(
+        self, folder: Path, trials: Trials, limits: Limits, jobs: int, tell: Callable[[str], None]
+    ) -> None:
+        self.entrants: list[Entrant] = []
+        self.interrupted = False
+        self._folder = folder
+        self._trials = trials
+        self._limits = limits
+        self._jobs = jobs
+        self._tell = tell
+        self._lock = Lock()
+        self._reached: list[tuple[float, float | None]] = []  # seconds and hourly price of first seeds
+        self._best_s = math.inf
+        self._idle: list[RunProcess] = []
+
+    def run(
+        self, first: Sequence[Candidate], more: Callable[[Sequence[Entrant]], Iterable[Candidate]]
+    ) -> None:
+        """Race to the end, or until the user interrupts it.
+
+        Args:
+            first: candidates of the first wave.
+            more: returns candidates of a second wave, from the entrants with the best first.
+        """
+        try:
+            shortest, *longer = self._limits.lengths()
+            self._enter(first)
+            self._length(shortest)
+            self._enter(more(self.ranked()))
+            self._length(shortest)
+            for epochs in longer:
+                self._length(epochs)
+            self._seeds()
+        finally:
+            for helper in self._idle:
+                helper.close()
+
+    def ranked(self) -> list[Entrant]:
+        """Return the entrants: those that reached the target by time, then those that came closest."""
+        target = self._limits.target
+
+        def place(entrant: Entrant) -> tuple[float, float]:
+            seconds = entrant.seconds(target)
+            return (sum(seconds) / len(seconds) if seconds else math.inf, -entrant.best(target))
+
+        return sorted((each for each in self.entrants if not each.refused), key=place)
+
+    def _enter(self, candidates: Iterable[Candidate]) -> None:
+        known = {each.candidate.name for each in self.entrants}
+        self.entrants += [Entrant(each) for each in candidates if each.name not in known]
+
+    def _length(self, epochs: int) -> None:
+        """Make the trials of one length, of the first seed, that may still matter."""
+        racing = [
+            each
+            for each in self.entrants
+            if not (each.runs or each.refused or each.left_behind or self._is_behind(each))
+            and each.epochs < epochs
+        ]
+        # The sooner one is there, the sooner the others are left behind.
+        racing.sort(key=lambda each: each.candidate.images_per_s, reverse=True)
+        self._make([(each, 0, epochs) for each in racing])
+
+    def _seeds(self) -> None:
+        """Make the trials of further seeds, of those within reach of the best."""
+        wanted = [
+            (each, seed, each.epochs)
+            for seed in range(1, self._limits.seeds)
+            for each in self.ranked()
+            if each.runs and self._behind(each, min(each.seconds(self._limits.target))) == ""
+        ]
+        self._make(wanted)
+        # A seed that needs longer than the first one gets longer: its candidate is not better than it is.
+        for epochs in self._limits.lengths():
+            self._make(
+                [
+                    (each, seed, epochs)
+                    for each, seed, length in wanted
+                    if seed not in each.runs and length < epochs and not each.left_behind
+                ]
+            )
+
+    def _is_behind(self, entrant: Entrant) -> bool:
+        """Note whether a candidate whose trial has ended without the target is left behind by others already."""
+        tests = entrant.short.tests if entrant.short is not None else ()
+        if tests:
+            entrant.left_behind = self._behind(entrant, tests[-1].event.time_s)
+        return bool(entrant.left_behind)
+
+    def _behind(self, entrant: Entrant, time_s: float) -> str:
+        """Return why a candidate that is not there yet at a time can be no choice; empty if it still can."""
+        hourly, limits = entrant.candidate.price_per_hour, self._limits
+        if limits.images_alone:
+            return ""
+        if limits.deadline_s is not None and time_s > limits.deadline_s:
+            return f"over {duration(limits.deadline_s)}"
+        if limits.budget is not None and hourly is not None and time_s / 3600 * hourly > limits.budget:
+            return f"over the budget after {duration(time_s)}"
+        with self._lock:
+            others = list(self._reached)
+        for seconds, price in others:
+            cheaper = price is None or hourly is None or _SURELY * seconds * price < time_s * hourly
+            if _SURELY * seconds < time_s and cheaper:
+                return f"not there after {duration(time_s)}, and another was after {duration(seconds)}"
+        return ""
+
+    def _make(self, wanted: Sequence[tuple[Entrant, int, int]]) -> None:
+        """Make trials (entrant, seed, epochs), and note what came of them."""
+        if self.interrupted or not wanted:
+            return
+        of_run: dict[str, tuple[Entrant, int, int]] = {}
+        planned: list[PlannedRun] = []
+        for entrant, seed, epochs in wanted:
+            (run,) = replace(self._trials, cases=[self.case(entrant.candidate, epochs)], seeds=[seed]).runs()
+            of_run[run.name] = (entrant, seed, epochs)
+            planned.append(run)
+
+        def judge_of(run: PlannedRun) -> Judge:
+            entrant, seed, _ = of_run[run.name]
+            return lambda epoch, tested: self._judge(entrant, seed, tested)
+
+        refused: dict[str, str] = {}
+        self.interrupted = make_runs(
+            planned,
+            self._trials,
+            self._folder,
+            min(self._jobs, len(planned)),
+            refused,
+            self._tell,
+            judge_of,
+            self._idle,
+        )
+        for run in planned:
+            entrant, seed, epochs = of_run[run.name]
+            label = run.label.rpartition(", seed")[0]
+            if label in refused:
+                entrant.refused = refused[label]
+            elif (self._folder / run.name / LOG_FILE).is_file():
+                self._note(entrant, seed, epochs, read_run(self._folder / run.name))
+
+    def case(self, candidate: Candidate, epochs: int) -> dict[str, Any]:
+        """Return the row of a comparison that a candidate's trials of one length are."""
+        length = {} if "updates" in self._trials.options else {"epochs": epochs}
+        return {"strategy": candidate.strategy, "workers": candidate.workers, **candidate.options, **length}
+
+    def _note(self, entrant: Entrant, seed: int, epochs: int, run: ComparedRun) -> None:
+        entrant.epochs = max(entrant.epochs, epochs)
+        if run.test_at(self._limits.target) is not None:
+            entrant.runs[seed] = run
+        elif seed == 0:
+            entrant.short = run
+            if run.tests and run.outcome != "done" and not self.interrupted:
+                entrant.left_behind = self._behind(entrant, run.tests[-1].event.time_s)
+
+    def _judge(self, entrant: Entrant, seed: int, tested: Mapping[str, float]) -> bool:
+        time_s = tested["time_s"]
+        if self._limits.target.reached(loss=tested["loss"], top1=tested["top1"], top5=tested["top5"]):
+            with self._lock:
+                if seed == 0:
+                    self._reached.append((time_s, entrant.candidate.price_per_hour))
+                if time_s < self._best_s:
+                    self._best_s = time_s
+                    self._tell(f"best so far: {entrant.candidate.name}, {duration(time_s)} to the target")
+            return True
+        return not (seed == 0 and self._behind(entrant, time_s))
+
+
+def not_known(entrant: Entrant, target: Target) -> str:
+    """Return why a candidate has no time to the target."""
+    if entrant.left_behind:
+        return entrant.left_behind
+    best = entrant.best(target)
+    if not math.isfinite(best):
+        return "its trial was not finished"
+    shown = f"loss {-best:.3g}" if target.metric == "loss" else f"{target.metric} {100 * best:.1f} %"
+    return f"not known within {counted(entrant.epochs, 'epoch')}: the best was {shown}"

@@ -1,0 +1,346 @@
+"""Costs fitted to measured seconds, with few evaluations of an expensive simulation and a cheap model between them.
+
+In virtual time a step is a longest path, so its seconds are nearly a maximum of sums of costs:
+
+    T_i(x) ~ a_i max_k (T_ik + g_ik . (x - x_k))     x: costs (step seconds, latencies, 1 / bandwidths), more is slower
+                                                     k: points at which the simulation and its slopes g are known
+    minimize  sum_i ln²(T_i(x) / measured_i)         on the model (Levenberg-Marquardt), then simulate at the minimum,
+                                                     set a_i so that the model is exact there, and repeat
+    interval  of x_j: where the minimum over all other costs stays below  SSE + t² s²     (profile likelihood, 80 %)
+
+J. E. Kelley, "The cutting-plane method for solving convex programs", SIAM 1960; J. Bandler et al., "Space mapping
+technique for electromagnetic optimization", IEEE MTT 1994; A. Raue et al., "Structural and practical identifiability
+analysis of partially observed dynamical models by exploiting the profile likelihood", Bioinformatics 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyrhythm.planning.intervals import t_quantile
+
+Numbers = NDArray[np.float64]
+Simulate = Callable[[int, Numbers], float]
+"""Returns the seconds of a measured set-up, by its place, at some costs relative to the first guess."""
+
+ASSUMED_ERROR = 0.05
+"""Of a measurement, where there are as many unknowns as measurements."""
+_LEAST_ERROR = 0.005  # dry runs with drawn step times are no more exact
+_STEP = 0.3  # of a logarithm, for slopes: where arrival decides, seconds jump by a percent or two
+_EXACT, _SURPRISE = 5e-4, 0.05  # of a logarithm: the fit is exact; slopes are taken again
+_ROUNDS, _EXACT_ROUNDS = (
+    6,
+    16,
+)  # of simulations at a minimum of the model; with as many unknowns as measurements
+_SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # of the way to the model's minimum that are tried in turn
+_GAIN = 0.03  # share of the squared error that another round must promise to take away
+_ABOVE = 0.02
+_FARTHEST = 2.0  # a logarithm moves at most so much between two simulations
+_FELT = 0.02  # of a logarithm's slope
+_PROBES = (math.log(4), math.log(32))
+_WIDEST = math.log(1000)
+
+
+@dataclass(frozen=True)
+class _Plane:
+    """Seconds and their slopes at one point."""
+
+    at: Numbers
+    seconds: float
+    slopes: Numbers
+
+    def seconds_at(self, costs: Numbers) -> float:
+        """Return the seconds of the plane at some costs."""
+        return self.seconds + float(self.slopes @ (costs - self.at))
+
+
+@dataclass
+class _Response:
+    """The cheap model of one set-up's seconds."""
+
+    planes: list[_Plane] = field(default_factory=list)
+    factor: float = 1.0
+
+    def seconds(self, costs: Numbers) -> float:
+        """Return its seconds at some costs."""
+        raw = max(plane.seconds_at(costs) for plane in self.planes)
+        return self.factor * max(raw, 1e-3 * self.planes[-1].seconds)
+
+    def pin(self, costs: Numbers, seconds: float) -> None:
+        """Make it exact at a point; planes that are above it there, as chords over a bend are, are dropped."""
+        low = [plane for plane in self.planes if plane.seconds_at(costs) <= (1 + _ABOVE) * seconds]
+        self.planes = low or self.planes
+        self.factor = 1.0
+        self.factor = seconds / self.seconds(costs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostFit:
+    """Fitted costs, relative to the first guess.
+
+    Attributes:
+        costs: that fit best; 1 where the measurements leave that open.
+        low: lower end of the interval of each; 0 where there is none.
+        high: upper end; infinite where there is none.
+        seconds: simulated for every measurement at `costs`.
+        left_out: seconds of every measurement by a fit to all others; not a number where those are too few.
+        slopes: (measurements, costs) of the logarithms of seconds.
+        error: standard deviation of a measurement's logarithm that the intervals assume.
+    """
+
+    costs: Numbers
+    low: Numbers
+    high: Numbers
+    seconds: Numbers
+    left_out: Numbers
+    slopes: Numbers
+    error: float
+
+    @property
+    def determined(self) -> NDArray[np.bool_]:
+        """Which costs have an interval with two ends."""
+        found: NDArray[np.bool_] = (self.low > 0) & np.isfinite(self.high)
+        return found
+
+
+def fit_costs(simulate: Simulate, measured: Sequence[float], matters: NDArray[np.bool_]) -> CostFit:
+    """Fit costs to measured seconds.
+
+    Args:
+        simulate: the expensive simulation.
+        measured: seconds, positive.
+        matters: (measurements, costs); False where a cost cannot change a set-up's seconds.
+    """
+    return _Fit(simulate, np.asarray(measured, dtype=np.float64), matters).result()
+
+
+class _Fit:
+    """One fit: its models and the best point that was simulated."""
+
+    def __init__(self, simulate: Simulate, measured: Numbers, matters: NDArray[np.bool_]) -> None:
+        self._simulate = simulate
+        self._measured = measured
+        self._matters = matters
+        self._rows = range(len(measured))
+        self._models = [_Response() for _ in self._rows]
+
+    def result(self) -> CostFit:
+        """Fit, and find the intervals."""
+        logs, seconds = self._search(self._where_costs_are_felt())
+        felt = np.abs(self._slopes(logs)).max(axis=0) > _FELT
+        missed = np.log(seconds / self._measured)
+        spare = len(missed) - int(felt.sum())
+        error = max(math.sqrt(float(missed @ missed) / spare), _LEAST_ERROR) if spare > 0 else ASSUMED_ERROR
+        low, high = self._intervals(logs, (t_quantile(spare) * error) ** 2)
+        undetermined = np.flatnonzero(((low == 0) | np.isinf(high)) & (logs != 0))
+        kept = self._with_guesses(logs, undetermined)
+        if not np.array_equal(kept, logs):
+            logs, seconds = kept, self._simulated(kept)
+        slopes = self._slopes(logs)
+        return CostFit(
+            costs=np.exp(logs),
+            low=low,
+            high=high,
+            seconds=seconds,
+            left_out=np.asarray([self._without(row, len(logs)) for row in self._rows]),
+            slopes=slopes,
+            error=error,
+        )
+
+    def _with_guesses(self, logs: Numbers, undetermined: NDArray[np.intp]) -> Numbers:
+        """Return logarithms that fit as well, with as many of the undetermined ones as may be at the first guess."""
+        free = np.ones(len(logs), dtype=bool)
+        missed = self._missed(logs, self._rows)
+        for place in undetermined:
+            free[place] = False
+            tried = self._minimum(np.where(free, logs, 0.0), free, self._rows)
+            left = self._missed(tried, self._rows)
+            if float(left @ left) <= float(missed @ missed) + len(left) * _LEAST_ERROR**2 / 4:
+                logs = tried
+            else:
+                free[place] = True
+        return logs
+
+    def _where_costs_are_felt(self) -> Numbers:
+        """Return a start at which every cost changes some set-up, as far as one may be found by making it larger."""
+        count = self._matters.shape[1]
+        logs = np.zeros(count)
+        base = [self._simulate(row, np.exp(logs)) for row in self._rows]
+        for row in self._rows:
+            self._learn(row, logs, base[row])
+        faster = [row for row in self._rows if base[row] < self._measured[row]]
+        for place in range(count):
+            if (
+                max((plane.slopes[place] for model in self._models for plane in model.planes), default=0.0)
+                > 0
+            ):
+                continue
+            rows = [row for row in faster if self._matters[row, place]]
+            for probe in (1.5, 3.0, 4.5):
+                moved = logs.copy()
+                moved[place] = probe
+                if any(self._simulate(row, np.exp(moved)) > (1 + _FELT) * base[row] for row in rows):
+                    logs = moved
+                    break
+        if logs.any():
+            for row, seconds in enumerate(self._simulated(logs)):
+                self._learn(row, logs, seconds)
+        return logs
+
+    def _search(self, logs: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the best logarithms of costs that were simulated, and the seconds there."""
+        exact = len(self._rows) == len(logs)
+        best, best_seconds, failures = logs, self._simulated(logs), 0
+        best_missed = np.log(best_seconds / self._measured)
+        for _ in range(_EXACT_ROUNDS if exact else _ROUNDS):
+            if np.abs(best_missed).max() < _EXACT:
+                break
+            self._pin(best, best_seconds)
+            proposed = self._minimum(best, np.ones(len(logs), dtype=bool), self._rows)
+            promised = self._missed(proposed, self._rows)
+            miss = float(best_missed @ best_missed)
+            if not failures and miss - float(promised @ promised) <= _GAIN * miss:
+                break
+            share = _SHARES[failures % len(_SHARES)]
+            logs = best + share * np.clip(proposed - best, -_FARTHEST, _FARTHEST)
+            expected = np.exp(self._missed(logs, self._rows)) * self._measured
+            seconds = self._simulated(logs)
+            for row in self._rows:
+                if abs(math.log(seconds[row] / expected[row])) > _SURPRISE:
+                    self._learn(row, logs, seconds[row])
+            missed = np.log(seconds / self._measured)
+            if float(missed @ missed) < miss:
+                best, best_seconds, best_missed, failures = logs, seconds, missed, 0
+            else:
+                failures += 1
+        self._pin(best, best_seconds)
+        return best, best_seconds
+
+    def _simulated(self, logs: Numbers) -> Numbers:
+        return np.asarray([self._simulate(row, np.exp(logs)) for row in self._rows])
+
+    def _pin(self, logs: Numbers, seconds: Numbers) -> None:
+        for row in self._rows:
+            self._models[row].pin(np.exp(logs), seconds[row])
+
+    def _learn(self, row: int, logs: Numbers, seconds: float) -> None:
+        """Add a set-up's seconds and slopes at a point to its model."""
+        slopes = np.zeros(len(logs))
+        for place in np.flatnonzero(self._matters[row]):
+            moved = logs.copy()
+            moved[place] += _STEP
+            grown = self._simulate(row, np.exp(moved)) - seconds
+            slopes[place] = max(0.0, grown / (math.exp(moved[place]) - math.exp(logs[place])))
+        self._models[row].planes.append(_Plane(np.exp(logs), seconds, slopes))
+
+    def _missed(self, logs: Numbers, rows: Sequence[int]) -> Numbers:
+        costs = np.exp(logs)
+        return np.asarray([math.log(self._models[row].seconds(costs) / self._measured[row]) for row in rows])
+
+    def _minimum(self, logs: Numbers, free: NDArray[np.bool_], rows: Sequence[int]) -> Numbers:
+        """Return the minimum on the model over the free costs, from a start."""
+        at, missed, damping = logs.copy(), self._missed(logs, rows), 1e-3
+        places = np.flatnonzero(free)
+        for _ in range(60):
+            columns = []
+            for place in places:
+                moved = at.copy()
+                moved[place] += 1e-4
+                columns.append((self._missed(moved, rows) - missed) / 1e-4)
+            if not columns:
+                break
+            slopes = np.stack(columns, axis=1)
+            felt = np.abs(slopes).max(axis=0) > _FELT / 10
+            if not felt.any():
+                break
+            own = slopes[:, felt]
+            square = own.T @ own
+            move = np.zeros_like(at)
+            move[places[felt]] = np.clip(
+                -np.linalg.solve(square + damping * np.diag(np.diag(square)), own.T @ missed), -1.0, 1.0
+            )
+            tried = self._missed(at + move, rows)
+            if tried @ tried < missed @ missed:
+                close = float(np.abs(move).max()) < 1e-7
+                at, missed, damping = at + move, tried, damping / 10
+                if close:
+                    break
+            else:
+                damping *= 10
+                if damping > 1e6:
+                    break
+        return at
+
+    def _slopes(self, logs: Numbers) -> Numbers:
+        columns = []
+        for place in range(len(logs)):
+            moved = logs.copy()
+            moved[place] += 1e-4
+            columns.append((self._missed(moved, self._rows) - self._missed(logs, self._rows)) / 1e-4)
+        return np.stack(columns, axis=1)
+
+    def _without(self, row: int, count: int) -> float:
+        """Return a measurement's seconds by a fit to all others, which begins at the first guess."""
+        others = [other for other in self._rows if other != row]
+        if len(others) < count:
+            return math.nan
+        found = self._minimum(np.zeros(count), np.ones(count, dtype=bool), others)
+        return self._models[row].seconds(np.exp(found))
+
+    def _intervals(self, logs: Numbers, limit: float) -> tuple[Numbers, Numbers]:
+        low, high = np.zeros(len(logs)), np.full(len(logs), math.inf)
+        for place in range(len(logs)):
+            low[place] = self._end(logs, place, -1.0, limit, 0.0)
+            high[place] = self._end(logs, place, 1.0, limit, math.inf)
+            if math.isinf(high[place]):
+                self._probe(logs, place)
+                high[place] = self._end(logs, place, 1.0, limit, math.inf)
+        return low, high
+
+    def _probe(self, logs: Numbers, place: int) -> None:
+        """Learn what a cost does where it is much larger than the fitted one."""
+        for probe, row in (
+            (probe, row) for probe in _PROBES for row in self._rows if self._matters[row, place]
+        ):
+            at, beyond = logs.copy(), logs.copy()
+            at[place] += probe
+            beyond[place] += probe + _STEP
+            model = self._models[row]
+            here, there = (self._simulate(row, np.exp(each)) / model.factor for each in (at, beyond))
+            slopes = np.zeros(len(logs))
+            slopes[place] = max(0.0, (there - here) / (math.exp(beyond[place]) - math.exp(at[place])))
+            if slopes[place] > 0:
+                model.planes.insert(0, _Plane(np.exp(at), here, slopes))
+
+    def _end(self, logs: Numbers, place: int, side: float, limit: float, none: float) -> float:
+        """Return where the profile of a cost rises above its minimum by a limit; `none` if it does nowhere."""
+        free = np.ones(len(logs), dtype=bool)
+        free[place] = False
+        base = self._missed(logs, self._rows)
+        ceiling = float(base @ base) + limit
+
+        def above(distance: float, start: Numbers) -> tuple[bool, Numbers]:
+            at = start.copy()
+            at[place] = logs[place] + side * distance
+            at = self._minimum(at, free, self._rows)
+            missed = self._missed(at, self._rows)
+            return float(missed @ missed) > ceiling, at
+
+        inside, step, start = 0.0, 0.02, logs
+        while True:
+            outside = min(inside + step, _WIDEST)
+            beyond, reached = above(outside, start)
+            if beyond:
+                break
+            if outside >= _WIDEST:
+                return none
+            inside, step, start = outside, 1.6 * step, reached
+        for _ in range(12):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if above(middle, start)[0] else (middle, outside)
+        return math.exp(logs[place] + side * (inside + outside) / 2)

@@ -1,0 +1,37 @@
+"""Intervals of predictions, all of one level.
+
+    mean ± t(0.9, degrees of freedom) s        80 %: 10 % are below, 10 % above
+
+Student, "The probable error of a mean", Biometrika 1908. Quantiles of t by the expansion of Cornish and Fisher
+(Abramowitz and Stegun 26.7.5), and in closed form for one and two degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+
+LEVEL = 0.8
+"""Share of predictions that an interval is to hold, wherever one is reported."""
+_TAIL = (1 + LEVEL) / 2
+_NORMAL = 1.2815515655446004
+
+
+def t_quantile(freedom: int) -> float:
+    """Return by how many standard deviations an interval of `LEVEL` reaches to either side.
+
+    Args:
+        freedom: degrees of freedom of the deviation; 0: it is known.
+    """
+    if freedom <= 0:
+        return _NORMAL
+    if freedom == 1:
+        return math.tan(math.pi * (_TAIL - 0.5))
+    if freedom == 2:
+        return (2 * _TAIL - 1) / math.sqrt(2 * _TAIL * (1 - _TAIL))
+    z, n = _NORMAL, float(freedom)
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    )
