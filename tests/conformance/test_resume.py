@@ -52,6 +52,12 @@ def folders(tmp_path):
     return make
 
 
+def test_a_run_that_has_done_more_epochs_than_are_asked_for_ends_at_once(tmp_path):
+    whole = simulated(make_job("synchronous", 2, folder=tmp_path, epochs=3))
+    fewer = simulated(resumed(make_job("synchronous", 2, folder=tmp_path, epochs=1)))
+    assert (fewer.events[-1].outcome, fewer.sha256) == ("done", whole.sha256)
+
+
 def one_by_one(spec):
     """Tells whether every gradient is an update of its own."""
     return strategy(spec).traits(WORKERS).updates == strategy(spec).traits(WORKERS).gradients

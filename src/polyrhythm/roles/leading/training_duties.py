@@ -202,8 +202,10 @@ class TrainingDuties(Duties):
 
     def _lacks_test(self, snapshot: Snapshot) -> bool:
         """Return whether a checkpoint is of the end of an epoch whose test was lost with the run that wrote it."""
-        at_end = snapshot.step == self.job.calendar.start(snapshot.epoch) and not self.job.draws
-        return at_end and self.job.checkpointing.tested < snapshot.epoch < self.job.learning.epochs
+        epoch = snapshot.epoch
+        if self.job.draws or not self.job.checkpointing.tested < epoch < self.job.learning.epochs:
+            return False
+        return snapshot.step == self.job.calendar.start(epoch)
 
     def _stop_where_reached(self, epochs: int) -> None:
         if self._reached:
