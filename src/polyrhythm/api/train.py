@@ -22,13 +22,13 @@ from __future__ import annotations
 import ast
 import io
 import logging
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log2, prod
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -154,7 +154,7 @@ def train(
             folder=folder,
             checkpoints=config.keep_checkpoints,
             resume=resume is not None and not died_young(folder, config),
-            tested=0 if resume is None else tested_epochs(folder),
+            tested=None if resume is None else tested_epochs(folder),
             best=config.keep_best,
         )
         job = assemble(config, checkpointing)
@@ -419,7 +419,7 @@ def _check_importable(start_method: str, options: Mapping[str, Any]) -> None:
         )
 
 
-class _DefinedInMain(pickle.Pickler):
+class _DefinedInMain(ForkingPickler):
     """Collects the names of classes and functions of `__main__` that an object needs."""
 
     def __init__(self) -> None:
@@ -435,7 +435,7 @@ class _DefinedInMain(pickle.Pickler):
 def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
     for name in ("model", "data"):
         pickler = _DefinedInMain()
-        with suppress(pickle.PicklingError, AttributeError, TypeError):  # refused where it is sent
+        with suppress(Exception):  # what cannot be pickled is refused where it is sent
             pickler.dump(options.get(name))
         if pickler.names:
             raise RequestError(

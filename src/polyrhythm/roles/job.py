@@ -271,7 +271,7 @@ class CheckpointConfig:
         checkpoints: number of newest checkpoints to keep; 0 writes none.
         resume: whether to continue from the newest complete checkpoint.
         best: whether to keep the checkpoint of the highest test accuracy as well.
-        tested: epochs after which the run that is resumed was tested last; 0: not yet.
+        tested: epochs after which the run that is resumed was tested last; None: not known.
         claim: this start's claim to the folder.
     """
 
@@ -279,7 +279,7 @@ class CheckpointConfig:
     checkpoints: int = 2
     resume: bool = False
     best: bool = False
-    tested: int = 0
+    tested: int | None = None
     claim: Unclaimed = UNCLAIMED
 
 

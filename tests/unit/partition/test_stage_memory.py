@@ -96,7 +96,8 @@ def test_it_is_what_torch_allocates(start: int, stop: int) -> None:
 
     passes()  # what is allocated once and for all
     pictures = ROWS * 3 * 16 * 16 * 4 if stage.before is None else 0
-    assert said.backward + pictures == pytest.approx(allocated(passes), rel=0.1)
+    # What convolutions work in depends on the instruction set: of the smallest stage 13 % less is needed with AVX2.
+    assert said.backward + pictures == pytest.approx(allocated(passes), rel=0.15)
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ class TrainingDuties(Duties):
 
     def _lacks_test(self, snapshot: Snapshot) -> bool:
         """Return whether a checkpoint is of the end of an epoch whose test was lost with the run that wrote it."""
-        epoch = snapshot.epoch
-        if self.job.draws or not self.job.checkpointing.tested < epoch < self.job.learning.epochs:
+        epoch, tested = snapshot.epoch, self.job.checkpointing.tested
+        if self.job.draws or tested is None or not tested < epoch < self.job.learning.epochs:
             return False
         return snapshot.step == self.job.calendar.start(epoch)
 

@@ -75,7 +75,7 @@ def test_what_a_server_finds_does_not_count() -> None:
 
 def test_a_guest_on_another_kind_of_device_is_refused_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     def job(strategy: str) -> Any:
-        data = SimpleNamespace(train=[], image_shape=(1, 8, 8), classes=("a", "b"))
+        data = SimpleNamespace(train=[], image_shape=(1, 8, 8), classes=("a", "b"), listing_sha256="")
         return SimpleNamespace(
             strategy=strategy_from(strategy), workers=3, device=torch.device("cpu"), dataset=data
         )
