@@ -68,7 +68,8 @@ WEIGHTS = {
 }
 NEEDS_ROOT = ("disk", "link")
 KNOWN_FILES = {
-    *("arrivals.json", "checkpoints", "config.yaml", "environment.json", "events.jsonl", "model.safetensors"),
+    *("arrivals.json", "checkpoints", "config.yaml", "data.json", "environment.json", "events.jsonl"),
+    "model.safetensors",
     *("report.html", "stacks", "ledger.json", "pictures.json", "predictions.csv", "summary.json"),
 }
 BATCH, PAUSE_S, EPOCHS = 16, 0.01, 24
