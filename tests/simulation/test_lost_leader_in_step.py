@@ -205,4 +205,6 @@ def test_deaths_after_the_last_step_leave_nobody_waiting() -> None:
     for after_s in [0.0095 + number * 1e-4 for number in range(20)]:
         moments = (whole[-1].time_s + after_s, whole[-1].time_s + after_s + 2e-4)
         kills = tuple(Kill(rank=rank, at_s=at_s, restart_after_s=0.0) for rank, at_s in enumerate(moments))
-        play(replace(tried, faults=kills), 1, lambda event: None)
+        heard: list[Event] = []
+        play(replace(tried, faults=kills), 1, heard.append)  # raises where ranks wait for each other
+        assert of(RunEnded, heard)
