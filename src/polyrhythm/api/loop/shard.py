@@ -46,6 +46,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from threading import RLock
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -359,20 +360,25 @@ class Deal(Sampler[Any]):
             return list(self._sampler)
 
 
+_SEEDING = RLock()
+"""Global generators are shared by the threads of a process: seeds of two would mix."""
+
+
 @contextmanager
 def _seeded(purpose: str, *numbers: int) -> Iterator[None]:
     """Seed the global generators of torch, Python and NumPy inside, and set them back."""
-    python, numpy = random.getstate(), np.random.get_state()
     seed = seed_for(purpose, *numbers)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(generator_for(purpose, *numbers).get_state())
-            random.seed(seed)
-            np.random.seed(seed)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with _SEEDING:
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(generator_for(purpose, *numbers).get_state())
+                random.seed(seed)
+                np.random.seed(seed)
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
 def _digest(order: list[Any]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import RLock, Thread
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +27,25 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 Result = TypeVar("Result")
 _ENDING_S = 20.0
 """For ranks to end once one has failed: a thread that is left in torch's code aborts Python at its exit."""
+
+
+_one_by_one = RLock()
+
+
+def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        with _one_by_one:
+            return function(*args, **options)
+
+    return called
+
+
+# torch waits for its generator's lock while it holds Python's, and takes Python's while it holds the generator's (where
+# an allocation collects garbage): two threads that read or write its state at once can wait for each other for ever.
+for _name in ("get_rng_state", "set_rng_state", "manual_seed"):
+    for _module in (torch, torch.random):
+        setattr(_module, _name, _in_turn(getattr(_module, _name)))
 
 
 class Killed(BaseException):
