@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from math import cos, pi
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,13 @@ from polyrhythm.events import BatchesDrawn, Event, RunEnded, WorkerLost, WorkerP
 from polyrhythm.roles.dry_run import DryRun
 from polyrhythm.roles.world import StopRequest
 from polyrhythm.simulation.cluster import Cluster, Link
+from polyrhythm.simulation.fault_injector import FaultInjector
+from polyrhythm.simulation.injection.fault import parse_faults
 from polyrhythm.simulation.layout import lay_out
-from polyrhythm.simulation.run import simulate, simulate_dry_on, simulate_on
-from polyrhythm.simulation.simulated_run import ConstantCluster
+from polyrhythm.simulation.run import job_program, simulate, simulate_dry_on, simulate_on
+from polyrhythm.simulation.simulated_run import ConstantCluster, constant_run
 from polyrhythm.simulation.trials import Trial, play
+from polyrhythm.strategies.role_assignment import roles_in_order
 from polyrhythm.training.model_sizes import ModelSizes
 from simulation.drawing import Drawn, drawn, sizes_of
 from simulation.test_drawn_runs import check_end, told
@@ -175,6 +179,33 @@ def test_invariants_hold_and_images_are_seen_whatever_goes_wrong(name: str, seed
             continue
         lost = any(isinstance(event, WorkerLost) for event in events)
         assert lost or not events[-1].result["images_not_seen"] or run.stop_s is not None, str(run)
+
+
+def with_faults(spec: str, servers: int, faults: str) -> dict[str, Any]:
+    """Returns the figures of two epochs of 60 images on three workers, a batch of one image every 10 ms each."""
+    job = dataclasses.replace(make_job(spec, 3, dataset=blobs(60), epochs=2, batch_size=1), draws=True)
+    events: list[Event] = []
+    around = ConstantCluster(step_s=lambda _: 0.01, latency_s=1e-3)
+    stage = constant_run(roles_in_order(3, servers), job_program(job), events.append, around)
+    FaultInjector(stage, job.strategy, parse_faults(faults)).play()
+    ended = events[-1]
+    assert isinstance(ended, RunEnded)
+    return ended.result
+
+
+@pytest.mark.parametrize("without", [3, 4])
+def test_the_last_batch_of_a_killed_worker_is_computed_again_unless_all_servers_have_it(without: int) -> None:
+    faults = f"drop(source=1, to={without}, from_s=0.089); kill(rank=1, at_s=0.1)"
+    figures = with_faults("parameter_server(servers=2)", 2, faults)
+    assert (figures["workers_lost"], figures["images_not_seen"]) == (1, 0)
+    assert sum(figures["staleness"]["histogram"].values()) == 2 * 120 + 1  # the other server counts it twice
+
+
+@pytest.mark.parametrize("server", [3, 4])
+def test_a_worker_that_dies_after_a_server_leaves_its_batches_to_others(server: int) -> None:
+    faults = f"kill(rank={server}, at_s=0.05); kill(rank=1, at_s=0.1)"
+    figures = with_faults("parameter_server(servers=2, replicas=2)", 2, faults)
+    assert (figures["servers_lost"], figures["workers_lost"], figures["images_not_seen"]) == (1, 1, 0)
 
 
 def test_lock_step_has_fixed_shares_and_others_draw_unless_told_otherwise() -> None:

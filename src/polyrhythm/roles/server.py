@@ -68,8 +68,6 @@ def serve(
     faults = strategy.faults(len(world.roles.workers))
     part = strategy.server(ServerSetting(index, world.roles, finite, network.lent_memory()))
     channel = LeaderChannel(world, strategy)
-    # Of several that have the same workers, one says what counts.
-    says_counts = draws and (index == 0 or strategy.traits(len(world.roles.workers)).leaves > 0)
     states = States(part, index, channel)
     states.resume(faults.shards_of(index) if resume and not world.rejoins else [])
     reporter = Reporter(index, part, world)
@@ -91,7 +89,7 @@ def serve(
             if not world.goes_on_without(loss.rank, faults):
                 raise
             outbox.send(_handle_loss(part, on_loss, channel, loss))
-            if says_counts and loss.rank in (counted := part.stats().steps):
+            if draws and loss.rank in (counted := part.stats().steps):
                 channel.send(StepsCounted(loss.rank, counted[loss.rank], loss.losses).message())
             looked_at = now()
             continue

@@ -212,10 +212,14 @@ class Leader(ControlPlane):
         self._group_in_rounds = faults.regroups_apart and traits.exchange_every != 1
         self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
         self._unheard: set[int] = set()
-        # How many of each worker are lost, and of how many of these servers have told what counts.
+        """Workers that may wait for this new leader in a round before they have heard that it leads."""
+        # How many of each worker are lost, and of how many of these servers have reported what counts.
         self._struck_off: Counter[int] = Counter()
         self._counted: Counter[int] = Counter()
-        """Workers that may wait for this new leader in a round before they have heard that it leads."""
+        self._counts: dict[tuple[int, int], dict[int, int]] = {}
+        """The steps that count, by worker and losses, as each server reports them, until all have."""
+        self._has_leaves = traits.leaves > 0
+        self._newer_servers: set[int] = set()
         duties.attach(self)
 
     # What a worker asks of the control plane.
@@ -449,8 +453,11 @@ class Leader(ControlPlane):
             if loss.rank not in through and not self._world.goes_on_without(loss.rank, self._faults):
                 raise
             if server:
-                self._struck_off.clear()  # nobody may be left who tells what counts
                 self.servers.lose(loss.rank)
+                self._newer_servers.add(loss.rank)
+                if not self._counting_servers:  # nobody may be left who reports what counts
+                    self._struck_off.clear()
+                self._settle_counts()
             else:
                 self._strike_off(loss.rank)
             return True
@@ -480,8 +487,9 @@ class Leader(ControlPlane):
         elif kind is Kind.COUNTED:
             counted = StepsCounted.from_message(message)
             worker = self._worker(counted.rank)
-            self._counted[worker] = max(self._counted[worker], counted.losses)
-            self._give_back(self._worker(counted.rank), counted.steps, counted.losses)
+            if counted.losses > self._counted[worker]:
+                self._counts.setdefault((worker, counted.losses), {})[source] = counted.steps
+                self._settle_counts()
         elif kind is Kind.TAKEN:
             self._duties.took(self._worker(source), TakenBatches.from_message(message))
         else:
@@ -523,11 +531,27 @@ class Leader(ControlPlane):
         elif worker in self.attendance.present:
             self.views.pending.lose(worker)
             self._lose(worker)
-            if self._world.roles.servers and self.deal is not None:
+            if self.deal is not None and (self._counting_servers or self._has_leaves):
                 self._struck_off[worker] = self.attendance.losses(worker)
             self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
                 self._group.lose(worker, self.attendance.losses(worker))
+
+    @property
+    def _counting_servers(self) -> set[int]:
+        """Servers of which each reports the steps that count of every lost worker.
+
+        A leaf knows of its own workers alone, and the successor of a lost server of later losses alone.
+        """
+        return set() if self._has_leaves else {*self.servers.attendance.present} - self._newer_servers
+
+    def _settle_counts(self) -> None:
+        """Give back the batches of lost workers once all servers have reported what counts: what all of them have."""
+        for (worker, losses), steps in sorted(self._counts.items()):
+            if self._counting_servers <= steps.keys():
+                del self._counts[worker, losses]
+                self._counted[worker] = max(self._counted[worker], losses)
+                self._give_back(worker, min(steps.values()), losses)
 
     def _lose(self, worker: int) -> None:
         """Give a worker up for lost; without servers, which say what counts of it, by what it has said of itself."""
