@@ -4,7 +4,7 @@
 
 Each instruction set that the libraries can be held to is first tried on products of matrices and vectors over all
 offsets in a 64-byte line, and is left out where it changes no bit on this machine.
-`--sample` runs a few files, with products rounded by address alone.
+`--sample` runs a few files, and of those what `tests/sample.md` says, with products rounded by address alone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
             "-m",
             "pytest",
             "-q",
-            "--sample",
+            *(["--sample"] if sampled else []),
             "--numprocesses",
             "auto",
             "--dist",

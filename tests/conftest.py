@@ -50,8 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--sample"):
-        kept = [item for item in items if sample.has(item.nodeid)]
-        config.hook.pytest_deselected(items=[item for item in items if not sample.has(item.nodeid)])
+        kept = sample.chosen(items)
+        config.hook.pytest_deselected(items=[*set(items) - set(kept)])
         items[:] = kept
 
 

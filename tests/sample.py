@@ -1,11 +1,17 @@
-"""What `make test` runs of the whole suite: the cases of the table in `sample.md`, and a quarter of drawn seeds."""
+"""What `make test` runs of the whole suite: the cases that `sample.md` names, and a quarter of drawn seeds."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
+import pytest
+
+from conformance.jobs import strategies
 from polyrhythm.simulation.trials import Failure, Trial, try_seeds
 
 whole = True
@@ -24,14 +30,68 @@ def failures_of(trial: Trial, drawn: range) -> tuple[Failure, ...]:
     return tried.failures
 
 
-def has(test: str) -> bool:
-    """Return whether a test (`tests/FILE::NAME`) is in the sample: its file has no row, or its name a part of it."""
+_STRATEGIES = 12
+"""If a test is run for more strategies, the sample has those that `sample.md` lists."""
+
+_CASES, _KEPT = 20, 3
+"""If a test without processes has more cases, the sample has one of three."""
+
+
+def chosen(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests that are in the sample: see `sample.md`."""
+    kept = [item for item in items if _has_row(item.nodeid)]
+    strategies_of: defaultdict[str, set[str]] = defaultdict(set)
+    for item in kept:
+        strategies_of[_function(item)] |= _strategies(item)
+    listed = set(_listed())
+    kept = [
+        item
+        for item in kept
+        if len(strategies_of[_function(item)]) <= _STRATEGIES
+        or not (own := _strategies(item))
+        or own & listed
+    ]
+    cases = Counter(map(_function, kept))
+    return [
+        item
+        for item in kept
+        if cases[_function(item)] <= _CASES
+        or "tests/on_processes/" in item.nodeid
+        or crc32(item.nodeid.encode()) % _KEPT == 0
+    ]
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _strategies(item: pytest.Item) -> set[str]:
+    values: Sequence[object] = [*item.callspec.params.values()] if hasattr(item, "callspec") else []
+    return {value for value in values if isinstance(value, str)} & _all_strategies()
+
+
+def _has_row(test: str) -> bool:
     file, _, name = test.partition("::")
     parts = _table().get(file.partition("tests/")[2])
     return parts is None or any(part in name for part in parts)
 
 
 @cache
+def _all_strategies() -> set[str]:
+    return set(strategies())
+
+
+def _text() -> str:
+    return Path(__file__).with_suffix(".md").read_text()
+
+
+@cache
+def _listed() -> list[str]:
+    (line,) = (line for line in _text().splitlines() if line.startswith("Strategies: "))
+    return re.findall("`([^`]+)`", line)
+
+
+@cache
 def _table() -> dict[str, list[str]]:
-    rows = (line.split(" | ") for line in Path(__file__).with_suffix(".md").read_text().splitlines())
+    rows = (line.split(" | ") for line in _text().splitlines())
     return {row[0].strip(" `|"): re.findall("`([^`]+)`", row[1]) for row in rows if row[0].startswith("| `")}
