@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import socket
@@ -20,6 +21,14 @@ def missing(*programs: str) -> list[str]:
     """Gives the programs that this machine lacks."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     return [program for program in programs if shutil.which(program, path=path) is None]
+
+
+def may_log_in() -> bool:
+    """Whether this user has a login shell."""
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_shell).name not in ("nologin", "false")
+    except KeyError:
+        return False
 
 
 def ranks_of(folder: Path) -> dict[int, int]:

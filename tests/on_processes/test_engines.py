@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from on_processes.commands import Result, Started, finished, wait_for
-from on_processes.engines import missing, ranks_of, slurm_cluster, ssh_server
+from on_processes.engines import may_log_in, missing, ranks_of, slurm_cluster, ssh_server
 from on_processes.runs import ending
 from polyrhythm.events import CheckpointSaved, Evaluated, RunEnded, RunStarted, WorkerJoined
 from polyrhythm.reporting.event_log import read_events
@@ -40,6 +40,8 @@ def killed(run: Path, rank: int) -> None:
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
     if lacking := missing("sshd", "ssh"):
         pytest.skip(f"needs {', '.join(lacking)}")
+    if not may_log_in():
+        pytest.skip("this user has no login shell, and sshd lets in none without one")
     with ssh_server(tmp_path_factory.mktemp("ssh")) as found:
         yield found
 
@@ -295,8 +297,8 @@ def test_a_slurm_job_comes_back_on_fewer_nodes_after_its_notice(tmp_path: Path, 
             lambda: "PENDING" in slurm("squeue", "--noheader", "--job", job, "--format=%T"), "the requeue"
         )
         assert _begun(run) == [3]
-        # It waits two minutes otherwise. A start within the second in which its nodes ended it would be refused by them,
-        # and end the job for good: they cannot tell it from the launch that they have been told to end.
+        # It waits two minutes otherwise. A start within the second in which its nodes ended it is refused by them, and
+        # ends the job for good: they take it for the launch that they have been told to end.
         slurm("scontrol", "update", f"JobId={job}", "StartTime=now+2")
         wait_for(lambda: _begun(run) == [3, 1], "the run to go on with one worker and its server")
         assert "n1" in slurm("squeue", "--noheader", "--job", job, "--format=%N")
