@@ -161,7 +161,7 @@ def _headline(title: str, known: Mapping[str, Any]) -> str:
 
 def _interval(known: Mapping[str, Any]) -> str:
     found = known.get("test_top1_interval")
-    if not found:
+    if not found or "test_images" not in known:
         return ""
     low, high = found
     text = f"{percent(low)} to {percent(high)} with 95 % confidence, of {whole(known['test_images'])} images"

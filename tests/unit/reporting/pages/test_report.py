@@ -224,6 +224,17 @@ def test_reporting_needs_neither_torch_nor_tensorboard_to_be_imported():
     assert done.stdout.strip() == "[]"
 
 
+def test_an_interval_of_an_unknown_number_of_images_is_left_out(tmp_path, story):
+    log = EventLog(tmp_path / "events.jsonl")
+    result = {"test_top1": 0.3, "test_top1_interval": [0.108, 0.603]}
+    for event in [*story, RunEnded(time_s=9.5, outcome="done", result=result)]:
+        log.on_event(event)
+    log.close()
+    page = write_report(tmp_path).read_text()
+    assert "30.0 %" in page
+    assert "95 % confidence" not in page
+
+
 def test_a_report_shows_the_confusion_its_intervals_and_pictures(tmp_path, story):
     """What is in the page are the figures of the result and the pictures of the folder; damaged ones are left out."""
     png = base64.b64encode(b"not looked into").decode()
