@@ -165,7 +165,7 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     # A comparison does not take the place of its report.
     page = (tmp_path / "plan" / "report.html").read_bytes()
     with pytest.raises(
-        RequestError, match="holds a plan, .* repeat it with polyrhythm plan --cluster ut_austin"
+        RequestError, match=r"holds a plan, .* repeat it with polyrhythm plan --cluster ut_austin"
     ):
         carry_out(read_plan(tmp_path / "plan"), resume=tmp_path / "plan", jobs=1)
     assert (tmp_path / "plan" / "report.html").read_bytes() == page

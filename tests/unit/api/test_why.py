@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.why import predict_run, why
+from polyrhythm.api.why import Why, predict_run, why
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.simulation.cluster import cluster_text
@@ -82,6 +82,63 @@ def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:
     assert other.cluster == "office"
     with pytest.raises(RequestError):
         why(tmp_path / "nothing")
+
+
+def test_a_real_run_is_held_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
+    """The right link gives the run's own speed; with a faster one, what it does not explain is a cause."""
+    link = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e6}
+    where = cluster({"count": 1, "workers": 2}, step_time="constant(seconds=0.1)", inside=link)
+    run = simulate(
+        cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "workers": 2, "epochs": 1}
+    )
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    path = tmp_path / "run" / "environment.json"
+    described = json.loads(path.read_text())
+
+    def why_with(**measured: float) -> Why:
+        path.write_text(json.dumps({**described, "link": measured}))
+        return why(tmp_path / "run")
+
+    found = why_with(**link)
+    assert found.cluster == "the run's machine, as it was measured"
+    assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.03)
+    fast = why_with(latency_s=1e-5, bandwidth_bytes_per_s=1e10)
+    beyond = next(cause for cause in fast.causes if cause.what.startswith("messages beyond"))
+    gain = fast.rehearsed_images_per_s / found.rehearsed_images_per_s - 1
+    assert beyond.gain == pytest.approx(gain, abs=0.02)
+    assert gain > 0.1
+    assert why_with(latency_s=-1.0).cluster == "the run's own record"
+
+
+def test_processes_on_the_same_cores_and_tests_are_causes_of_a_real_run(tmp_path: Path) -> None:
+    """Half of every step was spent waiting for a core, and a second of each epoch on its test."""
+    where = cluster({"count": 1, "workers": 4}, step_time="constant(seconds=0.1)")
+    job = {**JOB, "strategy": "synchronous", "epochs": 4, "balance": "off"}
+    simulate(cluster=where, out=tmp_path / "run", **job)
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    log = tmp_path / "run" / "events.jsonl"
+    later_s, lines = 0.0, []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "Evaluated":
+            later_s += 1.0
+        if event["event"] == "WorkerProgress":
+            event["processor_s"] = 0.05 * event["steps"]
+        lines.append(json.dumps({**event, "time_s": event["time_s"] + later_s}))
+    log.write_text("\n".join(lines) + "\n")
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "cores": 2}))
+
+    found = why(tmp_path / "run")
+    causes = {cause.what: cause for cause in found.causes}
+    tests, processor = causes["tests"], causes["other processes on the same cores"]
+    without_tests_s = 4 * 32 / (found.rehearsed_images_per_s * (1 + tests.gain))
+    assert without_tests_s == pytest.approx(0.1, rel=0.03)
+    step_s = 4 * 32 / found.rehearsed_images_per_s
+    assert processor.gain == pytest.approx(step_s / (step_s - 0.05) - 1, abs=0.05)
+    (fewer,) = (change for change in found.changes if change.what == "2 workers, one a core (--workers 2)")
+    assert fewer.gain < processor.gain  # half the workers on as many cores
+    assert "testing" in found.held_back
 
 
 PLANTED: dict[str, dict[str, Any]] = {
