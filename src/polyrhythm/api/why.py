@@ -52,6 +52,7 @@ _PROCESSOR, _INPUT = "other processes on the same cores", "batches that are not 
 _TESTS = "tests"
 _UNEXPLAINED = "messages beyond the measured link's time"
 _FREE, _LATENCY_S, _LEAST_FACTOR, _DRAWS = 1e15, 1e-5, 1e-3, 1000
+_LEAST_STEPS, _STEPS_OF_ALL = 40, 1200
 _RECORD, _MEASURED = "the run's own record", "the run's machine, as it was measured"
 _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
@@ -65,12 +66,14 @@ class Change:
         images_per_s: of the rehearsal with it.
         gain: over the rehearsal of the run as it was: 0.38 is 38 % more images a second.
         caution: what it changes besides speed; empty if it changes nothing that is learned.
+        options: of a run, that make the change.
     """
 
     what: str
     images_per_s: float
     gain: float
     caution: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,10 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
                 other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other, of=_CAUSES
             )
     refused: dict[str, str] = {}
-    found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused)
+    steps = max(
+        _LEAST_STEPS, _STEPS_OF_ALL // workers
+    )  # the first ones, before shares are balanced, count little
+    found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused, steps=steps)
     rates = {each.family: each.images_per_s for each in found}
     if strategy not in rates:
         raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
@@ -184,19 +190,23 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
             images_per_s=rates[what],
             gain=rates[what] / base * (slower if what == _PLAIN else 1.0) - 1,
             caution=caution,
+            options={
+                **candidate.options,
+                **({"strategy": candidate.strategy} if candidate.strategy != strategy else {}),
+            },
         )
-        for what, (_, caution) in tried.items()
+        for what, (candidate, caution) in tried.items()
         if what in rates
     ]
     causes = []
     servers = strategy_from(strategy).traits(workers).servers
     for what, without in {**_without(where, servers), **_with_shorter_steps(where, costs)}.items():
-        free = rehearse(without, [as_it_was], options, {})
+        free = rehearse(without, [as_it_was], options, {}, steps=steps)
         gain = free[0].images_per_s / base - 1 if free else 0.0
         if what == _PROCESSOR and (cores := _cores(folder)) and 0 < cores - servers < workers:
             kept = {rank: factor for rank, factor in without.slow.items() if rank < cores - servers}
             alone = replace(as_it_was, workers=cores - servers)
-            fewer = rehearse(_changed(without, slow=kept), [alone], options, {})
+            fewer = rehearse(_changed(without, slow=kept), [alone], options, {}, steps=steps)
             for each in fewer:
                 changes.append(
                     Change(
@@ -204,6 +214,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
                         images_per_s=each.images_per_s,
                         gain=each.images_per_s / base - 1,
                         caution="another batch of all workers together",
+                        options={"workers": each.workers},
                     )
                 )
                 relieves[changes[-1].what] = (_PROCESSOR,)
@@ -260,7 +271,6 @@ def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
             nic=free,
             inside=free,
             racks=None,
-            server_bandwidth_bytes_per_s=None,
         ),
     }
     if servers:

@@ -166,6 +166,37 @@ def test_a_planted_cause_is_first_and_its_gain_is_that_of_a_run_without_it(
     assert first.remedy
 
 
+SERVED = [{"count": 4}, {"count": 1}]
+AT_SERVERS: dict[str, dict[str, Any]] = {
+    "the network": {
+        "hosts": [{"count": 4}, {"count": 1, "nic": {"latency_s": 5e-2, "bandwidth_bytes_per_s": 1e9}}]
+    },
+    "the servers": {"server_update": {"seconds": 5e-2, "bandwidth_bytes_per_s": 1e9}},
+}
+
+
+@pytest.mark.parametrize("cause", AT_SERVERS)
+def test_a_far_server_is_told_from_a_busy_one_and_the_remedy_gains_what_was_predicted(
+    tmp_path: Path, cause: str
+) -> None:
+    changed = dict(AT_SERVERS[cause])
+    ill = cluster(*changed.pop("hosts", SERVED), step_time="constant(seconds=0.1)", **changed)
+    well = cluster(*SERVED, step_time="constant(seconds=0.1)")
+    job = {key: value for key, value in JOB.items() if key != "epochs"}
+    job |= {"strategy": ONE, "gradients": "none", "steps": 200}
+    before = simulate(cluster=ill, out=tmp_path / "ill", **job).figures["images_per_s"]
+    truth = simulate(cluster=well, out=tmp_path / "well", **job).figures["images_per_s"] / before - 1
+    found = why(tmp_path / "ill")
+    first = found.causes[0]
+    assert first.what == cause
+    assert first.gain == pytest.approx(truth, abs=0.1)
+    (remedy,) = (change for change in found.changes if change.what == first.remedy)
+    after = simulate(cluster=ill, out=tmp_path / "remedy", **{**job, **remedy.options}).figures[
+        "images_per_s"
+    ]
+    assert after / before - 1 == pytest.approx(first.remedy_gain, abs=0.1)
+
+
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
     where = cluster({"count": 4}, step_time="constant(seconds=1)")
     simulate(cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "epochs": 1})
