@@ -335,16 +335,20 @@ class Race:
         return {"strategy": candidate.strategy, "workers": candidate.workers, **candidate.options, **length}
 
     def _note(self, entrant: Entrant, seed: int, epochs: int, run: ComparedRun) -> None:
+        reached = run.test_at(self._limits.target) is not None
+        cut_short = run.outcome != "done" and not reached
+        if cut_short and seed == 0 and run.tests:
+            entrant.left_behind = self._behind(entrant, run.tests[-1].event.time_s)
+        if cut_short and not entrant.left_behind:
+            return  # by the user: nothing is known of it but what was known before
         entrant.epochs = max(entrant.epochs, epochs)
-        if run.test_at(self._limits.target) is not None:
+        if reached:
             entrant.runs[seed] = run
             entrant.missed_s.pop(seed, None)
-        elif seed > 0 and run.tests and run.outcome == "done":
-            entrant.missed_s[seed] = run.tests[-1].event.time_s
         elif seed == 0:
             entrant.short = run
-            if run.tests and run.outcome != "done" and not self.interrupted:
-                entrant.left_behind = self._behind(entrant, run.tests[-1].event.time_s)
+        elif run.tests:
+            entrant.missed_s[seed] = run.tests[-1].event.time_s
 
     def _judge(self, entrant: Entrant, seed: int, tested: Mapping[str, float]) -> bool:
         time_s = tested["time_s"]

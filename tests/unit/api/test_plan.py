@@ -264,6 +264,33 @@ def test_an_interrupted_race_keeps_its_answer(tmp_path: Path, monkeypatch: pytes
         plan(**asked, target="top1=0.999", epochs=1, out=tmp_path / "nothing")
 
 
+def test_a_trial_that_was_interrupted_is_not_said_to_have_had_its_epochs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the longer trials of two candidates, once the first one has reached the target."""
+    judge, reached = race.Race._judge, []
+
+    def judged(self: race.Race, *arguments: Any) -> bool:
+        goes_on = judge(self, *arguments)
+        reached.extend([True] if self._reached else [])
+        return goes_on and not reached
+
+    make = race.make_runs
+
+    def interrupted(*arguments: Any) -> bool:
+        return make(*arguments) or bool(reached)
+
+    monkeypatch.setattr(race.Race, "_judge", judged)
+    monkeypatch.setattr(race, "make_runs", interrupted)
+    asked = {**JOB, "strategies": "synchronous; easgd", "workers": [4], "seeds": 1, "jobs": 1}
+    found = plan(
+        **asked, target="top1=0.85", epochs=2, trial_epochs=40, compressors="none", out=tmp_path / "plan"
+    )
+    assert found.interrupted
+    (other,) = found.others
+    assert other.left_out.startswith("not known within 2 epochs: the best was top1 ")
+
+
 MACHINES = """
 currency: EUR
 date: 2025-01
