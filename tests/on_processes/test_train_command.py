@@ -349,7 +349,19 @@ def test_unreadable_images_are_left_out_if_asked(tmp_path: Path) -> None:
 
 
 def test_why_holds_a_run_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
-    train = ["train", "--data", "digits", "--model", "mlp", "--workers", "2", "--epochs", "300", "--out", "run"]
+    train = [
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp",
+        "--workers",
+        "2",
+        "--epochs",
+        "300",
+        "--out",
+        "run",
+    ]
     trained, why, elsewhere = shell(
         tmp_path, train, ["why", "run", "--json"], ["why", "run", "--cluster", "office"]
     )
