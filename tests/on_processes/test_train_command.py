@@ -346,3 +346,30 @@ def test_unreadable_images_are_left_out_if_asked(tmp_path: Path) -> None:
     assert "skip_unreadable: true" in config
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["command"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pets", "run"]
+
+
+def test_why_holds_a_run_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
+    train = [
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp",
+        "--workers",
+        "2",
+        "--epochs",
+        "300",
+        "--out",
+        "run",
+    ]
+    trained, why, elsewhere = shell(
+        tmp_path, train, ["why", "run", "--json"], ["why", "run", "--cluster", "office"]
+    )
+    assert trained.status == why.status == 0
+    link = json.loads((tmp_path / "run" / "environment.json").read_text())["link"]
+    assert link["latency_s"] > 0
+    assert link["bandwidth_bytes_per_s"] > 0
+    assert why.figures["cluster"] == "the run's machine, as it was measured"
+    assert why.figures["another"] is False
+    assert why.figures["rehearsed_images_per_s"] > 0
+    assert "which --cluster names: not what the run was on" in elsewhere.out

@@ -132,6 +132,31 @@ def test_measured_figures_of_the_readme_stand_on_the_linked_page() -> None:
     for line in lines:
         link = re.search(r"\]\(([^)]+)\)", line)
         assert link is not None, f"no page: {line}"
-        page = (ROOT / link[1]).read_text()
-        for number in re.findall(r"\d[\d,.]*\d|\d", line.partition("](")[0]):
-            assert re.search(rf"(?<!\d){re.escape(number)}(?!\d)", page), f"{number} is not on {link[1]}"
+        assert link[1] != "docs/measured.md", f"not the page of the figures itself: {line}"
+        stands_on(ROOT / link[1], line.partition("](")[0])
+
+
+def test_measured_figures_of_the_documents_stand_on_the_linked_page() -> None:
+    """Of every row of "What has been measured", the linked page has each number of the answer, and a command."""
+    page = ROOT / "docs" / "measured.md"
+    rows = [
+        line.strip("| ").split(" | ") for line in page.read_text().splitlines() if "](../benchmarks/" in line
+    ]
+    assert len(rows) > 10
+    for _, answer, *figures in rows:
+        link = re.search(r"\]\((\.\./benchmarks/[^)#]+)", figures[-1])
+        assert link is not None
+        measured = page.parent / link[1]
+        stands_on(measured, answer)
+        folder = measured.resolve().parent
+        shown = "".join(other.read_text() for other in folder.glob("*.md"))
+        assert re.search(rf"(?:python {folder.relative_to(ROOT)}/|polyrhythm )\S", shown), (
+            f"no command: {link[1]}"
+        )
+
+
+def stands_on(page: Path, sentence: str) -> None:
+    """Asserts that a page has every number of a sentence."""
+    text = page.read_text()
+    for number in re.findall(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d", sentence):
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), f"{number} is not on {page}"

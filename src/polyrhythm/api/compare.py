@@ -13,6 +13,7 @@ other, since two at once would slow each other down.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -37,7 +38,7 @@ from polyrhythm.api.observed_run import choose_folder, finished_run
 from polyrhythm.api.rehearsal import STRATEGIES
 from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.api.simulate import GRADIENTS
-from polyrhythm.claim import UNCLAIMED, claim, drafted
+from polyrhythm.claim import UNCLAIMED, Claim, claim, drafted
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
 from polyrhythm.config.recipe import as_command, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
@@ -520,7 +521,7 @@ def carry_out(
         tell: receives a line about every run that has ended.
 
     Raises:
-        RequestError: the request is wrong, or no run of it is possible.
+        RequestError: the request is wrong, no run of it is possible, or the folder to go on with is that of a plan.
     """
     if jobs is not None and jobs < 1:
         raise RequestError(f"jobs must be at least 1 (given {jobs})")
@@ -530,13 +531,12 @@ def carry_out(
                 f"{out} holds another comparison: name another folder with --out, or continue it with --resume {out}"
             )
         resume = out
+    if resume is not None and what.asked:
+        raise RequestError(
+            f"{resume} holds a plan, whose report a comparison would overwrite: repeat it with {what.asked}"
+        )
     folder = Path(resume) if resume is not None else choose_folder(out, "compare")
-    existed = folder.exists()
-    try:
-        holder = claim(folder, [])
-    except OSError as error:
-        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
-    try:
+    with claimed(folder) as holder:
         holder.write(folder / PLAN_FILE, _as_yaml(what))
         refused: dict[str, str] = {}
         count = jobs or (available_cores() if what.simulation else 1)
@@ -552,6 +552,22 @@ def carry_out(
         comparison = replace(Comparison.of(found, target, refused), notes=notes)
         write(comparison, folder, what.command())
         return Compared(folder, comparison, interrupted)
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[Claim]:
+    """Hold a folder for runs; a new one is removed if it fails before one of them has begun.
+
+    Raises:
+        RequestError: the folder cannot be written.
+    """
+    existed = folder.exists()
+    try:
+        holder = claim(folder, [])
+    except OSError as error:
+        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
+    try:
+        yield holder
     except (RequestError, KeyboardInterrupt):
         tried = (folder / TUNING).is_dir()
         if not existed and not tried and not any(_started(path) for path in folder.iterdir()):

@@ -18,11 +18,9 @@ cluster's own hosts; its images over their throughput are the time on other mach
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,13 +30,13 @@ from typing import Any
 
 import yaml
 
-from polyrhythm.api.compare import PLAN_FILE, REPORT_FILE, write
+from polyrhythm.api.compare import PLAN_FILE, REPORT_FILE, claimed, write
 from polyrhythm.api.compare import Plan as Trials
 from polyrhythm.api.observed_run import choose_folder
 from polyrhythm.api.race import LONGEST, Entrant, Limits, Race, not_known
 from polyrhythm.api.rehearsal import STRATEGIES, Candidate, rehearse, with_servers
 from polyrhythm.api.simulate import laid_out
-from polyrhythm.claim import UNCLAIMED, claim
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import default_optimizer, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.ensemble import Ensemble
@@ -49,7 +47,7 @@ from polyrhythm.data.balances.measured import Measured
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
-from polyrhythm.planning.intervals import t_quantile
+from polyrhythm.planning.intervals import Noise, noise_of
 from polyrhythm.reporting.comparison import Comparison, read_run, throughput
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.event_log import LOG_FILE
@@ -65,7 +63,7 @@ CONSIDERED = (*STRATEGIES, "pipeline(balance=auto)")
 """What is chosen among, unless the user says otherwise."""
 AUTO = "auto"
 _COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
-_EXPLAINED = 3
+_EXPLAINED, _NAMED = 3, 3
 _UNLIMITED = 1e15
 _WORTH_IT = 1.1
 """Times as many images a second that compression must bring in rehearsal to be tried: it may cost images."""
@@ -190,7 +188,10 @@ class Plan:
                 f"; next is {after.candidate.name}, {self.cost(after)}" if after else " and the only choice"
             )
             return f"{text}."
-        names = "; ".join(f"{each.candidate.name}, {self.cost(each)}" for each in rivals)
+        shown = rivals if len(rivals) <= _NAMED else rivals[: _NAMED - 1]
+        names = "; ".join(f"{each.candidate.name}, {self.cost(each)}" for each in shown)
+        if len(shown) < len(rivals):
+            names += f"; and {counted(len(rivals) - len(shown), 'other')}"
         alike = "cheap" if self.for_money else "fast"
         return (
             f"{text}. It {_advantage(best, rivals)}, and is as {alike} within the noise of seeds as {names}."
@@ -288,7 +289,7 @@ def plan(
     currency: str = "",
     deadline_s: float | None = None,
     optimise: str | None = None,
-    trials: int = 12,
+    trials: int = 24,
     seeds: int = 3,
     trial_epochs: int | None = None,
     out: str | Path | None = None,
@@ -313,7 +314,7 @@ def plan(
         currency: of the budget; empty: the cluster's.
         deadline_s: seconds.
         optimise: `time` or `money`; None: money where only a deadline is given, else time.
-        trials: candidates that are trained in simulation, each strategy's fastest at least.
+        trials: most candidates that are trained in simulation; each strategy's fastest is one.
         seeds: of candidates within reach of the best.
         trial_epochs: most epochs of a trial; None: eight times those of the job.
         out: the folder of the trials, new or empty; None: a new one under `runs/`.
@@ -370,6 +371,8 @@ def plan(
     first, rest = most_promising([each for each in found if each not in smaller])
     limits = Limits(
         target=wanted.goal,
+        trials=max(trials, len(first) + len(smaller)),
+        for_money=wanted.for_money and all(each.price_per_hour is not None for each in found),
         epochs=_epochs(options),
         most_epochs=trial_epochs or LONGEST * _epochs(options),
         seeds=seeds,
@@ -388,46 +391,16 @@ def plan(
         asked=as_command(["plan"], {"cluster": cluster, "target": target, "budget": budget, **options}),
     )
     folder = choose_folder(out, "plan")
-    with _claimed(folder):
+    with claimed(folder):
         race = Race(folder, trainings, limits, jobs or available_cores(), tell)
-        race.run([*first, *smaller], lambda best: _of_leading(best, rest, max(0, trials - len(first))))
+        race.run([*first, *smaller], rest)
         return _ranked(race, folder, trainings, [*found, *rentable], refused, where_priced, wanted)
-
-
-@contextlib.contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """Hold a folder for trials; one without any is removed if they fail."""
-    existed = folder.exists()
-    try:
-        holder = claim(folder, [])
-    except OSError as error:
-        raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
-    try:
-        yield
-    except (RequestError, KeyboardInterrupt):
-        if not existed and not any(path.is_dir() for path in folder.iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    finally:
-        holder.release()
 
 
 def _epochs(options: Mapping[str, Any]) -> int:
     """Return the epochs of a job."""
     config = configure({}, {**options, "strategy": "synchronous", "workers": 1})
     return config.epochs or opened(config).default_epochs
-
-
-def _of_leading(best: Sequence[Entrant], rest: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return some more candidates, of the strategies that lead.
-
-    Args:
-        best: entrants, the best first.
-        rest: what was not tried, the highest throughput first.
-        count: of candidates.
-    """
-    places = {each.candidate.family: place for place, each in reversed(list(enumerate(best)))}
-    return sorted(rest, key=lambda each: places.get(each.family, len(places)))[:count]
 
 
 @dataclass(frozen=True)
@@ -694,7 +667,7 @@ def _ranked(
         raise RequestError(next(iter(refused.values()), "no trial could be made"))
     noise = noise_of([each.seconds(goal) for each in entrants])
     every = [
-        _choice(other, entrant, goal, trainings, noise)
+        _choice(other, entrant, goal, trainings, noise, race.dominated(entrant))
         for entrant in entrants
         for other in (entrant.candidate, *_elsewhere(entrant.candidate, found))
     ]
@@ -705,7 +678,7 @@ def _ranked(
         yaml.safe_dump(vars(replace(trainings, cases=cases)), sort_keys=False), encoding="utf-8"
     )
     write(comparison, folder, trainings.command())
-    reaching = [each for each in every if math.isfinite(each.seconds[0])]
+    reaching = [each for each in every if math.isfinite(each.seconds[0]) and not each.left_out]
     if not reaching and race.interrupted:
         raise KeyboardInterrupt
     if not reaching:
@@ -740,44 +713,6 @@ def _ranked(
     return made
 
 
-@dataclass(frozen=True)
-class Noise:
-    """How much times to the target differ between seeds.
-
-    Attributes:
-        deviation: of their logarithms; not a number where no candidate has two seeds.
-        freedom: degrees of freedom of that.
-    """
-
-    deviation: float
-    freedom: int
-
-    def interval(self, middle: float, seeds: int) -> tuple[float, float, float]:
-        """Return a mean over seeds, with the interval of a further seed."""
-        if self.freedom < 1 or not math.isfinite(middle):
-            return middle, math.nan, math.nan
-        reach = math.exp(t_quantile(self.freedom) * self.deviation * math.sqrt(1 + 1 / seeds))
-        return middle, middle / reach, middle * reach
-
-    def alike(self, first: float, second: float, seeds: tuple[int, int]) -> bool:
-        """Whether two means differ by no more than seeds do."""
-        if self.freedom < 1:
-            return first == second
-        spread = self.deviation * math.sqrt(sum(1 / count for count in seeds))
-        return abs(math.log(first / second)) < t_quantile(self.freedom) * spread
-
-
-def noise_of(times: Sequence[Sequence[float]]) -> Noise:
-    """Return the noise of seeds, from the times of every candidate's seeds."""
-    squares, freedom = 0.0, 0
-    for each in times:
-        if len(each) > 1:
-            logs = [math.log(time) for time in each]
-            squares += (len(logs) - 1) * statistics.variance(logs)
-            freedom += len(logs) - 1
-    return Noise(math.sqrt(squares / freedom) if freedom else math.nan, freedom)
-
-
 def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[Choice]:
     """Return choices by rank; those within the noise of a rank's best share it, the cheaper or simpler ones first.
 
@@ -793,14 +728,14 @@ def ranked(choices: Sequence[Choice], noise: Noise, *, for_money: bool) -> list[
     ranks: list[list[Choice]] = []
     for each in sorted(choices, key=cost):
         best = ranks[-1][0] if ranks and math.isfinite(cost(each)) else None
-        if best is not None and noise.alike(cost(best), cost(each), (best.reached, each.reached)):
+        if best is not None and noise.alike(cost(best), cost(each), (best.trials, each.trials)):
             ranks[-1].append(each)
         else:
             ranks.append([each])
     return [
         replace(each, rank=place)
         for place, rank in enumerate(ranks, 1)
-        for each in sorted(rank, key=lambda each: (*_preferred(each), cost(each)))
+        for each in sorted(rank, key=lambda each: (each.reached < each.trials, *_preferred(each), cost(each)))
     ]
 
 
@@ -859,7 +794,9 @@ def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:
     return list({each.name: each for each in best.values()}.values())
 
 
-def _choice(candidate: Candidate, entrant: Entrant, goal: Target, trainings: Trials, noise: Noise) -> Choice:
+def _choice(
+    candidate: Candidate, entrant: Entrant, goal: Target, trainings: Trials, noise: Noise, dominated: str
+) -> Choice:
     runs = [entrant.runs[seed] for seed in sorted(entrant.runs)]
     seen = runs or ([entrant.short] if entrant.short is not None else [])
     rate = candidate.images_per_s
@@ -887,13 +824,13 @@ def _choice(candidate: Candidate, entrant: Entrant, goal: Target, trainings: Tri
     return Choice(
         candidate=candidate,
         images=noise.interval(images, len(runs)),
-        seconds=noise.interval(middle, len(runs)),
+        seconds=noise.interval(middle, len(entrant.seconds(goal)) or 1),
         price=None if hourly is None or not math.isfinite(middle) else middle / 3600 * hourly,
         reached=len(runs),
-        trials=len(runs) + (entrant.short is not None and not runs),
+        trials=len(runs) + len(entrant.missed_s) + (entrant.short is not None and not runs),
         command=as_command(["train"], told),
         epochs=entrant.epochs,
-        left_out="" if runs else not_known(entrant, goal),
+        left_out=dominated if runs else not_known(entrant, goal),
     )
 
 

@@ -137,7 +137,12 @@ def with_servers(name: str, workers: int) -> list[str]:
 
 
 def rehearse(
-    where: Cluster, candidates: Sequence[Candidate], options: Mapping[str, Any], refused: dict[str, str]
+    where: Cluster,
+    candidates: Sequence[Candidate],
+    options: Mapping[str, Any],
+    refused: dict[str, str],
+    *,
+    steps: int = _STEPS,
 ) -> list[Candidate]:
     """Return the candidates that can be run, with their throughput, the highest first.
 
@@ -146,6 +151,7 @@ def rehearse(
         candidates: what to rehearse.
         options: of the job, for all of them.
         refused: receives the reason of every candidate that cannot be run, by its name.
+        steps: of a worker, at least; more where workers exchange seldom.
     """
     told = {key: value for key, value in options.items() if key not in ("epochs",)}
     if isinstance(told.get("data", "fashion-mnist"), str):
@@ -169,8 +175,8 @@ def rehearse(
             if settled is not config:
                 config, each = settled, replace(each, strategy=str(settled.strategy))
             traits = strategy_from(each.strategy).traits(each.workers)
-            steps = min(_MOST_STEPS, max(_STEPS, _ROUNDS * traits.exchange_every))
-            dry_run, _ = assemble_dry_run(config, steps)
+            length = min(_MOST_STEPS, max(steps, _ROUNDS * traits.exchange_every))
+            dry_run, _ = assemble_dry_run(config, length)
             laid_out(paces[config.batch_size], dry_run)  # refuses faults that name ranks which are not there
             layout = laid_out(paces[config.batch_size].model_copy(update={"faults": ()}), dry_run)
         except RequestError as error:

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import log2, prod
 from multiprocessing.reduction import ForkingPickler
@@ -48,16 +49,17 @@ from polyrhythm.api.observed_run import (
     tested_epochs,
 )
 from polyrhythm.api.stages import Lasting, StagedRun, in_stages, staged_run
+from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import devices_from, model_maker, name_of
-from polyrhythm.config.recipe import CONFIG_FILE, configure, read_recipe, read_run
+from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, read_recipe, read_run
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
 from polyrhythm.data.image_files import PictureSource
 from polyrhythm.data.open import source_of
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import PolyrhythmError, RequestError
 from polyrhythm.evaluation.feature_cache import call_apart, measure
 from polyrhythm.events import Event, Notice
 from polyrhythm.launch.children import run_local, run_restarting
@@ -71,6 +73,7 @@ from polyrhythm.reporting.loggers import TRACE_FILE, StepTrace
 from polyrhythm.reporting.quantities import counted, duration
 from polyrhythm.roles.checkpointing.archive import FOLDER, Archive
 from polyrhythm.roles.job import CheckpointConfig, Job
+from polyrhythm.run_files import read_json_in_run
 from polyrhythm.strategies.strategy import HasStages
 from polyrhythm.training.checkpoint import checkpoints
 from polyrhythm.training.flat_optimizer import make_optimizers_quickly
@@ -577,7 +580,26 @@ def _train_here(
         preempted = run_restarting(observed.claimed(job), play, observed.on_event, restarts)
         observed.skips_report = preempted or not reports
     run = observed.run()
+    if run.outcome == "done" and config.workers > 1 and method == "fork":
+        _record_link(run)
     return replace(run, preempted=preempted and run.outcome == "interrupted")
+
+
+_WORTH_MEASURING_S = 1.0
+"""Length of a run from which a measurement of its link, some tenths of a second, is little beside it."""
+
+
+def _record_link(run: Run) -> None:
+    """Measure the link between two ranks of this host, and add it to the run's description of its machine."""
+    if run.figures["seconds"] < _WORTH_MEASURING_S:
+        return
+    from polyrhythm.planning.link import measure_inside  # no other run pays for it
+
+    path = run.folder / ENVIRONMENT_FILE
+    with suppress(PolyrhythmError, OSError):  # the run is complete without it
+        described = read_json_in_run(path)
+        described["link"] = asdict(measure_inside("fork"))
+        UNCLAIMED.write(path, json.dumps(described, indent=2) + "\n")
 
 
 _BYTES_A_NUMBER, _HEADER_BYTES = 4, 1 << 14  # of a file of weights

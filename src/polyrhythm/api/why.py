@@ -1,27 +1,34 @@
 """Why a finished run was slow, and what would help: the verb `why`.
 
 Dry runs are made of the run as it was, without each possible cause of slowness, and with one thing changed at a time:
-on the cluster that it was simulated on, or for a real run on one that its own record describes (the step time of every
-worker, and the link bandwidth with which the dry run is as fast as the run). Gains are ratios of dry runs.
+on the cluster that it was simulated on, or for a real run on the machine that its record describes. That has the time
+of every worker's step, and the link that was measured after the run, or where none was, one of the bandwidth with which
+the dry run is as fast as the run. Gains are ratios of dry runs.
+
+    step of a worker = computing + for the processor + for batches + tests      each shared out per step
+
+A dry run without one of these has steps that are shorter by as much. A dry run over a measured link that is faster than
+the run itself has its own cause: messages took longer than the link, since processors were busy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers, write_prediction
 from polyrhythm.api.simulate import CLUSTER_FILE, at_its_pace, laid_out
 from polyrhythm.compression.payoff import Payoff
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
-from polyrhythm.config.recipe import configure
+from polyrhythm.config.recipe import ENVIRONMENT_FILE, configure
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.errors import RequestError
 from polyrhythm.planning.cost_fit import Numbers, fit_costs
@@ -29,7 +36,8 @@ from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
-from polyrhythm.run_files import check_in_run
+from polyrhythm.reporting.quantities import counted
+from polyrhythm.run_files import check_in_run, read_json_in_run
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link, open_cluster
 from polyrhythm.simulation.step_times.constant import Constant
 from polyrhythm.specs import Spec, parse
@@ -40,7 +48,12 @@ _PLAIN = "no compression"
 _SLOWER, _UNEVEN = "slower workers", "steps of unequal length"
 _NETWORK, _SERVERS = "the network", "the servers"
 _CAUSES = (_SLOWER, _UNEVEN, _NETWORK, _SERVERS)
-_FREE, _LATENCY_S, _DRAWS = 1e15, 1e-5, 1000
+_PROCESSOR, _INPUT = "other processes on the same cores", "batches that are not ready in time"
+_TESTS = "tests"
+_UNEXPLAINED = "messages beyond the measured link's time"
+_FREE, _LATENCY_S, _LEAST_FACTOR, _DRAWS = 1e15, 1e-5, 1e-3, 1000
+_LEAST_STEPS, _STEPS_OF_ALL = 40, 1200
+_RECORD, _MEASURED = "the run's own record", "the run's machine, as it was measured"
 _NOT_OF_A_REHEARSAL = ("strategy", "workers", "epochs", "until", "seed", "out")
 
 
@@ -53,12 +66,14 @@ class Change:
         images_per_s: of the rehearsal with it.
         gain: over the rehearsal of the run as it was: 0.38 is 38 % more images a second.
         caution: what it changes besides speed; empty if it changes nothing that is learned.
+        options: of a run, that make the change.
     """
 
     what: str
     images_per_s: float
     gain: float
     caution: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +140,9 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     folder = Path(run)
     read = read_run(folder)
     where, as_it_was, options, config = _as_it_was(read, cluster)
+    figures = RunFigures.of(as_one_run(read_events(folder / LOG_FILE)))
+    recorded = cluster is None and not (folder / CLUSTER_FILE).is_file()
+    costs = _costs_of_steps(figures) if recorded else {}
     strategy, workers, batch = as_it_was.strategy, as_it_was.workers, config.batch_size
     tried: dict[str, tuple[Candidate, str]] = {}
     relieves: dict[str, tuple[str, ...]] = {}
@@ -154,7 +172,10 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
                 other, "another strategy learns otherwise: `polyrhythm plan` weighs both", other, of=_CAUSES
             )
     refused: dict[str, str] = {}
-    found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused)
+    steps = max(
+        _LEAST_STEPS, _STEPS_OF_ALL // workers
+    )  # the first ones, before shares are balanced, count little
+    found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused, steps=steps)
     rates = {each.family: each.images_per_s for each in found}
     if strategy not in rates:
         raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
@@ -169,14 +190,34 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
             images_per_s=rates[what],
             gain=rates[what] / base * (slower if what == _PLAIN else 1.0) - 1,
             caution=caution,
+            options={
+                **candidate.options,
+                **({"strategy": candidate.strategy} if candidate.strategy != strategy else {}),
+            },
         )
-        for what, (_, caution) in tried.items()
+        for what, (candidate, caution) in tried.items()
         if what in rates
     ]
     causes = []
-    for what, without in _without(where, strategy_from(strategy).traits(workers).servers).items():
-        free = rehearse(without, [as_it_was], options, {})
+    servers = strategy_from(strategy).traits(workers).servers
+    for what, without in {**_without(where, servers), **_with_shorter_steps(where, costs)}.items():
+        free = rehearse(without, [as_it_was], options, {}, steps=steps)
         gain = free[0].images_per_s / base - 1 if free else 0.0
+        if what == _PROCESSOR and (cores := _cores(folder)) and 0 < cores - servers < workers:
+            kept = {rank: factor for rank, factor in without.slow.items() if rank < cores - servers}
+            alone = replace(as_it_was, workers=cores - servers)
+            fewer = rehearse(_changed(without, slow=kept), [alone], options, {}, steps=steps)
+            for each in fewer:
+                changes.append(
+                    Change(
+                        what=f"{counted(each.workers, 'worker')}, one a core (--workers {each.workers})",
+                        images_per_s=each.images_per_s,
+                        gain=each.images_per_s / base - 1,
+                        caution="another batch of all workers together",
+                        options={"workers": each.workers},
+                    )
+                )
+                relieves[changes[-1].what] = (_PROCESSOR,)
         helping = [change for change in changes if what in relieves[change.what] and change.gain > 0]
         remedy = max(helping, key=lambda change: change.gain, default=None)
         causes.append(
@@ -187,11 +228,16 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
                 remedy_gain=remedy.gain if remedy else 0.0,
             )
         )
-    bound = held_back(RunFigures.of(as_one_run(read_events(folder / LOG_FILE))))
+    rate = float(read.known.get("images_per_s", 0.0))
+    if recorded and where.name == _MEASURED and rate > 0 and figures.together is not None:
+        total = figures.together.total  # whose last batches may be smaller than those of dry runs
+        full_rate = rate * total.steps * config.worker_batch / max(total.images, 1)
+        causes.append(Cause(what=_UNEXPLAINED, gain=base / full_rate - 1, remedy="", remedy_gain=0.0))
+    bound = held_back(figures)
     return Why(
         run=str(folder),
         held_back=bound.text if bound else "",
-        images_per_s=float(read.known.get("images_per_s", 0.0)),
+        images_per_s=rate,
         rehearsed_images_per_s=base,
         changes=tuple(sorted(changes, key=lambda change: -change.gain)),
         refused=refused,
@@ -225,7 +271,6 @@ def _without(where: Cluster, servers: int) -> dict[str, Cluster]:
             nic=free,
             inside=free,
             racks=None,
-            server_bandwidth_bytes_per_s=None,
         ),
     }
     if servers:
@@ -239,10 +284,65 @@ def _changed(where: Cluster, **changed: Any) -> Cluster:
     return Cluster(**{**{name: getattr(where, name) for name in Cluster.model_fields}, **changed})
 
 
-def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
-    """Return the cluster that a real run's own record describes: one host, and the step time of every worker.
+def _costs_of_steps(figures: RunFigures) -> dict[str, dict[int, float]]:
+    """Return which share of every worker's own part of a step each cause takes that no cluster has, by cause."""
+    found: dict[str, dict[int, float]] = {_TESTS: {}, _INPUT: {}, _PROCESSOR: {}}
+    waited_s = {each.worker: each.seconds["data"] for each in figures.timings.of_workers()}
+    for worker, series in figures.workers.items():
+        total = series.total
+        own_s = total.seconds - total.wait_s
+        left_s = own_s
+        for what, most_s in (
+            (_TESTS, figures.testing_s),
+            (_INPUT, waited_s.get(worker, 0.0)),
+            (_PROCESSOR, total.processor_s),
+        ):
+            took_s = min(left_s, most_s)
+            left_s -= took_s
+            found[what][worker] = took_s / own_s if own_s > 0 else 0.0
+    return {what: shares for what, shares in found.items() if any(shares.values())}
 
-    Its link has the bandwidth with which a dry run is as fast as the run was.
+
+def _with_shorter_steps(where: Cluster, costs: Mapping[str, Mapping[int, float]]) -> dict[str, Cluster]:
+    """Return the cluster of a run's own record without each cause that takes a share of the workers' steps."""
+    return {
+        what: _changed(
+            where,
+            slow={
+                rank: max(factor * (1 - shares.get(rank, 0.0)), _LEAST_FACTOR)
+                for rank, factor in where.slow.items()
+            },
+        )
+        for what, shares in costs.items()
+    }
+
+
+def _cores(folder: Path) -> int | None:
+    """Return the cores that a run's record says its processes had."""
+    cores = _environment(folder).get("cores")
+    return cores if isinstance(cores, int) else None
+
+
+def _measured_link(folder: Path) -> Link | None:
+    """Return the link that was measured after a run; None where none was."""
+    try:
+        return Link.model_validate(_environment(folder).get("link"))
+    except ValidationError:
+        return None
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    try:
+        read = read_json_in_run(folder / ENVIRONMENT_FILE)
+    except (OSError, ValueError, RequestError):
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
+    """Return the cluster that a real run's own record describes: one host, its link, and the step time of every worker.
+
+    Where no link was measured, it has the bandwidth with which a dry run is as fast as the run was.
 
     Raises:
         RequestError: the record has no steps, or is of several hosts.
@@ -259,10 +359,10 @@ def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
     step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
     usual_s = max(median(step_s.values()), 1e-9)
     servers = strategy_from(str(config.strategy)).traits(config.workers).servers
-    moved = float(read.known.get("bytes_sent_per_step", 0.0) or 0.0)
-    least_s = max(1e-6, min(total.wait_s / total.steps for total in totals.values()))
+    link = _measured_link(read.folder)
+    free = Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=_FREE)
     where = Cluster(
-        name="the run's own record",
+        name=_RECORD if link is None else _MEASURED,
         hosts=(
             HostKind(
                 name="host",
@@ -272,22 +372,24 @@ def recorded_cluster(read: ComparedRun, config: RunConfig) -> Cluster:
                 server_takes=0.0,
             ),
         ),
-        nic=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=_FREE),
-        inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=max(moved, 1.0) / least_s),
+        nic=free if link is None else link,
+        inside=free if link is None else link,
         step_time=Constant(seconds=usual_s),
-        slow={worker: max(each_s / usual_s, 1e-3) for worker, each_s in step_s.items()},
+        slow={worker: max(each_s / usual_s, _LEAST_FACTOR) for worker, each_s in step_s.items()},
     )
     rate = float(read.known.get("images_per_s", 0.0))
-    if config.workers == 1 or not rate > 0:
+    if link is not None or config.workers == 1 or not rate > 0:
         return where
+    least_s = max(1e-6, min(total.wait_s / total.steps for total in totals.values()))
+    moved = float(read.known.get("bytes_sent_per_step", 0.0) or 0.0)
+    guess = max(moved, 1.0) / least_s
     strategy = str(config.strategy)
     as_it_was = Candidate(strategy=strategy, family=strategy, workers=config.workers, options={})
     options = {key: value for key, value in read.config.items() if value is not None}
     options = {key: value for key, value in options.items() if key not in _NOT_OF_A_REHEARSAL}
 
     def linked(cost: float) -> Cluster:
-        bandwidth = where.inside.bandwidth_bytes_per_s / cost
-        return _changed(where, inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=bandwidth))
+        return _changed(where, inside=Link(latency_s=_LATENCY_S, bandwidth_bytes_per_s=guess / cost))
 
     def seconds(row: int, costs: Numbers) -> float:
         found = rehearse(linked(float(costs[0])), [as_it_was], options, {})

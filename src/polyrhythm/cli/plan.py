@@ -50,7 +50,9 @@ def plan(
     optimise: Annotated[
         str | None, typer.Option(help="time or money (default: money with a deadline alone, else time).")
     ] = None,
-    trials: Annotated[int, typer.Option(metavar="N", help="Candidates that are trained in simulation.")] = 12,
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Most candidates that are trained in simulation.")
+    ] = 24,
     seeds: Annotated[
         int, typer.Option(metavar="N", help="Seeds of candidates within reach of the best.")
     ] = 3,

@@ -54,6 +54,7 @@ class RunFigures:
         absent: workers that are lost, and whose successors have not come.
         notices: everything the user should know, losses of workers included.
         stragglers: the worst ratio of a named straggler's step time to the median, by worker.
+        testing_s: in which no worker took steps, since the model was tested; those after the last step are not counted.
     """
 
     def __init__(self) -> None:
@@ -75,6 +76,9 @@ class RunFigures:
         self.notices: list[Notice | WorkerLost | WorkerJoined] = []
         self.stragglers: dict[int, float] = {}
         self.checkpoint: CheckpointSaved | None = None
+        self.testing_s = 0.0
+        self._testing_s = 0.0  # since the last step
+        self._latest_s = 0.0
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> RunFigures:
@@ -91,6 +95,9 @@ class RunFigures:
             case RunStarted():
                 self._start(event)
             case WorkerProgress():
+                self.testing_s += self._testing_s
+                self._testing_s = 0.0
+                self._since_latest_s(event)
                 self._add_stretch(event)
             case WorkerTimings():
                 present = self.started.workers - len(self.absent) if self.started else 1
@@ -107,6 +114,7 @@ class RunFigures:
                 self.server_loads.setdefault(event.server, ServerLoad()).add(event)
             case Evaluated():
                 self.evaluations.append(event)
+                self._testing_s += self._since_latest_s(event)
             case CheckpointSaved():
                 self.checkpoint = event
             case WorkerLost() | WorkerJoined() | Notice():
@@ -114,7 +122,20 @@ class RunFigures:
             case RunEnded():
                 self.ended = event
 
+    def _since_latest_s(self, event: Event) -> float:
+        """Return the seconds since the latest report of any rank; none where steps may have been taken meanwhile."""
+        seconds = event.time_s - self._latest_s
+        self._latest_s = max(self._latest_s, event.time_s)
+        if self.together is None or self.started is None or seconds <= 0:
+            return 0.0
+        epoch_over = (
+            self.started.steps_per_epoch and self.together.last.step % self.started.steps_per_epoch == 0
+        )
+        return seconds if epoch_over or self.started.deal else 0.0
+
     def _start(self, event: RunStarted) -> None:
+        self._testing_s = 0.0
+        self._latest_s = event.time_s
         before = self.started
         if before is None or (before.workers, before.strategy) != (event.workers, event.strategy):
             self._furthest.clear()  # others count their steps from the start

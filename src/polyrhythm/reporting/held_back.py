@@ -7,10 +7,13 @@ is. A slow worker costs its step less the median one, not what the others waited
 
     the run's length = computing + waiting + nothing left to do
     waiting          = for the processor + for slower workers + for other stages + for servers + for the network
+                       + for batches + while the model is tested
 
 All shares are of the run's length, over all workers, and add up to 1. What each is taken from:
 
 - The processor: for how long the system says that a worker's thread was ready, with more processes than cores.
+- Tests: from the last report of any worker's step to the event of the test, where steps follow.
+- Batches: what `--timings` measures; without it, that counts as computing.
 - Other stages of a pipeline: what its workers waited inside their passes.
 - Slower workers, with servers: how long servers have held gradients until others' had come. Where workers wait for
   each other without servers, the slowest waits for the network only: the least wait of a step, over all workers, is
@@ -98,14 +101,16 @@ class HeldBack:
     """What held a run back: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
-        cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network` or
-            `nothing left`.
+        cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network`, `tests`,
+            `input` or `nothing left`.
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`.
         exchange_share: waiting for servers and for the network.
         server_share: of it, for servers.
         network_share: of it, for the network.
         stage_share: waiting for other stages of a pipeline.
         processor_share: waiting for the processor.
+        testing_share: while the model was tested, and no worker took steps.
+        input_share: waiting for batches; 0 where it was not measured.
         nothing_left_share: of the time after a worker's last step, while others had still steps to take.
         server_queue: messages in a row that the busiest server found waiting; 0 without servers.
         lock_step: None where that is no question.
@@ -124,6 +129,8 @@ class HeldBack:
     network_share: float = 0.0
     stage_share: float = 0.0
     processor_share: float = 0.0
+    testing_share: float = 0.0
+    input_share: float = 0.0
     gain: float = 0.0
 
 
@@ -143,9 +150,17 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     stage_s = min(waited_s, sum(total.stage_s for total in totals.values()))
     free_running = bool(figures.started and figures.started.free_running)
     slower_s, server_s = _slower_and_server_s(figures, totals, waited_s - stage_s, free_running=free_running)
-    working_s = seconds - idle_s - waited_s
-    processor_s = min(working_s, sum(total.processor_s for total in totals.values()))
-    compute, processor = (working_s - processor_s) / seconds, processor_s / seconds
+    others_s = {
+        "tests": figures.testing_s * len(totals),
+        "input": figures.timings.data_s,
+        "processor": sum(total.processor_s for total in totals.values()),
+    }
+    left_s = seconds - idle_s - waited_s
+    other = {}
+    for name, most_s in others_s.items():
+        other[name] = min(left_s, most_s) / seconds
+        left_s -= min(left_s, most_s)
+    compute, processor = left_s / seconds, other["processor"]
     slower, stage, server = slower_s / seconds, stage_s / seconds, server_s / seconds
     exchange = (waited_s - stage_s - slower_s) / seconds
     busy, queue = max(
@@ -155,7 +170,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     straggling = 0.0 if free_running else (max(step_s) - median(step_s)) / (seconds / _steps(totals))
     costs = {
         "nothing left": idle,
-        "processor": processor,
+        **other,
         "stages": stage,
         "slower": max(slower, straggling) if slower > idle else slower,
         "exchange": exchange,
@@ -168,14 +183,18 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         cause = "nothing left"
         why = "equal shares on unequal machines, whose faster workers had nothing left to do"
     elif most == "processor":
-        cause, why = "processor", "the processor, which has fewer cores than there are processes"
+        cause, why = "processor", "the processor, whose cores other processes kept busy"
+    elif most == "tests":
+        cause, why = most, "tests, during which no worker trains"
+    elif most == "input":
+        cause, why = most, "input, since batches are not ready in time"
     elif most == "stages":
         cause, why = "stages", "the pipeline, whose stages wait for each other"
     elif most == "slower":
         cause, why = _slower_workers(totals)
     else:
         cause, why = _exchange(figures, busy, queue)
-    other = lock_step(figures, totals)
+    together = lock_step(figures, totals)
     parts = [f"{percent(compute)} of the workers' time was computing"]
     waits = [] if free_running and slower < _WORTH_SAYING else [(slower, "slower workers")]
     waits += [(stage, "other stages")] if stage else []
@@ -184,16 +203,19 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         waits += [(exchange - server, "the network")]
     else:
         waits += [(exchange, "the network")]
-    waits += [(processor, "the processor")] if processor >= _WORTH_SAYING else []
-    told = compute + sum(share for share, _ in waits) + (idle if idle >= _WORTH_SAYING else 0.0)
+    for share, what in ((processor, "the processor"), (other["input"], "batches")):
+        waits += [(share, what)] if share >= _WORTH_SAYING else []
+    pauses = [(other["tests"], "testing")] if other["tests"] >= _WORTH_SAYING else []
+    told = compute + sum(share for share, _ in (*waits, *pauses)) + (idle if idle >= _WORTH_SAYING else 0.0)
     parts += [
         f"{percent(share)} {'waiting ' if not number else ''}for {what}"
         for number, (share, what) in enumerate(waits)
     ]
+    parts += [f"{percent(share)} {what}" for share, what in pauses]
     parts += [f"{percent(idle)} with nothing left to do"] if idle >= _WORTH_SAYING else []
     parts += [f"{percent(1 - told)} other waiting"] if 1 - told >= _SHOWN else []
     gained = f"; without that up to {100 * gain:.0f} % more images/s" if gain else ""
-    text = f"{why}: {', '.join(parts)}{gained}{f'; {other.text}' if other else ''}"
+    text = f"{why}: {', '.join(parts)}{gained}{f'; {together.text}' if together else ''}"
     return HeldBack(
         cause=cause,
         compute_share=compute,
@@ -201,13 +223,15 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         exchange_share=exchange,
         servers_busy_share=busy,
         server_queue=queue,
-        lock_step=other,
+        lock_step=together,
         text=text,
         nothing_left_share=idle,
         server_share=server,
         network_share=exchange - server,
         stage_share=stage,
         processor_share=processor,
+        testing_share=other["tests"],
+        input_share=other["input"],
         gain=gain,
     )
 

@@ -74,6 +74,11 @@ class Timings:
         while len(self._open) > _OPEN_STEPS:
             _close(self._open.pop(next(iter(self._open))), self._waiting_s)
 
+    @property
+    def data_s(self) -> float:
+        """For how many seconds all workers waited for batches."""
+        return sum(told["data"] for told in self._seconds.values())
+
     def of_workers(self) -> list[StepParts]:
         """Return what the steps of every worker went into, in the order of the workers."""
         waiting_s = self._waiting_s.copy()

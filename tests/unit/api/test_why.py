@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polyrhythm.api.simulate import simulate
-from polyrhythm.api.why import predict_run, why
+from polyrhythm.api.why import Why, predict_run, why
 from polyrhythm.errors import RequestError
 from polyrhythm.reporting.pages.report import write_report
 from polyrhythm.simulation.cluster import cluster_text
@@ -84,6 +84,63 @@ def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:
         why(tmp_path / "nothing")
 
 
+def test_a_real_run_is_held_against_the_link_that_was_measured_after_it(tmp_path: Path) -> None:
+    """The right link gives the run's own speed; with a faster one, what it does not explain is a cause."""
+    link = {"latency_s": 1e-4, "bandwidth_bytes_per_s": 1e6}
+    where = cluster({"count": 1, "workers": 2}, step_time="constant(seconds=0.1)", inside=link)
+    run = simulate(
+        cluster=where, strategy="synchronous", out=tmp_path / "run", **{**JOB, "workers": 2, "epochs": 1}
+    )
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    path = tmp_path / "run" / "environment.json"
+    described = json.loads(path.read_text())
+
+    def why_with(**measured: float) -> Why:
+        path.write_text(json.dumps({**described, "link": measured}))
+        return why(tmp_path / "run")
+
+    found = why_with(**link)
+    assert found.cluster == "the run's machine, as it was measured"
+    assert found.rehearsed_images_per_s == pytest.approx(run.figures["images_per_s"], rel=0.03)
+    fast = why_with(latency_s=1e-5, bandwidth_bytes_per_s=1e10)
+    beyond = next(cause for cause in fast.causes if cause.what.startswith("messages beyond"))
+    gain = fast.rehearsed_images_per_s / found.rehearsed_images_per_s - 1
+    assert beyond.gain == pytest.approx(gain, abs=0.02)
+    assert gain > 0.1
+    assert why_with(latency_s=-1.0).cluster == "the run's own record"
+
+
+def test_processes_on_the_same_cores_and_tests_are_causes_of_a_real_run(tmp_path: Path) -> None:
+    """Half of every step was spent waiting for a core, and a second of each epoch on its test."""
+    where = cluster({"count": 1, "workers": 4}, step_time="constant(seconds=0.1)")
+    job = {**JOB, "strategy": "synchronous", "epochs": 4, "balance": "off"}
+    simulate(cluster=where, out=tmp_path / "run", **job)
+    (tmp_path / "run" / "cluster.yaml").unlink()
+    log = tmp_path / "run" / "events.jsonl"
+    later_s, lines = 0.0, []
+    for line in log.read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "Evaluated":
+            later_s += 1.0
+        if event["event"] == "WorkerProgress":
+            event["processor_s"] = 0.05 * event["steps"]
+        lines.append(json.dumps({**event, "time_s": event["time_s"] + later_s}))
+    log.write_text("\n".join(lines) + "\n")
+    environment = tmp_path / "run" / "environment.json"
+    environment.write_text(json.dumps({**json.loads(environment.read_text()), "cores": 2}))
+
+    found = why(tmp_path / "run")
+    causes = {cause.what: cause for cause in found.causes}
+    tests, processor = causes["tests"], causes["other processes on the same cores"]
+    without_tests_s = 4 * 32 / (found.rehearsed_images_per_s * (1 + tests.gain))
+    assert without_tests_s == pytest.approx(0.1, rel=0.03)
+    step_s = 4 * 32 / found.rehearsed_images_per_s
+    assert processor.gain == pytest.approx(step_s / (step_s - 0.05) - 1, abs=0.05)
+    (fewer,) = (change for change in found.changes if change.what == "2 workers, one a core (--workers 2)")
+    assert fewer.gain < processor.gain  # half the workers on as many cores
+    assert "testing" in found.held_back
+
+
 PLANTED: dict[str, dict[str, Any]] = {
     "slower workers": {"slow": {2: 3.0}},
     "the network": {"nic": {"latency_s": 1e-3, "bandwidth_bytes_per_s": 3e5}},
@@ -107,6 +164,37 @@ def test_a_planted_cause_is_first_and_its_gain_is_that_of_a_run_without_it(
     assert first.what == cause
     assert first.gain == pytest.approx(truth, abs=0.1)
     assert first.remedy
+
+
+SERVED = [{"count": 4}, {"count": 1}]
+AT_SERVERS: dict[str, dict[str, Any]] = {
+    "the network": {
+        "hosts": [{"count": 4}, {"count": 1, "nic": {"latency_s": 5e-2, "bandwidth_bytes_per_s": 1e9}}]
+    },
+    "the servers": {"server_update": {"seconds": 5e-2, "bandwidth_bytes_per_s": 1e9}},
+}
+
+
+@pytest.mark.parametrize("cause", AT_SERVERS)
+def test_a_far_server_is_told_from_a_busy_one_and_the_remedy_gains_what_was_predicted(
+    tmp_path: Path, cause: str
+) -> None:
+    changed = dict(AT_SERVERS[cause])
+    ill = cluster(*changed.pop("hosts", SERVED), step_time="constant(seconds=0.1)", **changed)
+    well = cluster(*SERVED, step_time="constant(seconds=0.1)")
+    job = {key: value for key, value in JOB.items() if key != "epochs"}
+    job |= {"strategy": ONE, "gradients": "none", "steps": 200}
+    before = simulate(cluster=ill, out=tmp_path / "ill", **job).figures["images_per_s"]
+    truth = simulate(cluster=well, out=tmp_path / "well", **job).figures["images_per_s"] / before - 1
+    found = why(tmp_path / "ill")
+    first = found.causes[0]
+    assert first.what == cause
+    assert first.gain == pytest.approx(truth, abs=0.1)
+    (remedy,) = (change for change in found.changes if change.what == first.remedy)
+    after = simulate(cluster=ill, out=tmp_path / "remedy", **{**job, **remedy.options}).figures[
+        "images_per_s"
+    ]
+    assert after / before - 1 == pytest.approx(first.remedy_gain, abs=0.1)
 
 
 def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:

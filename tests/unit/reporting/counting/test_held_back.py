@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from conformance.jobs import blobs, make_job, simulated
-from polyrhythm.events import RunEnded, ServerProgress, WorkerProgress
+from polyrhythm.events import Evaluated, RunEnded, ServerProgress, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
 from polyrhythm.reporting.held_back import HeldBack, held_back
 from polyrhythm.simulation.run import ConstantCluster
@@ -182,6 +182,25 @@ def test_what_the_processor_and_other_stages_cost_is_told_apart_and_all_adds_up(
     assert "7.5 % for the processor" in told.text
     shares = told.stage_share + told.processor_share + told.compute_share + told.network_share
     assert shares + told.slower_workers_share + told.server_share == pytest.approx(1)
+
+
+def test_tests_between_epochs_are_no_computing() -> None:
+    """Ten steps of a second each, five seconds of testing, ten steps: a fifth of 25 s."""
+    figures = ten_steps([(10, 0), (10, 0)], servers=0)
+    figures.add(Evaluated(time_s=15, epoch=1, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    for worker in (0, 1):
+        figures.add(
+            WorkerProgress(
+                time_s=25, worker=worker, epoch=1, step=20, steps=10, images=10, loss=1.0, learning_rate=0.1
+            )
+        )
+    figures.add(Evaluated(time_s=40, epoch=2, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    assert figures.testing_s == 5  # the last test keeps no worker from a step
+    told = held_back(figures)
+    assert told is not None
+    assert told.cause == "tests"
+    assert told.compute_share + told.testing_share == pytest.approx(1)
+    assert "testing" in told.text
 
 
 def test_more_processes_than_cores_wait_for_the_processor() -> None:
