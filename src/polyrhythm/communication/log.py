@@ -1,0 +1,222 @@
+"""The log of the exchanges of workers in lockstep, and the view that follows from their reports when one is lost.
+
+All members of a view open the same entries in the same order. An entry is opened, gets its result (from a sum, or from
+another worker that has it), and is merged into this worker's state.
+
+    merged ▔▔▔▔▔▔▔▔▔▔▔▔▔▔╮
+    0   1   2   3   4   5 ┆ 6   7          5: result kept, since another may lack it;  6: under way;  7: handed already
+                    └ base: all have merged the entries below
+
+A result is dropped when a later entry is complete to which every worker contributed after it had merged that result.
+How much a worker had merged when it opened an entry is the same on all, so no message carries it: a worker that holds
+the result of an entry knows that all have merged the entries below its base.
+
+`form` decides how a view that broke goes on, from the reports of all workers that are connected:
+
+    some hold a result            they hand it to the workers that lack it: the same bits, and nothing is computed again
+    nobody holds it               nobody alive has seen it: all contribute again
+    a worker lacks the state,     the worker that has come furthest hands over its state
+    or a result that nobody kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+NO_STATE = -1
+
+
+class Result(NamedTuple):
+    """The result of an exchange.
+
+    Attributes:
+        vector: `(n,)`, in memory of its own; None: no contribution had any weight, or the sum was made in place.
+        weight: of all contributions together.
+        stop: whether any worker was asked to stop.
+    """
+
+    vector: Tensor | None
+    weight: float
+    stop: bool
+
+
+@dataclass(slots=True)
+class Entry:
+    """One exchange of this worker.
+
+    Attributes:
+        number: the same on all workers.
+        base: entries that this worker had merged when it opened this one; the same on all workers.
+        result: None while the exchange is under way.
+        aside: length of the vector, if it is no part of a step: a newcomer then takes part at once; else 0.
+    """
+
+    number: int
+    base: int
+    result: Result | None = None
+    aside: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How far a worker has come: all that the leader needs to know of it to make the next view.
+
+    Attributes:
+        steps: done; negative: the worker holds no state.
+        merged: entries that are in its state.
+        opened: entries that it has opened.
+        since: steps done when the latest of them was merged: what a lost worker did after that is gone.
+        have: numbers of the entries whose results it holds.
+        inside: whether it waits for the result of an entry of the step that it is in.
+        first: whether a newcomer can go on from its state: it has merged no entry of the step that it is in.
+        over: whether it has done all its steps.
+    """
+
+    steps: int = NO_STATE
+    merged: int = 0
+    opened: int = 0
+    since: int = 0
+    have: tuple[int, ...] = ()
+    inside: bool = False
+    first: bool = True
+    over: bool = False
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the worker holds no state."""
+        return self.steps == NO_STATE
+
+
+@dataclass(frozen=True)
+class Formed:
+    """The view that follows from reports.
+
+    Attributes:
+        members: workers that go on, in order.
+        newest: the worker that has come furthest.
+        takes: members that are given its state.
+        hands: results to pass on: number of the entry, the worker that has it, the worker that lacks it.
+        waits: workers without a state that are let in another time.
+        begins: the first entry that no member had opened: what follows from the members begins with it.
+    """
+
+    members: tuple[int, ...]
+    newest: int
+    takes: tuple[int, ...] = ()
+    hands: tuple[tuple[int, int, int], ...] = ()
+    waits: tuple[int, ...] = ()
+    begins: int = 0
+
+
+def form(reports: Mapping[int, Report]) -> Formed | None:
+    """Return the next view; None: no worker has a state.
+
+    All workers that report are suspended, and no exchange of the old view completes any more.
+
+    Args:
+        reports: of the members that are left, and of newcomers, by the workers' indices.
+    """
+    olds = {worker: report for worker, report in sorted(reports.items()) if not report.fresh}
+    if not olds:
+        return None
+    newest = max(
+        olds, key=lambda worker: (olds[worker].over, olds[worker].steps, olds[worker].merged, -worker)
+    )
+    most, furthest = olds[newest], max(report.merged for report in olds.values())
+    holders: dict[int, int] = {}
+    for worker, report in olds.items():
+        for number in report.have:
+            holders.setdefault(number, worker)
+    behind = [
+        worker
+        for worker, report in olds.items()
+        if any(number not in holders for number in range(report.merged, furthest))
+    ]
+    fresh = sorted(reports.keys() - olds.keys())
+    takes = tuple(sorted([*behind, *(fresh if most.first else ())]))
+    members = tuple(sorted({*olds, *takes}))
+    hands = []
+    for worker in members:
+        report = most if worker in takes else olds[worker]  # the newest worker's state comes with its results
+        hands += [
+            (number, holders[number], worker)
+            for number in sorted(holders)
+            if number >= report.merged and number not in report.have
+        ]
+    begins = max(max(report.opened, report.merged) for report in olds.values())
+    return Formed(members, newest, takes, tuple(hands), () if most.first else tuple(fresh), begins)
+
+
+class Log:
+    """The log of one worker.
+
+    Attributes:
+        merged: entries that are in its state.
+        opened: entries that it has opened.
+    """
+
+    def __init__(self) -> None:
+        self.merged = self.opened = 0
+        self._entries: dict[int, Entry] = {}
+
+    def open(self, *, aside: int = 0) -> Entry:
+        """Open the next entry; its result may be there already.
+
+        Args:
+            aside: see `Entry`.
+        """
+        entry = self._entries.setdefault(self.opened, Entry(self.opened, self.merged))
+        entry.base, entry.aside = self.merged, aside
+        self.opened += 1
+        return entry
+
+    def complete(self, entry: Entry, result: Result) -> None:
+        """Note the result of a sum to which all members have contributed."""
+        entry.result = result
+        self._drop(entry.base)
+
+    def take(self, number: int, result: Result) -> None:
+        """Note a result that another worker hands over, of an entry that is under way or still to be opened."""
+        if number >= self.merged:
+            self._entries.setdefault(number, Entry(number, self.merged)).result = result
+
+    def merge(self, entry: Entry) -> Result:
+        """Return the result of an entry, and count it as part of this worker's state; it is kept for others."""
+        assert entry.result is not None, "an entry is merged when its result is there"
+        assert entry.number == self.merged, "entries are merged in their order"
+        self.merged += 1
+        return entry.result
+
+    def forget(self) -> None:
+        """Drop the results of merged entries: no worker will ask for them."""
+        self._drop(self.merged)
+
+    def give_up(self) -> None:
+        """Give up the entries under way: their step begins again."""
+        self._drop(self.merged)
+        for number in range(self.merged, self.opened):
+            del self._entries[number]
+        self.opened = self.merged
+
+    @property
+    def under_way(self) -> Entry | None:
+        """The first entry that is opened and not merged."""
+        return self._entries[self.merged] if self.merged < self.opened else None
+
+    @property
+    def kept(self) -> dict[int, Result]:
+        """All results, by the number of the entry."""
+        return {number: entry.result for number, entry in self._entries.items() if entry.result is not None}
+
+    def load(self, merged: int, kept: Mapping[int, Result]) -> None:
+        """Begin as another worker that has merged so many entries, and keeps these results."""
+        self.merged = self.opened = merged
+        self._entries = {number: Entry(number, 0, result) for number, result in kept.items()}
+
+    def _drop(self, base: int) -> None:
+        for number in [number for number in self._entries if number < base]:
+            del self._entries[number]

@@ -1,0 +1,424 @@
+"""`Log` and `form`: cases by hand, all reports of three workers, and all interleavings of a few workers' moves.
+
+`Model` is a network of workers with nothing but their logs. It opens entries, sums up, hands over, kills at any moment
+and lets a newcomer in, in every order there is (breadth first, each state once).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sample
+from polyrhythm.communication.log import Log, Report, Result, form
+
+R = Result(None, 1.0, False)
+
+
+# by hand
+
+
+def test_a_worker_that_lacks_a_result_is_handed_it() -> None:
+    found = form(
+        {0: Report(steps=4, merged=1), 1: Report(steps=5, merged=2, have=(1,)), 2: Report(steps=4, merged=1)}
+    )
+    assert found is not None
+    assert (found.members, found.newest, found.takes) == ((0, 1, 2), 1, ())
+    assert found.hands == ((1, 1, 0), (1, 1, 2))
+
+
+def test_a_result_that_nobody_holds_is_summed_up_again() -> None:
+    found = form({0: Report(steps=4, merged=1, have=(0,)), 2: Report(steps=4, merged=1, have=(0,))})
+    assert found is not None
+    assert not found.hands
+    assert not found.takes
+    assert found.members == (0, 2)
+
+
+def test_a_newcomer_is_given_the_state_and_the_result_that_the_newest_lacks() -> None:
+    reports = {
+        0: Report(),
+        1: Report(steps=4, merged=1, have=(0,)),
+        2: Report(steps=3, merged=1, have=(0, 1)),
+    }
+    found = form(reports)
+    assert found is not None
+    assert found.newest == 1
+    assert found.takes == (0,)
+    assert found.hands == ((1, 2, 0), (1, 2, 1))
+
+
+def test_a_newcomer_waits_while_the_newest_is_inside_a_step() -> None:
+    found = form({0: Report(), 1: Report(steps=4, merged=3, have=(2,), first=False)})
+    assert found is not None
+    assert found.members == (1,)
+    assert found.waits == (0,)
+    assert not found.takes
+
+
+def test_a_worker_behind_is_given_the_state_where_no_result_is_kept() -> None:
+    found = form({0: Report(steps=4, merged=4), 1: Report(steps=5, merged=5), 2: Report(steps=5, merged=5)})
+    assert found is not None
+    assert found.newest == 1
+    assert found.takes == (0,)
+    assert not found.hands
+
+
+def test_nobody_has_a_state() -> None:
+    assert form({0: Report(), 3: Report()}) is None
+
+
+def test_a_worker_that_is_over_is_newest() -> None:
+    found = form({0: Report(steps=8, merged=2, over=True), 1: Report(steps=8, merged=2), 2: Report()})
+    assert found is not None
+    assert found.newest == 0
+    assert found.takes == (2,)
+
+
+def test_a_result_is_kept_until_a_later_entry_is_whole() -> None:
+    log = Log()
+    for number in range(3):
+        entry = log.open()
+        assert entry.number == number
+        assert entry.base == number
+        log.complete(entry, R)
+        assert list(log.kept) == [number]
+        log.merge(entry)
+    assert list(log.kept) == [2]
+    assert log.under_way is None
+
+
+def test_results_are_kept_while_a_worker_may_lack_them_though_several_entries_are_under_way() -> None:
+    log = Log()  # each is merged two entries later
+    first, second, third = log.open(), log.open(), log.open()
+    log.complete(first, R)
+    log.merge(first)
+    fourth = log.open()  # all have merged the first
+    assert fourth.base == 1
+    log.complete(second, R)
+    assert list(log.kept) == [0, 1]  # who lacks the second may lack the first as well
+    log.complete(third, R)
+    assert list(log.kept) == [0, 1, 2]
+    log.complete(fourth, R)
+    assert list(log.kept) == [1, 2, 3]
+
+
+def test_a_result_that_is_handed_early_is_there_when_its_entry_is_opened() -> None:
+    log = Log()
+    log.take(0, R)
+    assert log.under_way is None
+    entry = log.open()
+    assert entry.result is R
+    log.merge(entry)
+    log.take(0, Result(None, 2.0, True))  # merged already
+    assert log.kept == {0: R}
+
+
+def test_entries_are_merged_in_their_order() -> None:
+    log = Log()
+    log.open()
+    second = log.open()
+    log.complete(second, R)
+    with pytest.raises(AssertionError):
+        log.merge(second)
+
+
+def test_a_newcomer_begins_at_the_entry_of_another() -> None:
+    log, new = Log(), Log()
+    for _ in range(4):
+        entry = log.open()
+        log.complete(entry, R)
+        log.merge(entry)
+    new.load(log.merged, log.kept)
+    assert new.open().number == log.open().number == 4
+    assert new.kept == log.kept
+
+
+def test_a_step_that_is_begun_again_opens_its_entries_again() -> None:
+    log = Log()
+    entry = log.open()
+    log.complete(entry, R)
+    log.merge(entry)
+    log.open(), log.open()
+    log.give_up()
+    assert log.opened == 1
+    assert log.open().number == 1
+    assert not log.kept
+
+
+# all possible reports of three workers: each fresh, suspended, between steps, or over
+
+
+def possible(most: int) -> list[Report]:
+    found = [Report()]
+    for merged in range(most + 1):
+        kept = (merged - 1,) if merged else ()
+        for steps, over in itertools.product((2 * merged, 2 * merged + 1), (False, True)):
+            found.append(Report(steps=steps, merged=merged, have=kept, over=over, since=2 * merged))
+            found.append(
+                Report(steps=steps, merged=merged, have=(*kept, merged), over=over, since=2 * merged)
+            )
+    return found
+
+
+def test_all_reports_of_three_workers() -> None:
+    tried = 0
+    for told in itertools.product(possible(2), repeat=3):
+        reports = dict(enumerate(told))
+        olds = {worker: each for worker, each in reports.items() if not each.fresh}
+        found = form(reports)
+        if not olds:
+            assert found is None
+            continue
+        tried += 1
+        assert found is not None
+        assert found.members == (0, 1, 2)
+        assert found.newest in olds
+        best = olds[found.newest]
+        assert all(
+            (each.over, each.steps, each.merged) <= (best.over, best.steps, best.merged)
+            for each in olds.values()
+        )
+        furthest = max(each.merged for each in olds.values())
+        has = {worker: set(each.have) for worker, each in olds.items()}
+        merged = {worker: each.merged for worker, each in olds.items()}
+        for worker in found.takes:
+            has[worker], merged[worker] = set(best.have), best.merged
+        everything = set().union(*(each.have for each in olds.values()))
+        for number, giver, taker in found.hands:
+            assert number in olds[giver].have
+            assert number not in has[taker]
+            assert number >= merged[taker]
+            has[taker].add(number)
+        for worker in found.members:
+            # No member lacks a result that another has, or has merged.
+            assert all(number in has[worker] for number in everything if number >= merged[worker])
+            if best.merged == furthest:
+                assert all(number in has[worker] for number in range(merged[worker], furthest))
+        assert set(found.takes) >= reports.keys() - olds.keys()
+    assert tried > 10_000
+
+
+# all interleavings
+
+
+class Worker:
+    def __init__(self, log: Log | None) -> None:
+        self.alive, self.log, self.past = True, log, ()  # past: results merged
+        self.frozen, self.ready, self.lacks = False, True, frozenset()  # lacks: of the view that is adopted
+
+    def copy(self) -> Worker:
+        made = copy.copy(self)
+        if self.log is not None:
+            made.log = copy.copy(self.log)
+            made.log._entries = {number: copy.copy(entry) for number, entry in self.log._entries.items()}
+        return made
+
+    @property
+    def key(self) -> Any:
+        log = self.log
+        told = (
+            None
+            if log is None
+            else (log.merged, log.opened, tuple(sorted((k, r.vector) for k, r in log.kept.items())))
+        )
+        return self.alive, told, self.past, self.frozen, self.ready, self.lacks
+
+
+class Model:
+    """A few workers and entries; results are told apart by who brought something.
+
+    With a depth of 2, an entry is merged only before the one after the next is opened: two are under way at once.
+    """
+
+    def __init__(self, workers: int, entries: int, deaths: int, joins: int, depth: int = 1) -> None:
+        self.depth = depth
+        self.workers = [Worker(Log()) for _ in range(workers)]
+        self.entries, self.deaths, self.joins = entries, deaths, joins
+        self.members, self.broken = tuple(range(workers)), False
+        self.brought: frozenset = frozenset()  # of this view: (entry, worker)
+        self.number = 0
+
+    @property
+    def key(self) -> Any:
+        return (
+            tuple(w.key for w in self.workers),
+            self.members,
+            self.broken,
+            self.brought,
+            self.deaths,
+            self.joins,
+        )
+
+    def copy(self) -> Model:
+        made = copy.copy(self)
+        made.workers = [worker.copy() for worker in self.workers]
+        return made
+
+    def moves(self) -> Iterator[tuple[Any, ...]]:
+        for i, w in enumerate(self.workers):
+            if not w.alive:
+                continue
+            if self.deaths:
+                yield "die", i
+            if w.frozen:
+                continue
+            if w.log is None or not w.ready or w.log.under_way is not None:
+                if self.broken or i not in self.members:
+                    yield "report", i
+            elif w.log.merged < self.entries:
+                yield "open", i
+            elif self.broken:
+                yield "report", i  # it has done all its steps, and waits for permission to leave
+            if self.depth > 1 and w.log is not None and w.ready and w.log.under_way is not None:
+                if w.log.opened < min(self.entries, w.log.merged + self.depth):
+                    yield "open", i
+                full = w.log.opened == min(self.entries, w.log.merged + self.depth)
+                if w.log.under_way.result is not None and full:
+                    yield "merge", i
+            if w.lacks and w.ready is False:
+                for hand in sorted(w.lacks, key=str):
+                    giver = self.workers[hand[1]]  # its successor has no log before the next view
+                    if giver.alive and giver.log is not None and (w.log is not None or hand[0] is None):
+                        yield "hand", i, hand
+            if w.log is not None and w.ready:
+                for k in range(w.log.merged, w.log.opened):
+                    if k not in w.log.kept and all((k, m) in self.brought for m in self.members):
+                        yield "sum", i, k
+        if self.joins and any(not w.alive for w in self.workers):
+            yield ("join",)
+        alive = [w for w in self.workers if w.alive]
+        if self.broken and alive and all(w.frozen for w in alive):
+            yield ("form",)
+
+    def play(self, move: tuple[Any, ...]) -> bool:
+        kind, *rest = move
+        w = self.workers[rest[0]] if rest else None
+        if kind == "die":
+            w.alive, self.deaths, self.broken = False, self.deaths - 1, True
+        elif kind == "open":
+            entry = w.log.open()
+            self.bring_or_merge(rest[0], entry)
+        elif kind == "sum":
+            entry = w.log._entries[rest[1]]
+            counts = tuple(m for m in self.members if (entry.number, m) in self.brought)
+            w.log.complete(entry, Result((entry.number, self.number, counts), 1.0, False))
+            if self.depth == 1:
+                self.merge(w, entry)
+        elif kind == "merge":
+            self.merge(w, w.log.under_way)
+        elif kind == "report":
+            w.frozen = True
+        elif kind == "join":
+            i = next(i for i, w in enumerate(self.workers) if not w.alive)
+            self.workers[i] = Worker(None)
+            self.workers[i].frozen, self.joins, self.broken = True, self.joins - 1, True
+        elif kind == "form":
+            return self.form()
+        elif kind == "hand":
+            k, giver, _ = rest[1]
+            w.lacks -= {rest[1]}
+            given = self.workers[giver]
+            if k is None:
+                w.log, w.past = Log(), given.past[: given.log.merged]
+                w.log.load(given.log.merged, given.log.kept)
+                for _ in range(given.log.opened - given.log.merged if self.depth > 1 else 0):
+                    w.log.open()  # it takes part in entries under way, with nothing to contribute
+            else:
+                w.log.take(k, given.log.kept[k])
+            self.settle(rest[0])
+        return True
+
+    def merge(self, w: Worker, entry: Any) -> None:
+        w.past += (w.log.merge(entry).vector,)
+
+    def bring_or_merge(self, i: int, entry: Any) -> None:
+        if entry.result is not None:
+            if self.depth == 1:
+                self.merge(self.workers[i], entry)
+        elif self.workers[i].ready:
+            self.brought |= {(entry.number, i)}
+
+    def settle(self, i: int) -> None:
+        w = self.workers[i]
+        if not w.lacks:
+            w.ready = True
+            for k in range(w.log.merged, w.log.opened):
+                self.bring_or_merge(i, w.log._entries[k])
+
+    def form(self) -> bool:
+        reports = {}
+        for i, w in enumerate(self.workers):
+            if w.alive:
+                told = (
+                    Report()
+                    if w.log is None
+                    else Report(steps=w.log.merged, merged=w.log.merged, have=tuple(w.log.kept))
+                )
+                reports[i] = told
+        found = form(reports)
+        if found is None:
+            return False
+        assert all(reports[i].fresh for i in found.takes), (
+            "results that are kept are enough for every worker with a state"
+        )
+        self.members, self.broken, self.brought = found.members, False, frozenset()
+        self.number += 1
+        lacks = {i: set() for i in found.members}
+        for i in found.takes:
+            lacks[i].add((None, found.newest, i))
+        for hand in found.hands:
+            lacks[hand[2]].add(hand)
+        for i in found.members:
+            w = self.workers[i]
+            w.frozen, w.ready, w.lacks = False, False, frozenset(lacks[i])
+        for i in found.members:
+            self.settle(i)
+        return True
+
+    def check(self) -> None:
+        pasts = [w.past for w in self.workers if w.alive and w.log is not None]
+        for one, other in itertools.combinations(pasts, 2):
+            both = min(len(one), len(other))
+            assert one[:both] == other[:both], "two results of one entry"
+
+
+# workers, entries, deaths, newcomers, entries under way
+CASES = [
+    (2, 3, 2, 2, 1),
+    (3, 2, 2, 0, 1),
+    (3, 2, 1, 1, 1),
+    (3, 1, 2, 1, 1),
+    (3, 2, 2, 1, 1),
+    (2, 4, 2, 1, 2),
+    (3, 3, 1, 1, 2),
+]
+
+
+@pytest.mark.parametrize("case", CASES if sample.whole else CASES[:5], ids=str)
+def test_all_interleavings_end_with_one_history(case: tuple[int, ...]) -> None:
+    first = Model(*case)
+    entries = first.entries
+    seen, front, ends = {first.key}, [first], 0
+    while front:
+        following = []
+        for model in front:
+            moves = list(model.moves())
+            if not moves or all(move[0] in ("die", "join") for move in moves):
+                alive = [w for w in model.workers if w.alive]
+                assert all(w.log is not None and w.log.merged == entries for w in alive), "no move is left"
+                ends += 1
+            for move in moves:
+                made = model.copy()
+                if not made.play(move):
+                    continue
+                made.check()
+                if made.key not in seen:
+                    seen.add(made.key)
+                    following.append(made)
+        front = following
+    assert ends
