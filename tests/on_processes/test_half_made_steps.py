@@ -74,7 +74,7 @@ def train(seat: Seat) -> None:
     if seat.rank == RANKS - 1:  # it takes part in two sums, sees that they have come, and dies
         for bucket in range(LAST_WHOLE_BUCKET + 1):
             part.bucket_ready(bucket)
-        for handle in part._mean._under_way:
+        for handle in part.exchanger.sums._under_way:
             handle.wait()
         seat.tell(before)
         seat.wait_for_word()
@@ -83,7 +83,7 @@ def train(seat: Seat) -> None:
         part.gradients_ready(Step(WHOLE_STEPS), 0.01)
     except PeerLost:
         workers.revoke()
-        part.break_off()
+        part.exchanger.break_off()
         seat.tell((before, digest(flat, part), len(taken_back)))
     home.close()
 

@@ -11,8 +11,10 @@ from polyrhythm.roles.job import Job
 from polyrhythm.roles.result import images_of_broken_rounds
 from polyrhythm.simulation.layout import lay_out
 from polyrhythm.simulation.run import ConstantCluster, simulate_on
+from polyrhythm.strategies.compressed_mean import CompressedMean
 from polyrhythm.strategies.parameter_server.serving.rule import Applied
 from polyrhythm.strategies.parameter_server.serving.shard import ShardRule
+from simulation.deaths import IMAGES, STEPS, WHOLE_S, events_of
 from unit.simulation.clusters import cluster
 
 Gradients = list[tuple[int, int, int]]
@@ -87,6 +89,27 @@ def test_images_of_gradients_that_are_not_finite_are_not_seen(applied: Gradients
     result = result_of(events)
     assert result["gradients_not_finite"] > 0
     assert result["images_not_seen"] == not_seen(job, applied) > 0
+
+
+def test_a_compressed_step_that_breaks_is_taken_again_with_all_its_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[int, float] = {}
+    finish = CompressedMean.finish
+
+    def noting(mean: CompressedMean, step: Any) -> tuple[float, bool]:
+        weight, stop = finish(mean, step)
+        seen[step.number] = weight  # the latest, of a step that is taken again
+        return weight, stop
+
+    monkeypatch.setattr(CompressedMean, "finish", noting)
+    job = make_job("synchronous(compress=top_k(density=0.2, dense_below=0))", 3)
+    for at_s in (0.3 * WHOLE_S, 0.55 * WHOLE_S):
+        seen.clear()
+        result = result_of(events_of(job, kills=[(at_s, 1)]))
+        assert len(seen) == STEPS
+        assert sum(seen.values()) * job.learning.batch_size == pytest.approx(2 * IMAGES)
+        assert result["images_not_seen"] == 0
 
 
 def test_a_step_that_several_under_one_number_have_lost_counts_once() -> None:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from polyrhythm.communication.log import Report
 from polyrhythm.communication.message import (
     Kind,
     MalformedMessage,
@@ -331,6 +332,10 @@ class MembershipView(ControlMessage):
         over: whether nothing is left to do but to leave.
         absences: since which step which workers have taken no part, oldest first, this view's last.
         missed: after how many steps of the others which workers were missed, be they replaced or not.
+        since: for each of those, where exchanges are entries of a log: the steps, from and to, of which others have
+            nothing; else empty.
+        begins: first entry of the log that no member had opened.
+        hands: results of the log to pass on: number of the entry, the worker that has it, the worker that lacks it.
     """
 
     KIND = Kind.REGROUP
@@ -344,6 +349,9 @@ class MembershipView(ControlMessage):
     over: bool = False
     absences: tuple[tuple[int, tuple[int, ...]], ...] = ((0, ()),)
     missed: tuple[tuple[int, int], ...] = ()
+    since: tuple[tuple[int, int], ...] = ()
+    begins: int = 0
+    hands: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def leader(self) -> int:
@@ -365,6 +373,7 @@ class StepBroken(ControlMessage):
         progress: how far the worker has come.
         generation: how many processes have had its rank before it.
         view: that broke, for a leader who has not made it.
+        report: in place of `progress`, of a worker whose exchanges are entries of a log.
     """
 
     KIND = Kind.BROKEN
@@ -372,6 +381,12 @@ class StepBroken(ControlMessage):
     progress: Progress
     generation: int = 0
     view: MembershipView | None = None
+    report: Report | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the worker holds no parameters yet."""
+        return self.progress == NOTHING if self.report is None else self.report.fresh
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from polyrhythm.events import Event
 from polyrhythm.roles.checkpointing.worker_state import WorkerState
 from polyrhythm.roles.control_messages import (
     CALL_TAG,
-    NOTHING,
     VIEW_TAG,
     WELCOME_TAG,
     EnterWorker,
@@ -102,7 +101,7 @@ class Member(ControlPlane):
 
         A newcomer has asked to take part, which says as much; it asks again if that leader is lost.
         """
-        newcomer = word.generation and word.view is None and word.progress == NOTHING
+        newcomer = word.generation and word.view is None and word.fresh
         if newcomer and (view := self._answer()) is not None:
             return view
         while True:

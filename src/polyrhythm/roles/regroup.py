@@ -55,6 +55,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.log import Report, form
 from polyrhythm.communication.message import Message
 from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
@@ -213,17 +214,21 @@ class Regroup:
             RunError: it has been tried again and again, and nobody was lost.
         """
         while True:
-            self._attempts += 1
-            if self._attempts > _MOST_ATTEMPTS:
-                raise RunError(f"workers have regrouped {_MOST_ATTEMPTS} times, and no step came of it")
-            if not self._agreed:
-                self._workers.revoke()
-            self._agreed = False
+            self._begin_attempt()
             self._member.part.break_off()
             if self.step != NOTHING_DONE:
                 self.step = self._member.part.begun_again(self.step)
             if self._took_place(self._control.next_view(self._word)):
                 return
+
+    def _begin_attempt(self) -> None:
+        """Have all others leave what they wait for."""
+        self._attempts += 1
+        if self._attempts > _MOST_ATTEMPTS:
+            raise RunError(f"workers have regrouped {_MOST_ATTEMPTS} times, and no step came of it")
+        if not self._agreed:
+            self._workers.revoke()
+        self._agreed = False
 
     def enter(self) -> None:
         """Enter the first view, as a successor that has asked to, or that leads.
@@ -459,19 +464,22 @@ class RegroupCoordinator:
         """Wait until all who are there have broken their step off, come or left; tell them who goes on."""
         self._called = None
         awaited, called = self._staying, set[int]()
-        if word.progress == NOTHING:
+        if word.fresh:
             awaited = self._there
 
         def complete() -> bool:
-            if word.progress == NOTHING and self.pending.called:
+            if word.fresh and self.pending.called:
                 called.update(self._call_back(but=called))
             return self.pending.complete(awaited())
 
-        self._messages.read_until(complete)
-        view = self.pending.form(word.progress, awaited())
-        for worker in view.workers[1:]:
-            self._messages.tell_worker(worker, view)
-        return view
+        while True:
+            self._messages.read_until(complete)
+            view = self.pending.form(word.report or word.progress, awaited())
+            for worker in view.workers:
+                if worker != LEADER:
+                    self._messages.tell_worker(worker, view)
+            if LEADER in view.workers:  # else it is let in another time
+                return view
 
     def _staying(self) -> set[int]:
         """Workers that are there, and have not said that they leave."""
@@ -517,7 +525,7 @@ class PendingMembers:
         self.view = MembershipView(number=0, workers=tuple(range(workers)))
         self.called = False
         self._everyone = frozenset(range(workers))
-        self._waiting: dict[int, Progress] = {}
+        self._waiting: dict[int, Progress | Report] = {}
         self._generations = {LEADER: generation}
 
     @property
@@ -528,15 +536,15 @@ class PendingMembers:
     @property
     def broken_off(self) -> bool:
         """Whether one of those waits who were taking steps."""
-        return any(done != NOTHING for done in self._waiting.values())
+        return not all(map(_is_fresh, self._waiting.values()))
 
     def on_message(self, worker: int, word: StepBroken) -> None:
         """Note that a worker has broken a step off; what it said of an earlier view counts no more."""
         if word.view is not None and word.number > self.view.number:
             self.view = word.view
-        elif word.number < self.view.number and self.called and word.progress != NOTHING:
+        elif word.number < self.view.number and self.called and not word.fresh:
             return
-        self._waiting[worker] = word.progress
+        self._waiting[worker] = word.report or word.progress
         self._generations[worker] = word.generation
 
     def enter(self, worker: int, generation: int) -> None:
@@ -556,7 +564,7 @@ class PendingMembers:
         """Whether all of these wait; the leader need not say so to itself."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
-    def form(self, leader: Progress, awaited: Collection[int]) -> MembershipView:
+    def form(self, leader: Progress | Report, awaited: Collection[int]) -> MembershipView:
         """Make the next view of the leader and of those who wait.
 
         Args:
@@ -566,24 +574,60 @@ class PendingMembers:
         Raises:
             NobodyLeft: nobody has anything to go on with.
         """
-        done = {worker: self._waiting.get(worker, NOTHING) for worker in awaited} | {LEADER: leader}
+        told = {worker: self._waiting.get(worker, NOTHING) for worker in awaited} | {LEADER: leader}
+        done = {worker: each for worker, each in told.items() if isinstance(each, Progress)}
+        reports = {worker: each for worker, each in told.items() if isinstance(each, Report)}
+        if reports:
+            return self._formed_of_logs(reports | dict.fromkeys(done, Report()))
+        return self._formed(done)
+
+    def _formed(self, done: dict[int, Progress]) -> MembershipView:
         most = max(done.values())
         if most == NOTHING:
             raise NobodyLeft
         workers = tuple(sorted(done))
-        self.view = MembershipView(
-            number=self.view.number + 1,
-            workers=workers,
-            generations=tuple(self._generations.get(worker, 0) for worker in workers),
+        return self._next(
+            workers,
             step=most.steps,
             newest=next(worker for worker in workers if done[worker] == most),
             behind=tuple(worker for worker in workers if _is_behind(done[worker], most)),
             over=most.over,
-            absences=(*self.view.absences, (most.steps, tuple(sorted(self._everyone - set(workers))))),
-            missed=(*self.view.missed, *((most.steps, worker) for worker in self._gone(workers))),
+        )
+
+    def _formed_of_logs(self, reports: dict[int, Report]) -> MembershipView:
+        """Make the next view of workers whose exchanges are entries of a log."""
+        formed = form(reports)
+        if formed is None:
+            raise NobodyLeft
+        most = reports[formed.newest]
+        lost = [(most.since, most.steps + most.inside) for _ in self._gone(formed.members)]
+        return self._next(
+            formed.members,
+            formed.waits,
+            step=most.steps,
+            newest=formed.newest,
+            behind=formed.takes,
+            over=most.over,
+            since=(*self.view.since, *lost),
+            begins=formed.begins,
+            hands=formed.hands,
+        )
+
+    def _next(
+        self, workers: tuple[int, ...], waits: Collection[int] = (), *, step: int, **more: Any
+    ) -> MembershipView:
+        absent = tuple(sorted(self._everyone - set(workers)))
+        self.view = MembershipView(
+            number=self.view.number + 1,
+            workers=workers,
+            generations=tuple(self._generations.get(worker, 0) for worker in workers),
+            step=step,
+            absences=(*self.view.absences, (step, absent)),
+            missed=(*self.view.missed, *((step, worker) for worker in self._gone(workers))),
+            **more,
         )
         self.called = True
-        self._waiting.clear()
+        self._waiting = dict.fromkeys(waits, NOTHING)
         return self.view
 
     def _gone(self, workers: Collection[int]) -> list[int]:
@@ -594,6 +638,11 @@ class PendingMembers:
             for worker in self.view.workers
             if worker not in workers or self._generations.get(worker, 0) != before.get(worker, 0)
         ]
+
+
+def _is_fresh(done: Progress | Report) -> bool:
+    """Return whether a worker has nothing to go on with."""
+    return done.fresh if isinstance(done, Report) else done == NOTHING
 
 
 def _is_behind(done: Progress, most: Progress) -> bool:

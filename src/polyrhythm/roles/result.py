@@ -217,6 +217,23 @@ def images_of_broken_rounds(
     return sum(job.calendar.images(step, worker) for step, worker in steps)
 
 
+def images_of_lost(job: Job, missed: Sequence[tuple[int, int]], since: Sequence[tuple[int, int]]) -> int:
+    """Count the training images of the steps of lost workers since the last exchange that the others have merged.
+
+    Args:
+        job: that is over.
+        missed: after how many steps of the others which workers were missed.
+        since: for each of those, the steps, from and to, of which others have nothing.
+    """
+    rescales = job.fault_tolerance.rescale  # then the others have taken all batches of the step that broke
+    steps = {
+        (step, worker)
+        for (reached, worker), (first, end) in zip(missed, since, strict=True)
+        for step in range(first, reached if rescales else min(end, job.calendar.total_steps))
+    }
+    return sum(job.calendar.images(step, worker) for step, worker in steps)
+
+
 def train_loss(accounts: list[Account]) -> float:
     """Mean training loss of the epoch that the workers are in."""
     images = sum(account.epoch_images for account in accounts)

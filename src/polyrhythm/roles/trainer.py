@@ -29,6 +29,7 @@ from torch import Tensor
 
 from polyrhythm.communication.activity import Blocked
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.exchanger import Again
 from polyrhythm.data.cached_split import CacheUse
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import BatchesBalanced, CacheUsed, NoiseMeasured, Notice
@@ -36,6 +37,7 @@ from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Hand
+from polyrhythm.roles.log_regroup import LogRegroup
 from polyrhythm.roles.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.step_metrics import Tally, processor_wait_s
@@ -198,7 +200,9 @@ class Trainer:
             self.worker, self._part, flat, workload.share_out, workload.share_out_apart, groups
         )
         faults = strategy.faults(workers.size)
-        if faults.regroups:
+        if faults.regroups and self._part.logged is not None:
+            self.regrouping = self.regroup = LogRegroup(world, control, member, workers, self._part.logged)
+        elif faults.regroups:
             self.regrouping = self.regroup = Regroup(world, control, member, workers)
         elif faults.regroups_apart:
             self.regrouping = GroupRegroup(world, faults, member)
@@ -267,6 +271,8 @@ class Trainer:
         """
         try:
             return act()
+        except Again:  # the next view was made inside an exchange
+            return None
         except PeerLost as loss:
             if self.regrouping is None or not self.regrouping.recovers_from(loss):
                 raise
@@ -593,6 +599,8 @@ class TrainingRun:
         part, meetings = self._replica.part, done - before
         if balancer.group:
             meetings = balancer.meetings(before, done)
+        elif part.logged is not None:
+            meetings = int(part.logged.exchanger.since == done)
         elif self._trainer.regroup is not None:
             meetings = int(part.meetings(done) > part.meetings(before))
         if not meetings or not balancer.after(done, meetings):
@@ -894,6 +902,52 @@ class StepRetry:
             self._kept = gradients.clone()
         else:
             self._kept.copy_(gradients)
+
+
+class LoggedSteps(StepRetry):
+    """Takes the steps of a user's loop whose exchanges are entries of a log: no loss leaves them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        assert trainer.replica.part.logged is not None, "made for it"
+        self._exchanger = trainer.replica.part.logged.exchanger
+        self._exchanger.keeps = True
+
+    def take(self, step: Step, learning_rate: float) -> None:
+        self._replica.flat.gather_gradients()
+        self.trainer.step = step.number
+        self._replica.begin(step)
+        self._replica.exchange(step, learning_rate)
+        self.trainer.step = step.number + 1
+
+    def average(self, step: Step, place: int = 0) -> None:
+        self._replica.flat.gather_gradients()
+        self.trainer.step = step.number
+        self._replica.average(step, place)
+
+    def update(self, step: int, learning_rate: float) -> None:
+        self._replica.update(step, learning_rate)
+        self.trainer.step = step + 1
+
+    def share_anew(self, name: str) -> None:
+        workers = self.trainer.workers
+        anew = workers.subgroup(name, range(workers.size))
+        anew.broadcast(self._replica.flat.vector)
+        self._exchanger.log.forget()  # its results are of the size before, and all have merged them
+        self._exchanger.over(anew)
+
+    def guard(self, act: Callable[[], object]) -> None:
+        regrouping, flat = self.trainer.regrouping, self._replica.flat
+        try:
+            act()
+            return
+        except PeerLost as loss:
+            if regrouping is None or not regrouping.recovers_from(loss):
+                raise
+        flat.gather_gradients()
+        kept = flat.gradients.clone()  # of the next step, or a mean before its update
+        regrouping.reform()
+        flat.gradients.copy_(kept)
 
 
 def _called() -> None:

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.partition.hybrid_pass import Loss
 from polyrhythm.partition.ownership import Division
 from polyrhythm.partition.pipeline_pass import Lap
@@ -480,6 +481,27 @@ class HearsOfStop:
         return False
 
 
+class Logged(HearsOfStop):
+    """Taken on by a part whose exchanges are entries of a log, below which all workers regroup.
+
+    Attributes:
+        exchanger: carries them out.
+    """
+
+    exchanger: Exchanger[Any]
+
+    def to_enter_with(self) -> State:
+        """Return what a worker begins with that takes over from this one, beside the parameters and the log."""
+        raise NotImplementedError
+
+    def enter(self, state: State) -> None:
+        """Begin at the place of another worker, given its `to_enter_with`; parameters and log are copied already."""
+        raise NotImplementedError
+
+    def come_in(self) -> None:
+        """Take part in what the others are doing between two steps; called after `enter`, when the view holds."""
+
+
 class Regroups(WorkerPart, HearsOfStop):
     """Taken on by a part whose workers regroup (`OnLoss.REGROUP`).
 
@@ -617,6 +639,7 @@ class WorkerCalls:
         holds_mean: whether it has `average` and `update`.
         uses_before_use: whether it needs `before_use`.
         skips_steps: whether `next_step` may skip some.
+        logged: the part, if its exchanges are entries of a log; else None.
     """
 
     def __init__(self, part: WorkerPart) -> None:
@@ -660,6 +683,7 @@ class WorkerCalls:
             part.model_in if isinstance(part, HoldsModel) else _no_model
         )
         self._hears = part if isinstance(part, HearsOfStop) else None
+        self.logged = part if isinstance(part, Logged) else None
         if isinstance(part, Regroups):
             self.regroup, self.break_off, self.begun_again = part.regroup, part.break_off, part.begun_again
             self.meetings, self.exchanges, self.lets_in = part.meetings, part.exchanges, part.lets_in

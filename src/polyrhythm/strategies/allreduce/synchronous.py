@@ -33,7 +33,9 @@ from torch import Tensor
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.errors import OutOfStep, RequestError, RunError
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import Result
+from polyrhythm.errors import OutOfStep, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.bucket_scheduling import BucketBytes, bucket_bytes_for
 from polyrhythm.strategies.compressing import Compressible
@@ -52,8 +54,8 @@ from polyrhythm.strategies.worker_part import (
     PLACES,
     Follows,
     HoldsMeanGradient,
+    Logged,
     OverlapsBackward,
-    Regroups,
     Step,
     WorkerPart,
     WorkerSetting,
@@ -132,148 +134,136 @@ class Synchronous(Compressible, SizesBuckets, AveragesGradients):
         return of_compressed(before, after)
 
 
-_MEAN = "mean_gradient"
 _KEPT = "mean."
-_MOST_AVERAGES = 1 << 20
-"""More than there are of gradients before an update."""
 
 
-class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
-    """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket."""
+class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient):
+    """All-reduces each bucket while the backward pass goes on, then steps, between hosts bucket by bucket.
+
+    In training, sums are made in place. In a user's own loop, which cannot compute anything again, gradients are kept
+    until there is a mean, and the mean until all workers have it.
+    """
 
     replicated = True
     follows = Follows.OBJECT
+    averaged, mean_weight = 0, 0.0
 
     def __init__(self, setting: WorkerSetting, mean: GradientMean) -> None:
         super().__init__()
         self._workers = setting.workers
         self._joined = setting.joined
         self._flat = setting.flat
-        self._mean = mean
         self.replicated = not mean.remembers
         self._plan = setting.plan
         self._optimizer: FlatOptimizer | OwnOptimizer | SteppedOnModel | BucketwiseUpdate = (
             setting.plan.joint or setting.plan.whole(setting.flat.vector)
         )
-        self._mean_weight = 0.0
+        self.exchanger = Exchanger(setting.workers, mean, self._met)
         # Of loops that average and update apart.
-        self._apart = False
-        self._averages = 0
-        self._breaks = False
         self._weight = 1.0
-        self._latest: Tensor | None = None
-        self._handed: Tensor | None = None
+        self._enters_between = False
+        self._contribution = self._means = torch.empty(0)
 
     def start(self, step: int) -> int:
         self._workers.broadcast(self._flat.vector)
-        self._prepare()
+        self.exchanger.since = step
+        self.exchanger.prepare()
         return step
 
     def begin(self, step: Step) -> None:
-        self._mean.begin(step)
+        self.exchanger.sums.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        self._mean.start(bucket)
+        self.exchanger.sums.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        if isinstance(self._optimizer, BucketwiseUpdate):
-            weight, stop = self._optimizer.step(self._mean, step, learning_rate)
-        else:
-            self._mean.learning_rate = learning_rate
-            weight, stop = self._mean.finish(step)
+        optimizer, gradients = self._optimizer, self._flat.gradients
+
+        def run(mean: GradientMean, number: int) -> Result:
+            if isinstance(optimizer, BucketwiseUpdate):
+                return Result(None, *optimizer.step(mean, step, learning_rate))
+            mean.learning_rate = learning_rate
+            weight, stop = mean.finish(step)
             if weight > 0:  # else everyone sat the step out, as float16 makes them do
-                self._optimizer.step(self._flat.gradients, learning_rate)
+                optimizer.step(gradients, learning_rate)
+            return Result(None, weight, stop)
+
+        _, weight, stop = self.exchanger.exchange(run)
+        self.exchanger.since = step.number + 1
         if weight > 0:
             self.staleness[0] += 1
-        self._mean_weight = weight
+        self.mean_weight = weight
         return stop
 
-    @property
-    def mean_weight(self) -> float:
-        return self._mean_weight
-
-    @property
-    def averaged(self) -> int:
-        return self._averages
-
     def average(self, step: Step, place: int = 0) -> None:
-        self._apart = self._breaks = True
-        missing, members = self._flat.without_gradient, self._workers.size
+        flat = self._flat
         # Sums of half-width numbers would not be exact.
-        place = place if self._flat.vector.element_size() > 2 else 0
-        self._mean.word = place + (PLACES + 1) * bool(missing)
-        self._mean.begin(step)
-        try:
-            self._weight, _ = self._mean.finish(step)
-            self._mean_weight = self._weight
-        finally:
-            self._mean.word = None
-        uneven, elsewhere = divmod(self._mean.words - members * place, PLACES + 1)
-        if members > 1 and (elsewhere or not 0 <= uneven <= members):
-            raise OutOfStep("workers are at different places of their programs")
-        if uneven and members > 1:
-            there = torch.full((len(self._flat.views),), float(step.weight > 0))
+        place = place if flat.vector.element_size() > 2 else 0
+        missing = flat.without_gradient
+        recovers = self.exchanger.recover is not None
+        if recovers:
+            self._make_room()
+            self._contribution.copy_(flat.gradients)
+
+        def run(mean: GradientMean, number: int) -> Result:
+            members = self.exchanger.workers
+            if recovers:
+                flat.gradients.copy_(self._contribution)
+            mean.word = place + (PLACES + 1) * bool(missing)
+            mean.begin(step)
+            try:
+                weight, _ = mean.finish(step)
+            finally:
+                mean.word = None
+            uneven, elsewhere = divmod(mean.words - members.size * place, PLACES + 1)
+            if members.size > 1 and (elsewhere or not 0 <= uneven <= members.size):
+                raise OutOfStep("workers are at different places of their programs")
+            apart = uneven and members.size > 1
+            if not (recovers or apart):
+                return Result(None, weight, False)
+            kept = self._means[number % 2] if recovers else flat.gradients.new_empty(len(flat.views))
+            there = kept[-len(flat.views) :]
+            there.fill_(float(step.weight > 0 or not apart))
             there[list(missing)] = 0.0
-            there = there.to(self._flat.vector.device)
-            self._workers.all_reduce(there)
+            if apart:
+                members.all_reduce(there)
+            if recovers:
+                kept[: flat.size].copy_(flat.gradients)
+            return Result(kept, weight, False)
+
+        self._use(self.exchanger.exchange(run))
+        self.averaged += 1
+
+    def _use(self, result: Result) -> None:
+        """Have the gradients be a mean, of the parameters that have a gradient on any worker."""
+        if result.vector is not None:
+            there = result.vector[-len(self._flat.views) :]
+            if self.exchanger.handed:
+                self._flat.gradients.copy_(result.vector[: self._flat.size])
             self._flat.without_gradient = tuple((there == 0).nonzero().flatten().tolist())
-        fits = self._latest is not None and self._latest.shape == self._flat.gradients.shape
-        if self._averages:  # of a sum of passes; from now on each mean is kept until the next one is whole
-            self._latest = self._latest if fits else torch.empty_like(self._flat.gradients)
-        elif not fits:
-            self._latest = None
-        if self._latest is not None:
-            self._latest.copy_(self._flat.gradients)
-        self._averages += 1
-        self._breaks = False
+        self.mean_weight = self._weight = result.weight
+
+    def _make_room(self) -> None:
+        """Have memory for a contribution, for the mean that is kept, and for the next one."""
+        if self._contribution.shape != self._flat.gradients.shape:
+            self._contribution = torch.empty_like(self._flat.gradients)
+            self._means = self._contribution.new_empty(2, self._flat.size + len(self._flat.views))
 
     def update(self, learning_rate: float) -> None:
         assert not isinstance(self._optimizer, BucketwiseUpdate), (
             "an optimiser of the user's own takes the vector"
         )
-        self._averages = 0
+        self.averaged = 0
         if self._weight > 0:
             self._optimizer.step(self._flat.gradients, learning_rate)
             self.staleness[0] += 1
 
-    def break_off(self) -> None:
-        self._mean.break_off()
-
-    def meetings(self, step: int) -> int:
-        """Return the number of means of gradients, where there may be several before an update."""
-        return step * _MOST_AVERAGES + self._averages if self._apart else step
-
-    def exchanges(self, step: int) -> int:
-        return step
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        self._workers = workers
-        self._mean = self._mean.over(workers)
-        self._prepare()
-        if self._handed is not None:
-            self._flat.gradients.copy_(self._handed)
-            self._handed = None
-
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Take over the newest worker's state, but for what its compression has kept back, which is its own."""
-        if not self._mean.remembers:
-            return super().take_over(newest, done, step)
-        if done >= 0:  # the step broke here only: the newest worker has had this one's part of it
-            self._mean.commit()
-        tensors = without(_KEPT, newest[0])
-        own, told_of = self._mean.state()
-        common = below(_KEPT, newest[0])
-        own = {name: value for name, value in common.items() if "factor." in name} | own
-        tensors |= prefixed(_KEPT, own)
-        return super().take_over((tensors, newest[1] | {"mean": told_of}), done, step)
-
-    def _prepare(self) -> None:
-        """Prepare the mean, and have the optimiser work as it comes: whether in parts is known only then."""
-        self._mean.prepare()
-        self._joined(self._workers)
+    def _met(self, workers: Communicator) -> None:
+        """Have the optimiser work as the mean comes: whether in parts is known only now."""
+        self._joined(workers)
         if isinstance(self._optimizer, SteppedOnModel):
-            self._optimizer.over(self._workers)
-        by_bucket = BucketwiseUpdate.fits(self._plan, self._mean)
+            self._optimizer.over(workers)
+        by_bucket = BucketwiseUpdate.fits(self._plan, self.exchanger.sums)
         if by_bucket == isinstance(self._optimizer, BucketwiseUpdate):
             return
         state = self._optimizer.state()
@@ -282,40 +272,42 @@ class SynchronousWorker(Regroups, OverlapsBackward, HoldsMeanGradient):
         )
         self._optimizer.load_state(*state)
 
-    def state(self) -> State:
-        """Return the optimizer's state, and between `average` and `update` the mean of the gradients.
+    def to_enter_with(self) -> State:
+        tensors, facts = self.state()
+        return tensors, {"state": facts, "averaged": self.averaged}
 
-        Raises:
-            RunError: the mean before the one that broke was not kept.
-        """
+    def enter(self, state: State) -> None:
+        """Take over another worker's state, but for what compression has kept back, which is each worker's own."""
+        tensors, facts = state
+        mean = self.exchanger.sums
+        if mean.remembers:
+            mean.commit()  # the step broke here only: the other worker has had this one's part of it
+            own, told = mean.state()
+            common = {name: value for name, value in below(_KEPT, tensors).items() if "factor." in name}
+            mean.load_state((common | own, told))
+        facts = {name: value for name, value in facts["state"].items() if name != "mean"}
+        self._optimizer.load_state(without(_KEPT, tensors), facts)
+        self.averaged = state[1]["averaged"]
+        self._enters_between = self.averaged > 0
+
+    def come_in(self) -> None:
+        if self._enters_between:
+            log = self.exchanger.log
+            self._enters_between, self.exchanger.handed = False, True
+            self._use(log.kept[log.merged - 1])
+
+    def state(self) -> State:
         tensors, facts = self._optimizer.state()
-        if self._mean.remembers:
-            kept, told_of = self._mean.state()
-            tensors = tensors | prefixed(_KEPT, kept)
-            facts = facts | {"mean": told_of}
-        if not self._averages:
-            return tensors, facts
-        mean = self._latest if self._breaks else self._flat.gradients
-        if mean is None:
-            raise RunError(
-                "a worker was lost while the first gradients of several backward passes were added up: start again"
-            )
-        missing = list(self._flat.without_gradient)
-        told = {"averaged": self._averages, "weight": self._weight, "without_gradient": missing}
-        return {**tensors, _MEAN: mean.clone()}, {**facts, _MEAN: told}
+        if self.exchanger.sums.remembers:
+            kept, told = self.exchanger.sums.state()
+            return tensors | prefixed(_KEPT, kept), facts | {"mean": told}
+        return tensors, facts
 
     def load_state(self, state: State) -> None:
         tensors, facts = dict(state[0]), dict(state[1])
-        if self._mean.remembers:
-            kept = below(_KEPT, tensors)
-            self._mean.load_state((kept, facts.pop("mean")))
+        if self.exchanger.sums.remembers:
+            self.exchanger.sums.load_state((below(_KEPT, tensors), facts.pop("mean")))
             tensors = without(_KEPT, tensors)
-        self._handed, told = tensors.pop(_MEAN, None), facts.pop(_MEAN, None)
-        self._averages = 0
-        if told is not None:
-            self._apart = True
-            self._averages, self._weight = told["averaged"], told["weight"]
-            self._flat.without_gradient = tuple(told["without_gradient"])
         self._optimizer.load_state(tensors, facts)
 
 

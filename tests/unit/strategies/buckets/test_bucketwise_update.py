@@ -181,7 +181,7 @@ def _broken(make: Make, done: int, after_s: float) -> int:
         except PeerLost:
             broken.append(rank)
             scene.networks[rank].revoke()
-            part.break_off()
+            part.exchanger.break_off()
             now, now_facts = part.state()
             assert torch.equal(flat.vector, before)
             assert now_facts == facts
@@ -220,7 +220,7 @@ def test_the_last_worker_goes_on_as_a_whole_with_the_momentum_that_it_has() -> N
         flat, part = scene.enter(rank)
         step(part, flat, rank, 0)
         states.append({name: value.clone() for name, value in part.state()[0].items()})
-        part.regroup(scene.cluster.communicator(rank).subgroup(f"alone {rank}", [rank]), (rank,))
+        part.exchanger.over(scene.cluster.communicator(rank).subgroup(f"alone {rank}", [rank]))
         assert not isinstance(part._optimizer, BucketwiseUpdate)
         assert all(torch.equal(value, states[0][name]) for name, value in part.state()[0].items())
 

@@ -1,0 +1,149 @@
+"""Carries out one worker's exchanges, however often its view breaks meanwhile: the layer below a strategy.
+
+    strategy ── exchange ──▶ sum over the view ──▶ result ──▶ strategy
+                    ▲   ✝ a member is lost           │ kept until all have merged it
+                    └── recover: the next view ◀─────┘ which may have brought the result
+
+Where contributions are kept, a loss never leaves an exchange: the worker waits in it until the next view holds, and
+contributes again or is handed the result. Where sums are made in place, nothing is kept: the step begins again
+(`Again`), and a worker that lacks a result is given the state of one that has merged it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.log import Entry, Log, Result
+from polyrhythm.errors import PeerLost
+
+
+class Again(Exception):
+    """The view has changed, and the step that broke begins again, from the state that this worker has now."""
+
+
+class Sums(Protocol):
+    """Adds up over the workers of a view."""
+
+    def over(self, group: Communicator) -> Self:
+        """Return the same over other workers, with what is known of the links."""
+
+    def prepare(self) -> None:
+        """Let the collective measure the links, if it needs to; all members must call it."""
+
+    def break_off(self) -> None:
+        """Wait until the sums under way have failed, as they do once the group is revoked."""
+
+    def commit(self) -> None:
+        """Take note that the last sum was complete for others, although it broke for this worker."""
+
+
+_Sums = TypeVar("_Sums", bound=Sums)
+
+
+class Exchanger(Generic[_Sums]):
+    """One worker's.
+
+    Args:
+        workers: of the first view.
+        sums: over them.
+        met: called when links have been measured, at first and in every view.
+
+    Attributes:
+        log: of the exchanges.
+        workers: of the present view.
+        sums: over them.
+        keeps: whether contributions are kept; False at first.
+        since: steps done when the latest result of a step was merged; set by the strategy's part.
+        begins: the first entry of the present view that no member had opened before it.
+        handed: whether the latest result was handed over by another worker.
+        recover: called when a loss breaks an exchange; returns once the next view holds. None: losses are raised.
+        calls: whether this worker must make all regroup before its exchange, to let a newcomer in.
+    """
+
+    def __init__(
+        self, workers: Communicator, sums: _Sums, met: Callable[[Communicator], None] = lambda workers: None
+    ) -> None:
+        self.log = Log()
+        self.workers, self.sums = workers, sums
+        self.keeps = self.handed = False
+        self.since = self.begins = 0
+        self.recover: Callable[[], None] | None = None
+        self.calls: Callable[[], bool] = lambda: False
+        self._met = met
+
+    def prepare(self) -> None:
+        """Let the sums measure the links; all members must call it."""
+        self.sums.prepare()
+        self._met(self.workers)
+
+    def break_off(self) -> None:
+        """Give up the sums under way: afterwards they touch no memory of this worker any more."""
+        self.sums.break_off()
+        if not self.keeps:
+            self.log.give_up()
+
+    def take(self, number: int, result: Result) -> None:
+        """Take a result from another worker, that of the exchange under way or of a later one."""
+        entry = self.log.under_way
+        if entry is not None and entry.number == number:
+            self.sums.commit()
+        self.log.take(number, result)
+
+    def over(self, workers: Communicator) -> None:
+        """Go on with other workers; all of them must call it."""
+        self.workers, self.sums = workers, self.sums.over(workers)
+        self.prepare()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what a newcomer needs to go on from this worker's place: the log, tensors and the rest."""
+        kept = self.log.kept
+        tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
+        told = {number: (result.weight, result.stop) for number, result in kept.items()}
+        return tensors, {"merged": self.log.merged, "since": self.since, "kept": told}
+
+    def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from the place of the worker whose `state` this is."""
+        kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
+        self.log.load(facts["merged"], kept)
+        self.since = facts["since"]
+
+    def exchange(self, run: Callable[[_Sums, int], Result], *, aside: int = 0) -> Result:
+        """Return the result of the next exchange, and count it as merged.
+
+        Args:
+            run: makes it, given the sums and the number of the entry; called again with other sums if a member is lost.
+                Where contributions are kept, it must change nothing else before it returns.
+            aside: length of the vector, where it is no part of a step.
+
+        Raises:
+            Again: it broke, and nothing is kept.
+            PeerLost: it broke, and the run cannot go on without the lost worker.
+        """
+        entry = self.log.open(aside=aside)
+        self.handed = False
+        while entry.result is None:
+            if not self._completes(run, entry):
+                assert self.recover is not None, "else the loss is raised"
+                self.recover()  # outside the handler, whose error would hold what was under way
+                if not self.keeps:
+                    raise Again
+                self.handed = entry.result is not None
+        result = self.log.merge(entry)
+        if not self.keeps:
+            self.log.forget()
+        return result
+
+    def _completes(self, run: Callable[[_Sums, int], Result], entry: Entry) -> bool:
+        try:
+            if self.calls():
+                return False
+            self.log.complete(entry, run(self.sums, entry.number))
+        except PeerLost:
+            if self.recover is None:
+                raise
+            return False
+        return True
