@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from polyrhythm.api.loop.gradients import Gradients, Mean, line_of_script
 from polyrhythm.api.loop.shard import StepWeight
 from polyrhythm.api.loop.store_board import Ends
+from polyrhythm.communication.log import Result
 from polyrhythm.communication.message import pack_tensors, unpack_tensors
 from polyrhythm.errors import OutOfStep, RequestError, RunError
 from polyrhythm.roles.control_messages import ShardState
@@ -388,39 +389,47 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _go_on_from_one(self, taken: int) -> None:
         """Go on from the state of the first worker that has taken most steps itself; all call it.
 
-        It counts as a step. Whoever is through is thus ahead of the others if a worker is lost meanwhile, and the
-        regrouping hands on to them what they have missed; it would wait for them in its next step, and they for it.
-
         Args:
             taken: steps that this worker has taken with gradients of its own, and all before its loop.
         """
-        trainer, before, view = self._steps.trainer, self.steps, self._steps.trainer.members
-        while self.steps == before:  # guard repeats an exchange of gradients, and not this
-            self._steps.guard(lambda: self._take_over(taken))
-            self._check_view(view)
-            if trainer.regrouping is not None:
-                self.steps = trainer.step
+        trainer, replica = self._steps.trainer, self._replica
+        logged, view = replica.part.logged, trainer.members
+        assert logged is not None, "who holds the mean of all gradients keeps a log"
+        exchanger, everyone = logged.exchanger, replica.workers.size
 
-    def _take_over(self, taken: int) -> None:
-        replica, workers = self._replica, self._steps.trainer.workers
-        counts = torch.zeros(2, workers.size, dtype=torch.int64)
-        counts[:, workers.rank] = torch.tensor([taken, self.steps])
-        workers.all_reduce(counts)
-        most, root = int(counts[0].max()), int(counts[0].argmax())
-        if bool((counts[0] < most).any()):
-            leads = workers.rank == root
-            packed = pack_tensors(*replica.part.state()) if leads else torch.empty(0, dtype=torch.uint8)
-            size = torch.tensor([len(packed)])
-            workers.broadcast(size, root)
-            packed = packed if leads else torch.empty(int(size), dtype=torch.uint8)
-            workers.broadcast(packed, root)
-            vector = replica.flat.vector.clone()
-            workers.broadcast(vector, root)
-            if not leads:  # nothing before all of it is there: the one that it comes from may be lost
-                replica.flat.vector.copy_(vector)
-                replica.part.load_state(unpack_tensors(packed))
-                replica.flat.spread_parameters()
-        self.steps = self._steps.trainer.step = int(counts[1].max()) + 1
+        def count(_: object, number: int) -> Result:
+            counts = torch.zeros(2, everyone, dtype=torch.float64)
+            counts[:, trainer.worker] = torch.tensor([taken, self.steps])
+            exchanger.workers.all_reduce(counts)
+            return Result(counts, 1.0, False)
+
+        counts = exchanger.exchange(count, aside=1).vector
+        assert counts is not None
+
+        def pass_on(_: object, number: int) -> Result:
+            members = trainer.members or tuple(range(everyone))
+            there = [float(counts[0, member]) for member in members]
+            if min(there) == max(there):
+                return Result(None, 1.0, False)
+            root = there.index(max(there))
+            state = torch.empty(0, dtype=torch.uint8)
+            if trainer.worker == members[root]:
+                tensors, facts = replica.part.state()
+                state = pack_tensors({**tensors, _VECTOR: replica.flat.vector}, facts)
+            size = torch.tensor([len(state)])
+            exchanger.workers.broadcast(size, root)
+            state = state if len(state) else torch.empty(int(size), dtype=torch.uint8)
+            exchanger.workers.broadcast(state, root)
+            return Result(state, 1.0, False)
+
+        state = exchanger.exchange(pass_on, aside=1).vector
+        if state is not None:
+            tensors, facts = unpack_tensors(state)
+            replica.flat.vector.copy_(tensors.pop(_VECTOR))
+            replica.part.load_state((tensors, facts))
+            replica.flat.spread_parameters()
+        self.steps = trainer.step = int(counts[1].max())
+        self._check_view(view)
 
     def _steps_average(self, weight: float, place: int) -> None:
         self.exchange_begins()
@@ -870,6 +879,7 @@ def _unnoticed(place: tuple[int, int] | None) -> AbstractContextManager[None]:
 
 
 _DIGEST_STEPS = 16
+_VECTOR = "vector."
 _PLAIN = (bool, int, float, str, type(None))
 
 
