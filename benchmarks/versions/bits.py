@@ -31,10 +31,16 @@ CASES = {
     "one_bit": "synchronous(compress=one_bit)",
     "lazy": "lazy_synchronous",
     "local_sgd": "local_sgd(steps=4)",
+    "averaged": "local_sgd(steps=4, optimizer_state=average)",
+    "movements": "local_sgd(steps=4, compress=top_k(density=0.05))",
+    "every_step": "local_sgd(steps=1)",
     "diloco": "diloco(steps=4)",
     "bmuf": "bmuf(steps=4)",
     "slowmo": "slowmo(steps=4)",
-    "post_local_sgd": "post_local_sgd(switch=4, steps=4)",
+    "ng_sgd": "ng_sgd(steps=4)",
+    "parallel_sgd": "parallel_sgd",
+    "hierarchical": "hierarchical_averaging(group=2, steps=2, steps_between=4)",
+    "post_local_sgd": "post_local_sgd(after=4, steps=4)",
     "mixed": "mixed(replicas=2)",
 }
 OPTIMIZERS = ("sgd(lr=0.05, momentum=0.9)", "adam(lr=0.002)")

@@ -55,10 +55,12 @@ class Exchanger(Generic[_Sums]):
     Attributes:
         log: of the exchanges.
         workers: of the present view.
+        members: their indices among all workers of the run, in the same order.
         sums: over them.
         keeps: whether contributions are kept; False at first.
         since: steps done when the latest result of a step was merged; set by the strategy's part.
         begins: the first entry of the present view that no member had opened before it.
+        joins: what the others exchange aside, between two steps, where this worker comes in; see `Entry.aside`.
         handed: whether the latest result was handed over by another worker.
         recover: called when a loss breaks an exchange; returns once the next view holds. None: losses are raised.
         calls: whether this worker must make all regroup before its exchange, to let a newcomer in.
@@ -69,8 +71,9 @@ class Exchanger(Generic[_Sums]):
     ) -> None:
         self.log = Log()
         self.workers, self.sums = workers, sums
+        self.members = tuple(range(workers.size))
         self.keeps = self.handed = False
-        self.since = self.begins = 0
+        self.since = self.begins = self.joins = 0
         self.recover: Callable[[], None] | None = None
         self.calls: Callable[[], bool] = lambda: False
         self._met = met
@@ -93,9 +96,9 @@ class Exchanger(Generic[_Sums]):
             self.sums.commit()
         self.log.take(number, result)
 
-    def over(self, workers: Communicator) -> None:
+    def over(self, workers: Communicator, members: tuple[int, ...]) -> None:
         """Go on with other workers; all of them must call it."""
-        self.workers, self.sums = workers, self.sums.over(workers)
+        self.workers, self.members, self.sums = workers, members, self.sums.over(workers)
         self.prepare()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -103,27 +106,46 @@ class Exchanger(Generic[_Sums]):
         kept = self.log.kept
         tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
         told = {number: (result.weight, result.stop) for number, result in kept.items()}
-        return tensors, {"merged": self.log.merged, "since": self.since, "kept": told}
+        under_way = self.log.under_way
+        facts = {"merged": self.log.merged, "since": self.since, "kept": told, "apart": self.log.apart}
+        return tensors, facts | {"joins": 0 if under_way is None else under_way.aside}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from the place of the worker whose `state` this is."""
         kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
-        self.log.load(facts["merged"], kept)
-        self.since = facts["since"]
+        self.log.load(facts["merged"], kept, facts["apart"])
+        self.since, self.joins = facts["since"], facts["joins"]
 
-    def exchange(self, run: Callable[[_Sums, int], Result], *, aside: int = 0) -> Result:
+    def sum(self, vector: Tensor) -> Tensor:
+        """Return the sum of all workers' vectors, beside the steps; a newcomer that it meets brings zeros.
+
+        Args:
+            vector: `(n,)`, float64, kept.
+        """
+
+        def run(_: _Sums, number: int) -> Result:
+            total = vector.clone()
+            self.workers.all_reduce(total)
+            return Result(total, 1.0, False)
+
+        total = self.exchange(run, aside=len(vector)).vector
+        assert total is not None, "all bring something"
+        return total
+
+    def exchange(self, run: Callable[[_Sums, int], Result], *, aside: int = 0, apart: bool = False) -> Result:
         """Return the result of the next exchange, and count it as merged.
 
         Args:
             run: makes it, given the sums and the number of the entry; called again with other sums if a member is lost.
                 Where contributions are kept, it must change nothing else before it returns.
-            aside: length of the vector, where it is no part of a step.
+            aside: see `Entry`.
+            apart: likewise.
 
         Raises:
             Again: it broke, and nothing is kept.
             PeerLost: it broke, and the run cannot go on without the lost worker.
         """
-        entry = self.log.open(aside=aside)
+        entry = self.log.open(aside=aside, apart=apart)
         self.handed = False
         while entry.result is None:
             if not self._completes(run, entry):

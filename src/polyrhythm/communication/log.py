@@ -11,6 +11,9 @@ A result is dropped when a later entry is complete to which every worker contrib
 How much a worker had merged when it opened an entry is the same on all, so no message carries it: a worker that holds
 the result of an entry knows that all have merged the entries below its base.
 
+Where neighbouring workers also meet among themselves, all open an entry at such a meeting, and each group has a result
+of its own. It is handed on within the group. Who drops it notes that there was one.
+
 `form` decides how a view that broke goes on, from the reports of all workers that are connected:
 
     some hold a result            they hand it to the workers that lack it: the same bits, and nothing is computed again
@@ -21,13 +24,15 @@ the result of an entry knows that all have merged the entries below its base.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
 
 NO_STATE = -1
+MODELS = -1
+"""The models, as they are."""
 
 
 class Result(NamedTuple):
@@ -52,13 +57,16 @@ class Entry:
         number: the same on all workers.
         base: entries that this worker had merged when it opened this one; the same on all workers.
         result: None while the exchange is under way.
-        aside: length of the vector, if it is no part of a step: a newcomer then takes part at once; else 0.
+        aside: what is exchanged, if it is no part of a step, so that a newcomer takes part at once: the length of a
+            vector, or `MODELS`; else 0.
+        apart: whether each group of neighbours has a result of its own.
     """
 
     number: int
     base: int
     result: Result | None = None
     aside: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +79,9 @@ class Report:
         opened: entries that it has opened.
         since: steps done when the latest of them was merged: what a lost worker did after that is gone.
         have: numbers of the entries whose results it holds.
+        apart: numbers of the entries of which each group has a result of its own.
+        group: neighbouring workers of a group; 0: there are no groups.
         inside: whether it waits for the result of an entry of the step that it is in.
-        first: whether a newcomer can go on from its state: it has merged no entry of the step that it is in.
         over: whether it has done all its steps.
     """
 
@@ -81,8 +90,9 @@ class Report:
     opened: int = 0
     since: int = 0
     have: tuple[int, ...] = ()
+    apart: tuple[int, ...] = ()
+    group: int = 0
     inside: bool = False
-    first: bool = True
     over: bool = False
 
     @property
@@ -98,18 +108,21 @@ class Formed:
     Attributes:
         members: workers that go on, in order.
         newest: the worker that has come furthest.
-        takes: members that are given its state.
+        gives: states to pass on: the worker that has it, the worker that begins with it.
         hands: results to pass on: number of the entry, the worker that has it, the worker that lacks it.
-        waits: workers without a state that are let in another time.
         begins: the first entry that no member had opened: what follows from the members begins with it.
     """
 
     members: tuple[int, ...]
     newest: int
-    takes: tuple[int, ...] = ()
+    gives: tuple[tuple[int, int], ...] = ()
     hands: tuple[tuple[int, int, int], ...] = ()
-    waits: tuple[int, ...] = ()
     begins: int = 0
+
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """Members that are given a state."""
+        return tuple(taker for _, taker in self.gives)
 
 
 def form(reports: Mapping[int, Report]) -> Formed | None:
@@ -123,32 +136,49 @@ def form(reports: Mapping[int, Report]) -> Formed | None:
     olds = {worker: report for worker, report in sorted(reports.items()) if not report.fresh}
     if not olds:
         return None
-    newest = max(
-        olds, key=lambda worker: (olds[worker].over, olds[worker].steps, olds[worker].merged, -worker)
-    )
-    most, furthest = olds[newest], max(report.merged for report in olds.values())
-    holders: dict[int, int] = {}
+    newest = _newest(olds)
+    size, furthest = olds[newest].group, max(report.merged for report in olds.values())
+    apart = {number for report in olds.values() for number in report.apart}
+
+    def group(worker: int) -> int:
+        return worker // size if size else 0
+
+    def scope(number: int, worker: int) -> tuple[int, int | None]:
+        return number, group(worker) if number in apart else None
+
+    holders: dict[tuple[int, int | None], int] = {}
     for worker, report in olds.items():
         for number in report.have:
-            holders.setdefault(number, worker)
-    behind = [
-        worker
-        for worker, report in olds.items()
-        if any(number not in holders for number in range(report.merged, furthest))
-    ]
-    fresh = sorted(reports.keys() - olds.keys())
-    takes = tuple(sorted([*behind, *(fresh if most.first else ())]))
-    members = tuple(sorted({*olds, *takes}))
+            holders.setdefault(scope(number, worker), worker)
+    givers: dict[int, int] = {}
+    for worker, report in olds.items():
+        lacks = (number for number in range(report.merged, furthest) if number not in apart)
+        if any((number, None) not in holders for number in lacks):
+            givers[worker] = newest
+    for worker in reports.keys() - olds.keys():
+        near = {old: report for old, report in olds.items() if group(old) == group(worker)}
+        givers[worker] = _newest(near or olds)
     hands = []
-    for worker in members:
-        report = most if worker in takes else olds[worker]  # the newest worker's state comes with its results
+    for worker in sorted(reports):
+        report = olds[givers.get(worker, worker)]  # a state comes with the results that its worker holds
         hands += [
-            (number, holders[number], worker)
-            for number in sorted(holders)
-            if number >= report.merged and number not in report.have
+            (number, giver, worker)
+            for number in sorted({number for number, _ in holders})
+            if number >= report.merged
+            and number not in report.have
+            and (giver := holders.get(scope(number, worker))) is not None
         ]
     begins = max(max(report.opened, report.merged) for report in olds.values())
-    return Formed(members, newest, takes, tuple(hands), () if most.first else tuple(fresh), begins)
+    gives = tuple((giver, taker) for taker, giver in sorted(givers.items()))
+    return Formed(tuple(sorted(reports)), newest, gives, tuple(hands), begins)
+
+
+def _newest(reports: Mapping[int, Report]) -> int:
+    def progress(worker: int) -> tuple[bool, int, int, int]:
+        report = reports[worker]
+        return report.over, report.steps, report.merged, -worker
+
+    return max(reports, key=progress)
 
 
 class Log:
@@ -163,21 +193,27 @@ class Log:
         self.merged = self.opened = 0
         self._entries: dict[int, Entry] = {}
 
-    def open(self, *, aside: int = 0) -> Entry:
+    def open(self, *, aside: int = 0, apart: bool = False) -> Entry:
         """Open the next entry; its result may be there already.
 
         Args:
             aside: see `Entry`.
+            apart: likewise.
         """
         entry = self._entries.setdefault(self.opened, Entry(self.opened, self.merged))
-        entry.base, entry.aside = self.merged, aside
+        entry.base, entry.aside, entry.apart = self.merged, aside, apart
         self.opened += 1
         return entry
 
     def complete(self, entry: Entry, result: Result) -> None:
-        """Note the result of a sum to which all members have contributed."""
+        """Note the result of a sum to which all members have contributed, or those of this worker's group."""
         entry.result = result
-        self._drop(entry.base)
+        if entry.apart:  # others may not have merged what this group has
+            for other in self._entries.values():
+                if other.apart and other.number < entry.base:
+                    other.result = None
+        else:
+            self._drop(entry.base)
 
     def take(self, number: int, result: Result) -> None:
         """Note a result that another worker hands over, of an entry that is under way or still to be opened."""
@@ -212,10 +248,18 @@ class Log:
         """All results, by the number of the entry."""
         return {number: entry.result for number, entry in self._entries.items() if entry.result is not None}
 
-    def load(self, merged: int, kept: Mapping[int, Result]) -> None:
-        """Begin as another worker that has merged so many entries, and keeps these results."""
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Numbers of the entries, those under way among them, of which each group has a result of its own."""
+        return tuple(number for number, entry in self._entries.items() if entry.apart)
+
+    def load(self, merged: int, kept: Mapping[int, Result], apart: Collection[int] = ()) -> None:
+        """Begin as another worker that has merged so many entries, keeps these results, and knows these `apart`."""
         self.merged = self.opened = merged
-        self._entries = {number: Entry(number, 0, result) for number, result in kept.items()}
+        numbers = {*kept, *(number for number in apart if number < merged)}
+        self._entries = {
+            number: Entry(number, 0, kept.get(number), apart=number in apart) for number in numbers
+        }
 
     def _drop(self, base: int) -> None:
         for number in [number for number in self._entries if number < base]:

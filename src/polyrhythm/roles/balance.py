@@ -26,10 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from math import ceil
+from typing import Any
 
 import torch
 
 from polyrhythm.communication.communicator import Clock, Communicator
+from polyrhythm.communication.exchanger import Exchanger
 from polyrhythm.communication.message import Kind, Message
 from polyrhythm.data.balance import Balance, Controller, split
 from polyrhythm.errors import PeerLost, RequestError
@@ -127,6 +129,7 @@ def balancer_for(
     drawn: bool = True,
     least: int = 1,
     compute_time: Callable[[], float] | None = None,
+    exchanger: Exchanger[Any] | None = None,
 ) -> Balancer | None:
     """Return what balances one worker's parts; None where all are equal.
 
@@ -141,6 +144,7 @@ def balancer_for(
         least: images of a worker at least.
         compute_time: the seconds in which this worker has not stood still, from any beginning, by which whole steps are
             measured; None: nothing but passes takes time.
+        exchanger: of this worker, where exchanges are entries of a log, as these meetings then are.
     """
     everyone, own = workers.size, workers.rank
     if not balances(balance, strategy, everyone, batch, compiled=compiled, drawn=drawn):
@@ -168,6 +172,7 @@ def balancer_for(
         meets_every=max(1, traits.exchange_every),
         regroups=regroups,
         compute_time=compute_time,
+        exchanger=exchanger,
     )
     if world.rejoins and not regroups:  # the others know nothing of it, and may wait for its predecessor
         found.leave()
@@ -199,6 +204,7 @@ class Balancer:
         meets_every: steps from one meeting of all workers to the next.
         compute_time: the seconds in which this worker has not stood still, from any beginning: then whole steps are
             measured, with their data and updates; None: passes alone, by the clock.
+        exchanger: see `balancer_for`.
 
     Attributes:
         group: as given.
@@ -226,8 +232,9 @@ class Balancer:
         regroups: bool = False,
         meets_every: int = 1,
         compute_time: Callable[[], float] | None = None,
+        exchanger: Exchanger[Any] | None = None,
     ) -> None:
-        self._balance = balance
+        self._balance, self._exchanger = balance, exchanger
         self._regroups = regroups
         self._least = least
         self.group = group
@@ -423,11 +430,21 @@ class Balancer:
     def _exchanged(self) -> list[list[int]]:
         """Return what all workers have measured, in their order."""
         began_s = self._clock.now()
-        self._tell_own()
-        self._answer()
-        table = self._told()
+        if self._exchanger is not None:
+            table = self._summed(self._exchanger)
+        else:
+            self._tell_own()
+            self._answer()
+            table = self._told()
         self._cost_ns = round((self._clock.now() - began_s) * _NS)
         return table
+
+    def _summed(self, exchanger: Exchanger[Any]) -> list[list[int]]:
+        """Return the same by a sum; who is there no more, or has only just come, has measured nothing."""
+        rows = torch.zeros(self._everyone, len(_LEAVES), dtype=torch.float64)
+        rows[self._worker] = torch.tensor(self._measured(), dtype=torch.float64)
+        table = exchanger.sum(rows.flatten()).view_as(rows)
+        return [[int(number) for number in table[member].tolist()] for member in self._members]
 
     def _pass(self) -> None:
         """Do the next part of a meeting at which nobody waits."""
@@ -444,14 +461,19 @@ class Balancer:
 
     def _tell_own(self) -> None:
         """Tell worker 0 what this worker has measured."""
-        own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
-        self._forget()
+        own = self._measured()
         self._table = [own]
         if self._workers.rank > 0:
             try:
                 self._tell(own)
             except PeerLost as error:
                 self._lost(error)
+
+    def _measured(self) -> list[int]:
+        """Return what this worker has measured since the last time."""
+        own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
+        self._forget()
+        return own
 
     def _answer(self) -> None:
         """As worker 0, hear what all have measured, and tell it to all."""

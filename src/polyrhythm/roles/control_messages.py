@@ -335,6 +335,7 @@ class MembershipView(ControlMessage):
         since: for each of those, where exchanges are entries of a log: the steps, from and to, of which others have
             nothing; else empty.
         begins: first entry of the log that no member had opened.
+        gives: states to pass on, in place of `behind`: the worker that has it, the worker that begins with it.
         hands: results of the log to pass on: number of the entry, the worker that has it, the worker that lacks it.
     """
 
@@ -351,6 +352,7 @@ class MembershipView(ControlMessage):
     missed: tuple[tuple[int, int], ...] = ()
     since: tuple[tuple[int, int], ...] = ()
     begins: int = 0
+    gives: tuple[tuple[int, int], ...] = ()
     hands: tuple[tuple[int, int, int], ...] = ()
 
     @property

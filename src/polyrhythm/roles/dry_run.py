@@ -591,6 +591,7 @@ def work_dry(dry_run: DryRun, world: World) -> None:
         batch,
         drawn=dry_run.draws,
         compute_time=None if blocked is None else blocked.computed_s,
+        exchanger=workload.replica.part.exchanger,
     )
     run = TrainingRun(
         trainer,

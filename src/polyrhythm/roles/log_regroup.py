@@ -14,6 +14,8 @@ Elsewhere they are let in before a step, as in `Regroup`.
 
 from __future__ import annotations
 
+import torch
+
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.log import Report, Result
 from polyrhythm.communication.message import Kind, Message
@@ -49,6 +51,7 @@ class LogRegroup(Regroup):
     ) -> None:
         super().__init__(world, control, member, workers)
         self._logged, self._exchanger = part, part.exchanger
+        self._enters = False
         self._ended: PeerLost | None = None
         """The loss that has ended a regrouping, which may have been inside an exchange."""
         self._exchanger.recover, self._exchanger.calls = self.reform, self._calls
@@ -73,14 +76,23 @@ class LogRegroup(Regroup):
             self._begin_attempt()
             self._exchanger.break_off()
             if self._took_place(self._next_view()):
-                self._logged.come_in()
+                self._come_in()
                 return
 
     def enter(self) -> None:
         if self._took_place(self._next_view()):
-            self._logged.come_in()
+            self._come_in()
         else:
             self.reform()
+
+    def _come_in(self) -> None:
+        """Take part in what the others exchange, if this worker has just taken a state over."""
+        joins, self._exchanger.joins = self._exchanger.joins, 0
+        if joins > 0:
+            self._exchanger.sum(torch.zeros(joins, dtype=torch.float64))
+        if self._enters:
+            self._enters = False
+            self._logged.come_in(joins)
 
     def _next_view(self) -> MembershipView:
         try:
@@ -107,6 +119,8 @@ class LogRegroup(Regroup):
                 opened=log.opened,
                 since=self._exchanger.since,
                 have=tuple(log.kept),
+                apart=log.apart,
+                group=self._logged.group,
                 inside=log.under_way is not None and not log.under_way.aside,
                 over=self.over,
             )
@@ -126,14 +140,13 @@ class LogRegroup(Regroup):
         ranks = [self._world.roles.workers[each] for each in workers]
         self._workers = self._world.network.regrouped(view.name, ranks, view.generations)
         self._workers.revoke_without(LEADER)
-        if worker == view.newest:
-            for other in view.behind:
-                self._workers.send(workers.index(other), self._handover())
-        elif worker in view.behind:
-            self._take_state(self._workers.receive(workers.index(view.newest))[1])
-            self.step, self.over = view.step, view.over
-            if observer is not None:
-                observer.caught_up(rank, self.step)
+        for giver, taker in view.gives:
+            if worker == giver:
+                self._workers.send(workers.index(taker), self._handover())
+            elif worker == taker:
+                self._take_state(self._workers.receive(workers.index(giver))[1])
+                if observer is not None:
+                    observer.caught_up(rank, self.step)
         for number, giver, taker in view.hands:
             if worker == giver:
                 self._give_result(number, workers.index(taker))
@@ -143,7 +156,7 @@ class LogRegroup(Regroup):
         flat.renew_gradients()  # the library may still write into the old ones
         if observer is not None:
             observer.joined(rank, ranks, view.name)
-        self._exchanger.over(self._workers)
+        self._exchanger.over(self._workers, workers)
         if observer is not None:
             observer.regrouped(rank, flat.vector)
         member.takes_place(workers.index(worker), len(workers))
@@ -152,13 +165,15 @@ class LogRegroup(Regroup):
         tensors, facts = self._logged.to_enter_with()
         kept, noted = self._exchanger.state()
         part = tensors | prefixed(_LOG, kept)
-        return Handover(self._member.flat.vector, part, {"part": facts, "log": noted}).message()
+        place = {"step": self.step, "over": self.over}
+        return Handover(self._member.flat.vector, part, {"part": facts, "log": noted, **place}).message()
 
     def _take_state(self, message: Message) -> None:
         given = Handover.from_message(message)
         self._member.flat.vector.copy_(given.vector)
         self._exchanger.load_state(below(_LOG, given.part), given.part_facts["log"])
         self._logged.enter((without(_LOG, given.part), given.part_facts["part"]))
+        self.step, self.over, self._enters = given.part_facts["step"], given.part_facts["over"], True
 
     def _give_result(self, number: int, taker: int) -> None:
         result = self._exchanger.log.kept[number]

@@ -472,14 +472,12 @@ class RegroupCoordinator:
                 called.update(self._call_back(but=called))
             return self.pending.complete(awaited())
 
-        while True:
-            self._messages.read_until(complete)
-            view = self.pending.form(word.report or word.progress, awaited())
-            for worker in view.workers:
-                if worker != LEADER:
-                    self._messages.tell_worker(worker, view)
-            if LEADER in view.workers:  # else it is let in another time
-                return view
+        self._messages.read_until(complete)
+        view = self.pending.form(word.report or word.progress, awaited())
+        for worker in view.workers:
+            if worker != LEADER:
+                self._messages.tell_worker(worker, view)
+        return view
 
     def _staying(self) -> set[int]:
         """Workers that are there, and have not said that they leave."""
@@ -603,19 +601,16 @@ class PendingMembers:
         lost = [(most.since, most.steps + most.inside) for _ in self._gone(formed.members)]
         return self._next(
             formed.members,
-            formed.waits,
             step=most.steps,
             newest=formed.newest,
-            behind=formed.takes,
             over=most.over,
             since=(*self.view.since, *lost),
             begins=formed.begins,
+            gives=formed.gives,
             hands=formed.hands,
         )
 
-    def _next(
-        self, workers: tuple[int, ...], waits: Collection[int] = (), *, step: int, **more: Any
-    ) -> MembershipView:
+    def _next(self, workers: tuple[int, ...], *, step: int, **more: Any) -> MembershipView:
         absent = tuple(sorted(self._everyone - set(workers)))
         self.view = MembershipView(
             number=self.view.number + 1,
@@ -627,7 +622,7 @@ class PendingMembers:
             **more,
         )
         self.called = True
-        self._waiting = dict.fromkeys(waits, NOTHING)
+        self._waiting = {}
         return self.view
 
     def _gone(self, workers: Collection[int]) -> list[int]:

@@ -470,7 +470,9 @@ class TrainingRun:
         members = trainer.members if trainer.members is not None else tuple(range(replica.workers.size))
         by_speed = balancer is not None and balancer.sizes and not balancer.group
         parts = [balancer.images[member] if by_speed else 1 for member in members]  # type: ignore[union-attr]
-        workers = trainer.workers if trainer.members is not None else None
+        exchanger = replica.part.exchanger
+        met = trainer.members is not None and (exchanger is None or not exchanger.keeps)
+        workers = trainer.workers if met else None  # what is exchanged for a test is no entry of a log
         return self._workload.part_of_test(members.index(trainer.worker), parts, workers)
 
     def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
@@ -542,12 +544,13 @@ class TrainingRun:
         """
         workload, take, next_step = self._workload, self._take, self._replica.part.next_step
         epoch_start, due = self._calendar.start(epoch), self._next_due(done, end)
-        balancer = self._balancer
+        balancer, regroup = self._balancer, self._trainer.regroup
         while True:
             if self._timer is not None:
                 self._timer.begin()
             if balancer is not None:
                 self._share_out(balancer, epoch, done)
+            view = 0 if regroup is None else regroup.number
             for batch in workload.batches(epoch, done - epoch_start):
                 stop = take(batch, done)
                 before, done = done, next_step(done)
@@ -563,7 +566,11 @@ class TrainingRun:
                     if balancer is not None:
                         self._balance(balancer, before, done)
                     break
-                if balancer is not None and self._balance(balancer, before, done):
+                if balancer is not None and (self._begins_anew or self._balance(balancer, before, done)):
+                    break
+                if (
+                    regroup is not None and regroup.number != view
+                ):  # since an exchange others share the batches
                     break
 
     def _share_out(self, balancer: Balancer, epoch: int, done: int) -> None:
@@ -576,7 +583,7 @@ class TrainingRun:
             balancer.lose(regrouping.there)
             if balancer.sizes != before:
                 self._report_sizes(done)
-        if regroup is not None and regroup.number != self._view:
+        if regroup is not None and self._begins_anew:
             self._view = regroup.number
             balancer.regroup(regroup.workers, regroup.members, batch, done)
             self._report_sizes(done)
@@ -585,8 +592,20 @@ class TrainingRun:
         if balancer.sizes != before:
             self._report_sizes(done)
         self._workload.sizes = balancer.sizes
+        if (
+            regroup is not None and regroup.number != self._view
+        ):  # parts are those of others, for a few steps yet
+            self._workload.sizes, balancer.share = (), 1.0
         if balancer.whole_steps:  # tests and checkpoints are no part of a step
             balancer.since_s = balancer.compute_time()
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether parts are to be measured anew, since others are there; with the same entry of a log on all."""
+        regroup, exchanger = self._trainer.regroup, self._replica.part.exchanger
+        if regroup is None or regroup.number == self._view:
+            return False
+        return exchanger is None or not exchanger.keeps or exchanger.log.merged >= exchanger.begins
 
     def _balance(self, balancer: Balancer, before: int, done: int) -> bool:
         """Let all workers decide on their parts, if they do so after this step; return whether they have changed.
@@ -597,10 +616,12 @@ class TrainingRun:
         if self._hand is None and done >= self._calendar.total_steps:
             return False
         part, meetings = self._replica.part, done - before
+        if part.exchanger is not None and self._begins_anew:
+            return False
         if balancer.group:
             meetings = balancer.meetings(before, done)
-        elif part.logged is not None:
-            meetings = int(part.logged.exchanger.since == done)
+        elif part.exchanger is not None:
+            meetings = int(part.exchanger.since == done)
         elif self._trainer.regroup is not None:
             meetings = int(part.meetings(done) > part.meetings(before))
         if not meetings or not balancer.after(done, meetings):
@@ -934,7 +955,7 @@ class LoggedSteps(StepRetry):
         anew = workers.subgroup(name, range(workers.size))
         anew.broadcast(self._replica.flat.vector)
         self._exchanger.log.forget()  # its results are of the size before, and all have merged them
-        self._exchanger.over(anew)
+        self._exchanger.over(anew, self._exchanger.members)
 
     def guard(self, act: Callable[[], object]) -> None:
         regrouping, flat = self.trainer.regrouping, self._replica.flat

@@ -66,6 +66,7 @@ def work(job: Job, world: World) -> None:
         drawn=job.draws,
         least=2 if normalises else 1,
         compute_time=compute_time,
+        exchanger=replica.part.exchanger,
     )
     in_step = job.traits.lockstep
     run = TrainingRun(

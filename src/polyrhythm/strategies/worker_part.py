@@ -486,9 +486,11 @@ class Logged(HearsOfStop):
 
     Attributes:
         exchanger: carries them out.
+        group: neighbouring workers that meet among themselves as well; 0: none do.
     """
 
     exchanger: Exchanger[Any]
+    group: int = 0
 
     def to_enter_with(self) -> State:
         """Return what a worker begins with that takes over from this one, beside the parameters and the log."""
@@ -498,8 +500,12 @@ class Logged(HearsOfStop):
         """Begin at the place of another worker, given its `to_enter_with`; parameters and log are copied already."""
         raise NotImplementedError
 
-    def come_in(self) -> None:
-        """Take part in what the others are doing between two steps; called after `enter`, when the view holds."""
+    def come_in(self, joins: int) -> None:
+        """Take part in what the others are doing between two steps; called after `enter`, when the view holds.
+
+        Args:
+            joins: what they exchange; see `Entry.aside`.
+        """
 
 
 class Regroups(WorkerPart, HearsOfStop):
@@ -721,6 +727,11 @@ class WorkerCalls:
     def has_stopped(self) -> bool:
         """Whether others have stopped where this worker is."""
         return self._hears is not None and self._hears.has_stopped
+
+    @property
+    def exchanger(self) -> Exchanger[Any] | None:
+        """See `Logged`."""
+        return None if self.logged is None else self.logged.exchanger
 
     @property
     def due(self) -> bool:

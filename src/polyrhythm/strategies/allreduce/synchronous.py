@@ -290,7 +290,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         self.averaged = state[1]["averaged"]
         self._enters_between = self.averaged > 0
 
-    def come_in(self) -> None:
+    def come_in(self, joins: int) -> None:
         if self._enters_between:
             log = self.exchanger.log
             self._enters_between, self.exchanger.handed = False, True

@@ -16,24 +16,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
+from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import Result
 from polyrhythm.errors import RequestError
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, Averaging
-from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
 from polyrhythm.strategies.gradient_mean import GradientMean
-from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper
-from polyrhythm.strategies.worker_part import (
-    OverlapsBackward,
-    Presents,
-    Regroups,
-    Step,
-    WorkerPart,
-    WorkerSetting,
-)
+from polyrhythm.strategies.worker_part import OverlapsBackward, Step, WorkerPart, WorkerSetting
+from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.quantities import Count, NonNegative
 
@@ -104,74 +98,87 @@ class PostLocalSGD(Averaging):
         self.first_local_step(1)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        first = self.first_local_step(setting.steps)
+        collective = self.collective
         rounds = Rounds(
-            steps=self.steps, first=first, collective=self.collective, optimizer_state=self.optimizer_state
+            steps=self.steps,
+            first=self.first_local_step(setting.steps),
+            collective=collective,
+            optimizer_state=self.optimizer_state,
+            mean=lambda group, flat: GradientsThenModels(group, flat, collective),
         )
         return PostLocalWorker(setting, rounds)
 
 
-class PostLocalWorker(Regroups, OverlapsBackward, Presents):
-    """Averages gradients while the backward pass goes on, until local steps begin."""
+class GradientsThenModels(ModelMean):
+    """The mean of models, with that of gradients as long as these travel.
+
+    Args:
+        group: who takes part.
+        flat: whose models and gradients.
+        collective: how they are added up.
+
+    Attributes:
+        gradients: their mean.
+    """
+
+    def __init__(self, group: Communicator, flat: FlatParameters, collective: Collective) -> None:
+        super().__init__(group, flat, collective)
+        self.gradients = GradientMean(group, flat, collective)
+
+    def over(self, group: Communicator) -> GradientsThenModels:
+        made = GradientsThenModels(group, self._flat, self._sum.passed_on())
+        made.gradients = self.gradients.over(group)
+        return made
+
+    def prepare(self) -> None:
+        self.gradients.prepare()
+        super().prepare()
+
+    def break_off(self) -> None:
+        self.gradients.break_off()
+
+
+class PostLocalWorker(RoundsWorker, OverlapsBackward):
+    """Averages gradients while the backward pass goes on, until local steps begin.
+
+    In training they are summed in place: a step that breaks is computed again.
+    """
+
+    exchanger: Exchanger[GradientsThenModels]
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
-        super().__init__()
+        super().__init__(setting, rounds)
         self._first = rounds.first
-        self._mean = GradientMean(setting.workers, setting.flat, rounds.collective)
-        self._rounds = RoundsWorker(setting, rounds)
-        self.staleness = self._rounds.staleness
-        self.follows, self.writes = self._rounds.follows, self._rounds.writes
+        self.exchanger.keeps = False
         self._together = False
-
-    def start(self, step: int) -> int:
-        step = self._rounds.start(step)
-        self._mean.prepare()
-        return step
 
     def begin(self, step: Step) -> None:
         self._together = step.number < self._first
         if self._together:
-            self._mean.begin(step)
+            self.exchanger.sums.gradients.begin(step)
+        else:
+            self.exchanger.keeps = True
 
     def bucket_ready(self, bucket: int) -> None:
         if self._together:
-            self._mean.start(bucket)
+            self.exchanger.sums.gradients.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if not self._together:
-            return self._rounds.gradients_ready(step, learning_rate)
-        weight, stop = self._mean.finish(step)
-        self._rounds.update(weight, learning_rate)
-        self._rounds.hear(stop)  # who is let in afterwards has no step left to take either
-        return stop
+            return super().gradients_ready(step, learning_rate)
+        exchanger, gradients = self.exchanger, self._flat.gradients
+        kept = gradients.clone() if exchanger.keeps else None
 
-    def present(self) -> Tensor | None:
-        return self._rounds.present()
+        def run(mean: GradientsThenModels, number: int) -> Result:
+            if kept is not None:
+                gradients.copy_(kept)
+            weight, stop = mean.gradients.finish(step)
+            return Result(None if kept is None else gradients.clone(), weight, stop)
 
-    def end(self) -> None:
-        self._rounds.end()
-
-    def break_off(self) -> None:
-        self._mean.break_off()
-
-    def meetings(self, step: int) -> int:
-        return self._rounds.meetings(step)
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        self._mean = self._mean.over(workers)
-        self._mean.prepare()
-        self._rounds.regroup(workers, members)
-
-    @property
-    def has_stopped(self) -> bool:
-        return self._rounds.has_stopped
-
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Start from the newest worker's state, or apply the mean that it has missed."""
-        return self._rounds.take_over(newest, done, step)
-
-    def state(self) -> State:
-        return self._rounds.state()
-
-    def load_state(self, state: State) -> None:
-        self._rounds.load_state(state)
+        mean = exchanger.exchange(run)
+        if exchanger.handed and mean.vector is not None:
+            gradients.copy_(mean.vector)
+        self.update(mean.weight, learning_rate)
+        self.hear(mean.stop)  # who is let in afterwards has no step left to take either
+        self.exchanger.since = self._done = step.number + 1
+        return mean.stop

@@ -220,7 +220,7 @@ def test_invariants_hold_whatever_goes_wrong(spec):
 def test_a_mean_that_leaves_somebody_out_is_noticed(monkeypatch):
     def halved(self, stop, weight=1.0):
         found = take_all(self, stop, weight)
-        return replace(found, vector=found.vector * 0.5)
+        return found._replace(vector=found.vector * 0.5)
 
     take_all = ModelMean.take
     monkeypatch.setattr(ModelMean, "take", halved)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.log import Result
 from polyrhythm.compression.compressor import Compressor
-from polyrhythm.strategies.averaging.rounds.model_mean import Mean, ModelMean
+from polyrhythm.strategies.averaging.rounds.model_mean import ModelMean
 from polyrhythm.strategies.compressed_mean import CompressedMean
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import Step
@@ -46,17 +47,13 @@ class CompressedModelMean(ModelMean):
         super().prepare()
         self._movement.prepare()
 
-    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Mean:
+    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Result:
         if beginning is None or self.size == 1:
             return self.take(stop, weight)
         moved = self._moved.gradients
         moved.copy_(self._flat.vector - beginning)
         total, stops = self._movement.finish(Step(step, weight, stop))
-        if total > 0:
-            return Mean(beginning + moved, total, stops)
-        if weight > 0:  # some model was not finite, which must not stay unseen
-            return Mean(self._flat.vector * float("nan"), weight, stops)
-        return Mean(self._flat.vector.clone(), total, stops)
+        return Result(beginning + moved if total > 0 else None, total, stops)
 
     def commit(self) -> None:
         self._movement.commit()

@@ -6,7 +6,6 @@ take the mean of the states, or all reset them (`AtAverage`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,25 +14,11 @@ from torch import Tensor
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.log import Result
 from polyrhythm.strategies.state import State
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
-
-
-@dataclass(frozen=True)
-class Mean:
-    """What a group's models come to.
-
-    Attributes:
-        vector: `(size,)`, in memory of its own; this member's own model if nobody's counts.
-        weight: of all models together.
-        stop_requested: whether any member was asked to stop.
-    """
-
-    vector: Tensor
-    weight: float
-    stop_requested: bool
 
 
 class ModelMean:
@@ -63,8 +48,11 @@ class ModelMean:
         if self.size > 1:
             self._sum.prepare()
 
-    def take(self, stop: bool, weight: float = 1.0) -> Mean:
-        """Return the mean of all current models, which are not changed.
+    def break_off(self) -> None:
+        """Give up what is under way in the background: nothing is."""
+
+    def take(self, stop: bool, weight: float = 1.0) -> Result:
+        """Return the mean of all current models, which are not changed; None if nobody's counts.
 
         Args:
             stop: whether this member wants to stop.
@@ -73,20 +61,16 @@ class ModelMean:
         whole, size = self._flat.vector_and_tail.clone(), self._flat.size
         vector, tail = whole[:size], whole[size:]
         if self.size == 1:
-            return Mean(vector, weight, stop)
+            return Result(vector, weight, stop)
         if weight != 1.0:
             vector.mul_(weight)
         tail.copy_(tail.new_tensor([weight, float(stop)]))
         self._sum.run(whole)
         total, stops = tail.tolist()
-        if total > 0:
-            vector.div_(total)
-        else:
-            vector.copy_(self._flat.vector)
-        return Mean(vector, total, stops > 0)
+        return Result(vector.div_(total) if total > 0 else None, total, stops > 0)
 
-    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Mean:
-        """Return the mean at the end of a round.
+    def at_end(self, beginning: Tensor | None, step: int, stop: bool, weight: float) -> Result:
+        """Return the mean at the end of a round; None if nobody's model counts, or none of them is finite.
 
         Args:
             beginning: `(size,)`, where all began the round; None: nobody has kept it.
@@ -185,18 +169,6 @@ class LocalOptimizer:
                 parts.values(), mean_state.split([part.numel() for part in parts.values()]), strict=True
             ):
                 part.copy_(value.view(part.shape))
-
-    def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Models have been averaged without this worker's hearing of it.
-
-        Args:
-            newest: tensors of the state of a worker that has, which may have gone on since.
-            facts: the rest of that state.
-        """
-        if self._at_average == "average":
-            self.load_state(newest, facts)
-        else:
-            self.models_averaged(None)
 
     def state(self) -> State:
         """Return everything that a resumed optimizer needs."""

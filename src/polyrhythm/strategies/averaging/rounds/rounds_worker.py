@@ -8,35 +8,33 @@
 and an outer rule turns the mean of all models into the point from which the next round starts. When a run
 ends in the middle of a round, that round is over too.
 
-A lost worker is missing at a mean. The remaining workers have all taken their steps, and meet again: the mean
-is theirs, and what the lost one did in the round is gone. If the mean broke for some only, the others hand on
-its result. A successor gets the newest worker's model, which counts once in the next mean and not twice.
-
-Workers that regroup may be at different places: some have presented the model, or averaged within their
-group, where for others that broke. They tell each other, and those that missed something leave it out
-(`MeetingPlaces`).
+A mean is an entry of the log (see `communication.log`): who is lost is missing in it. A newcomer begins with another
+worker's model, which counts once in the next mean and not twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.collective import Collective
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, Mean, ModelMean
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import MODELS, Result
+from polyrhythm.strategies.averaging.rounds.model_mean import AtAverage, LocalOptimizer, ModelMean
 from polyrhythm.strategies.state import State, below, prefixed
 from polyrhythm.strategies.worker_part import (
     Follows,
     HoldsModel,
+    Logged,
     Presents,
-    Regroups,
     Step,
     TakesLocalSteps,
+    WorkerPart,
     WorkerSetting,
     Writes,
 )
@@ -167,10 +165,10 @@ class Rounds:
         """Whether groups meet after a step."""
         return self.group > 1 and every(self.group_steps)(step)
 
-    def meetings(self, step: int) -> int:
-        """Return the number of meetings of all workers in `step` steps."""
-        rounds = max(0, step - self.first) // self.steps if self.steps else 0
-        return min(step, self.first) + rounds
+    def began(self, step: int) -> int:
+        """Return with how many steps done the round began that a worker is in after `step` steps."""
+        inside = (step - self.first) % self.steps if self.steps else step - self.first
+        return step if step < self.first else step - inside
 
 
 _OPTIMIZER, _OUTER, _PRECONDITIONER = "optimizer.", "outer.", "preconditioner."
@@ -179,7 +177,7 @@ KEPT = "kept."
 _NEVER = -1
 
 
-class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
+class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     """Trains on its own; at the end of a round all models become one.
 
     Args:
@@ -193,8 +191,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         self._flat = setting.flat
         self._rounds = rounds
         self._worker = setting.workers.rank
-        members = tuple(range(setting.workers.size))
-        self._places = MeetingPlaces(setting.workers, members, setting.flat, rounds)
+        self.group = rounds.group if rounds.group > 1 else 0
+        self._of_group: ModelMean | None = None
+        make = rounds.mean or (lambda group, flat: ModelMean(group, flat, rounds.collective))
+        self.exchanger = Exchanger(setting.workers, make(setting.workers, setting.flat), self._met)
+        self.exchanger.keeps = True
         self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
         self.writes = Writes.KEPT
         self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
@@ -210,7 +211,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         self._resumed: Tensor | None = None
 
     def start(self, step: int) -> int:
-        self._done = step
+        self._done, self.exchanger.since = step, self._rounds.began(step)
         if self._resumed is not None:
             self._flat.vector.copy_(self._resumed)
             self._resumed = None
@@ -220,11 +221,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
             self._workers.broadcast(self._flat.vector)
             if self._worker > 0:
                 self._start_outer()
-        self._places.prepare()
+        self.exchanger.prepare()
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        if self._updated != step.number:  # else only the meeting broke
+        if self._updated != step.number:  # else it came in at the mean after the step
             self._go_apart()
             self.update(step.weight, learning_rate, step.share)
             self._updated = step.number
@@ -232,10 +233,11 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         self._stop_requested |= step.stop
         if self._rounds.ends(step.number):
             self._end_round()
-        elif self._places.meets_group(step.number):
-            self._meet_group(step.number)
+            self.exchanger.since = step.number + 1
+        elif self._of_group is not None and self._rounds.group_ends(step.number):
+            self._meet_group()
         self._done = step.number + 1
-        return self._heard or (self._stop_requested and self._places.all.size == 1)
+        return self._heard or (self._stop_requested and self.exchanger.workers.size == 1)
 
     def update(self, weight: float, learning_rate: float, share: float = 1.0) -> None:
         """Update with the flat gradients, unless their weight is 0 (an empty batch).
@@ -254,7 +256,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
             self.staleness[0] += 1
 
     def local_step(self, step: Step, learning_rate: float) -> None:
-        if self._updated != step.number:  # else it is computed again, since the meeting after it broke
+        if self._updated != step.number:
             self._go_apart()
             self.update(1.0, learning_rate)
 
@@ -266,7 +268,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         """Return the mean of all current models; requests to stop travel with it."""
         if not self._apart:
             return self._rounds.outer.model() if self._rounds.outer is not None else None
-        return self._mean_of_all().vector if self._places.presents(self._done) else None
+        return self._mean(lambda mean, weight: mean.take(self._stop_requested, weight), aside=MODELS)
 
     def end(self) -> None:
         """End the round under way, and leave the run's model in the flat vector, on all workers."""
@@ -276,32 +278,27 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         if model is not None:
             self._flat.vector.copy_(model)
 
-    def meetings(self, step: int) -> int:
-        return self._rounds.meetings(step)
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Meet others from now on. If all who began the round are lost, the models of those who came later count."""
-        agreed = self._places.move(workers, members, Agreed(self._heard, self._weight))
-        self._heard = agreed.stops
-        if not agreed.counted:
-            self._weight = 1.0
-
     @property
     def has_stopped(self) -> bool:
         """Whether it has heard so in a mean after which nobody has gone on; in a round, all stop a step later."""
         return self._heard and not self._apart
 
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Start from the newest worker's state, or apply the mean that it has missed and continue after it."""
-        if done < 0:
-            self.load_state(_without_kept(newest))
-            self._resumed, self._places.group_met = None, step - 1
-            self._places.presented = step  # after so many steps it goes on, and is at no presentation
-        else:
-            self._take_missed_mean(newest, local=done >= self._rounds.first)
-            step = done + 1
-        self._done = step
-        return step
+    def to_enter_with(self) -> State:
+        tensors, facts = self.state()
+        own = {
+            name: value for name, value in tensors.items() if name != "vector" and not name.startswith(KEPT)
+        }
+        return own, facts | {"heard": self._heard, "done": self._done}
+
+    def enter(self, state: State) -> None:
+        """Begin with another worker's model, but not with what its averages have kept back."""
+        facts = state[1]
+        self.load_state(({**state[0], "vector": self._flat.vector}, facts))
+        self._resumed, self._heard, self._done = None, facts["heard"], facts["done"]
+
+    def come_in(self, joins: int) -> None:
+        if joins == MODELS:
+            self.present()
 
     def state(self) -> State:
         tensors, facts = self._optimizer.state()
@@ -314,7 +311,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         for prefix, rule in self._rules():
             tensors, noted[prefix] = rule.state()
             named |= prefixed(prefix, tensors)
-        kept, told = self._places.all.state()
+        kept, told = self.exchanger.sums.state()
         if told:
             named |= prefixed(KEPT, kept)
             noted[KEPT] = told
@@ -332,7 +329,7 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
         for prefix, rule in self._rules():
             rule.load_state((below(prefix, tensors), facts[prefix]))
-        self._places.all.load_state((below(KEPT, tensors), {}))
+        self.exchanger.sums.load_state((below(KEPT, tensors), {}))
 
     def model_in(self, state: State) -> Tensor | None:
         tensors, facts = state
@@ -346,152 +343,77 @@ class RoundsWorker(Regroups, Presents, HoldsModel, TakesLocalSteps):
         rules = (_OUTER, self._rounds.outer), (_PRECONDITIONER, self._rounds.preconditioner)
         return [(prefix, rule) for prefix, rule in rules if rule is not None]
 
+    def _met(self, workers: Communicator) -> None:
+        """Meet the neighbours that are there."""
+        if not self.group:
+            return
+        members = self.exchanger.members
+        number = members[workers.rank] // self.group
+        near = [place for place, member in enumerate(members) if member // self.group == number]
+        others = workers.subgroup(f"averaging group {number}", near)
+        if self._of_group is None:
+            self._of_group = ModelMean(others, self._flat, self._rounds.collective)
+        else:
+            self._of_group = self._of_group.over(others)
+        self._of_group.prepare()
+
     def _go_apart(self) -> None:
-        """Keep the start of a round for workers that miss the mean before it."""
+        """Keep the start of a round where what moves in it travels."""
         if not self._apart:
             self._shares, self._steps = 0.0, 0
-            if self._workers.size > 1:
+            if self._rounds.mean is not None and self._workers.size > 1:
                 self._beginning = self._flat.vector.clone()
         self._apart = True
 
     @property
-    def _counts(self) -> float:
-        """What this worker's model counts in a mean: its mean part of the global batches of its round."""
-        return self._weight * (self._shares / self._steps if self._steps else 1.0)
+    def _part(self) -> float:
+        """This worker's mean part of the global batches of its round."""
+        return self._shares / self._steps if self._steps else 1.0
 
-    def _mean_of_all(self) -> Mean:
-        mean = self._places.all.take(self._stop_requested, self._counts)
-        self._heard |= mean.stop_requested
-        return mean
-
-    def _end_round(self) -> None:
-        mean = self._places.all.at_end(self._beginning, self._updated, self._stop_requested, self._counts)
-        self._heard |= mean.stop_requested
-        state = self._optimizer.mean_state(self._places.all, self._counts, mean.weight)
-        self._flat.vector.copy_(mean.vector)  # from here on nothing can break
-        if self._rounds.outer is not None:
-            self._rounds.outer.step(self._flat.vector, self._rate)
-        self._optimizer.models_averaged(state)
-        self._begin_round()
-
-    def _meet_group(self, step: int) -> None:
-        assert self._places.group is not None, "a group that meets is there"
-        mean = self._places.group.take(stop=False, weight=self._counts)
-        self._flat.vector.copy_(mean.vector)
-        if mean.weight > 0:
-            self._weight = 1.0
-        self._places.group_met = step
-
-    def _take_missed_mean(self, newest: State, *, local: bool) -> None:
-        """Copy the start of the newest worker's round if it has the common optimizer, or keep its own."""
-        tensors, facts = newest
-        self._places.all.commit()
-        if facts["apart"]:
-            self._flat.vector.copy_(tensors["beginning"])
-        of_optimizer = below(_OPTIMIZER, tensors), facts["optimizer"]
-        if local:
-            self._optimizer.missed_average(*of_optimizer)
-        else:
-            self._optimizer.load_state(*of_optimizer)
-        if self._rounds.outer is not None:
-            self._rounds.outer.load_state((below(_OUTER, tensors), facts[_OUTER]))
-        self._begin_round()
-
-    def _begin_round(self) -> None:
-        self._apart, self._weight, self._beginning = False, 1.0, None
-
-
-def _without_kept(state: State) -> State:
-    """Return a state without what its worker's averages had kept back, which is no other's."""
-    tensors, facts = state
-    return {name: value for name, value in tensors.items() if not name.startswith(KEPT)}, facts
-
-
-class Agreed(NamedTuple):
-    """What those who regroup know together.
-
-    Attributes:
-        stops: whether any has heard that it must stop.
-        counted: how many models count in the next mean.
-    """
-
-    stops: bool
-    counted: float
-
-
-class MeetingPlaces:
-    """The communicators over which one worker's models are averaged, with all workers and within its group.
-
-    Args:
-        workers: all that are there.
-        members: their indices among all workers of the run, in the same order.
-        flat: of this worker.
-        rounds: says who belongs to a group: neighbours among all workers of the run.
-
-    Attributes:
-        all: where all meet.
-        group: where this worker's group does; None where it has none.
-        presented: steps done when this worker's latest presentation began.
-        group_met: the step of its group's latest mean.
-    """
-
-    def __init__(
-        self, workers: Communicator, members: tuple[int, ...], flat: FlatParameters, rounds: Rounds
-    ) -> None:
-        self._flat = flat
-        self._rounds = rounds
-        self.presented = self._presented_to_all = _NEVER
-        self.group_met = self._group_met_by_any = _NEVER
-        make = rounds.mean or (lambda group, of: ModelMean(group, of, rounds.collective))
-        self.all = make(workers, flat)
-        self.group: ModelMean | None = None
-        if rounds.group > 1:
-            self.group = ModelMean(self._near(workers, members), flat, rounds.collective)
-
-    def prepare(self) -> None:
-        """Let collectives measure the links; all workers must call it."""
-        self.all.prepare()
-        if self.group is not None:
-            self.group.prepare()
-
-    def move(self, workers: Communicator, members: tuple[int, ...], own: Agreed) -> Agreed:
-        """Meet others from now on, who all call it.
+    def _mean(
+        self, take: Callable[[ModelMean, float], Result], *, aside: int = 0, state: bool = False
+    ) -> Tensor:
+        """Return the mean of all models, and with `state` that of their optimizers behind it.
 
         Args:
-            workers: as at first.
-            members: as at first.
-            own: what this worker knows, and brings.
+            take: takes the mean, given what this worker's model counts.
+            aside: see `Entry`.
+            state: whether the optimizers' states are averaged where that is wanted.
         """
-        self.all = self.all.over(workers)
-        if self.group is not None:
-            self.group = self.group.over(self._near(workers, members))
-        told = torch.zeros(2 * workers.size + 2, dtype=torch.float64, device=self._flat.vector.device)
-        told[workers.rank] = self.presented - _NEVER
-        told[workers.size + workers.rank] = self.group_met - _NEVER
-        told[-2:] = told.new_tensor([float(own.stops), own.counted])
-        workers.all_reduce(told)
-        latest = [int(value) + _NEVER for value in told[:-2].tolist()]
-        self._presented_to_all = max(latest[: workers.size])
-        self._group_met_by_any = max(
-            latest[workers.size :][place] for place in self._group_of(workers, members)
-        )
-        self.prepare()
-        return Agreed(stops=bool(told[-2] > 0), counted=float(told[-1]))
 
-    def presents(self, done: int) -> bool:
-        """Whether all meet for a presentation after so many steps; else some have had it already."""
-        self.presented = done
-        return done > self._presented_to_all
+        def run(mean: ModelMean, number: int) -> Result:
+            weight = self._weight * self._part
+            vector, total, stop = take(mean, weight)
+            if total == 0:  # all who began the round are lost: those who came later count
+                weight = self._part
+                vector, total, stop = take(mean, weight)
+            if vector is None:  # no model is finite, which must not stay unseen
+                vector = torch.full_like(self._flat.vector, float("nan"))
+            averaged = self._optimizer.mean_state(mean, weight, total) if state else None
+            return Result(vector if averaged is None else torch.cat([vector, averaged]), total, stop)
 
-    def meets_group(self, step: int) -> bool:
-        """Whether this worker's group meets after a step; else some of it have done so already."""
-        return self.group is not None and self._rounds.group_ends(step) and step > self._group_met_by_any
+        result = self.exchanger.exchange(run, aside=aside)
+        self._heard |= result.stop
+        assert result.vector is not None, "some model counts"
+        return result.vector
 
-    def _near(self, workers: Communicator, members: tuple[int, ...]) -> Communicator:
-        number = members[workers.rank] // self._rounds.group
-        return workers.subgroup(f"averaging group {number}", self._group_of(workers, members))
+    def _end_round(self) -> None:
+        beginning, updated, stop = self._beginning, self._updated, self._stop_requested
+        found = self._mean(lambda mean, weight: mean.at_end(beginning, updated, stop, weight), state=True)
+        size = self._flat.size
+        self._flat.vector.copy_(found[:size])
+        if self._rounds.outer is not None:
+            self._rounds.outer.step(self._flat.vector, self._rate)
+        self._optimizer.models_averaged(found[size:] if len(found) > size else None)
+        self._apart, self._weight, self._beginning = False, 1.0, None
 
-    def _group_of(self, workers: Communicator, members: tuple[int, ...]) -> list[int]:
-        """Return the positions of this worker's group among the present workers."""
-        number = members[workers.rank] // self._rounds.group
-        return [place for place, member in enumerate(members) if member // self._rounds.group == number]
+    def _meet_group(self) -> None:
+        def run(_: ModelMean, number: int) -> Result:
+            assert self._of_group is not None, "a group that meets is there"
+            return self._of_group.take(stop=False, weight=self._weight * self._part)
+
+        mean = self.exchanger.exchange(run, apart=True)
+        if mean.vector is not None:
+            self._flat.vector.copy_(mean.vector)
+        if mean.weight > 0:
+            self._weight = 1.0
