@@ -1,7 +1,7 @@
 """Are the bits of this version those of an earlier one? Simulated runs of both on one machine, healthy and with losses.
 
     git worktree add ../before COMMIT
-    python benchmarks/versions/bits.py ../before [--seeds 3] [--losses 10] [--only NAME …]
+    python benchmarks/versions/bits.py ../before [--seeds 3] [--losses 10] [--balance measured] [--only NAME …]
 
 Each version runs the same cases in a process of its own, with one thread: strategies, 2 and 3 workers, two optimizers,
 seeds, and drawn deaths with and without successors. A row has the number of runs whose `parameters_sha256` are equal,
@@ -46,9 +46,9 @@ CASES = {
 OPTIMIZERS = ("sgd(lr=0.05, momentum=0.9)", "adam(lr=0.002)")
 
 
-def cases(names: list[str], seeds: int, losses: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def cases(names: list[str], seeds: int, losses: int, balance: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each case: its name, and the arguments of `polyrhythm.simulate`."""
-    common = {"cluster": "office", "data": "digits", "model": "mlp", "balance": "off"}
+    common = {"cluster": "office", "data": "digits", "model": "mlp", "balance": balance}
     for name in names:
         for workers in (2, 3):
             for optimizer in OPTIMIZERS:
@@ -108,11 +108,12 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="worktree of the version before")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--losses", type=int, default=10)
+    parser.add_argument("--balance", default="off")
     parser.add_argument("--only", nargs="*", default=list(CASES))
     asked = parser.parse_args()
     differ = 0
     for name in asked.only:
-        wanted = list(cases([name], asked.seeds, asked.losses))
+        wanted = list(cases([name], asked.seeds, asked.losses, asked.balance))
         pairs = list(zip(*(rows_of(tree, wanted) for tree in (asked.before, Path.cwd())), strict=True))
         for faulty, said in ((False, "healthy"), (True, "with losses")):
             some = [(old, new) for old, new in pairs if old[1] is faulty]

@@ -618,6 +618,7 @@ DRAWN = [
     "lazy_synchronous",
     "local_sgd",
     "post_local_sgd",
+    "hierarchical_averaging",
     "parameter_server",
     "backup_workers",
     "mixed",

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.log import Entry, Log, Result
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.errors import PeerLost
 
 
@@ -42,6 +44,8 @@ class Sums(Protocol):
 
 
 _Sums = TypeVar("_Sums", bound=Sums)
+_ROWS = (1 << 20) + 1
+"""Tag of the messages of `Exchanger.rows`."""
 
 
 class Exchanger(Generic[_Sums]):
@@ -107,20 +111,26 @@ class Exchanger(Generic[_Sums]):
         tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
         told = {number: (result.weight, result.stop) for number, result in kept.items()}
         under_way = self.log.under_way
-        facts = {"merged": self.log.merged, "since": self.since, "kept": told, "apart": self.log.apart}
-        return tensors, facts | {"joins": 0 if under_way is None else under_way.aside}
+        return tensors, {
+            "merged": self.log.merged,
+            "since": self.since,
+            "keeps": self.keeps,
+            "kept": told,
+            "apart": self.log.apart,
+            "joins": 0 if under_way is None else under_way.aside,
+        }
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from the place of the worker whose `state` this is."""
         kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
         self.log.load(facts["merged"], kept, facts["apart"])
-        self.since, self.joins = facts["since"], facts["joins"]
+        self.since, self.joins, self.keeps = facts["since"], facts["joins"], facts["keeps"]
 
     def sum(self, vector: Tensor) -> Tensor:
-        """Return the sum of all workers' vectors, beside the steps; a newcomer that it meets brings zeros.
+        """Return the sum of all workers' vectors, beside the steps.
 
         Args:
-            vector: `(n,)`, float64, kept.
+            vector: `(n,)`, kept.
         """
 
         def run(_: _Sums, number: int) -> Result:
@@ -131,6 +141,22 @@ class Exchanger(Generic[_Sums]):
         total = self.exchange(run, aside=len(vector)).vector
         assert total is not None, "all bring something"
         return total
+
+    def rows(self, own: list[int]) -> dict[int, list[int]]:
+        """Return the numbers of each worker that took part, by its index, beside the steps.
+
+        Args:
+            own: as many on all; a newcomer brings zeros.
+        """
+
+        def run(_: _Sums, number: int) -> Result:
+            table = _gathered(own, self.workers)
+            told = [[member, *row] for member, row in zip(self.members, table, strict=True)]
+            return Result(torch.tensor(told).flatten(), 1.0, False)
+
+        told = self.exchange(run, aside=len(own)).vector
+        assert told is not None, "all bring something"
+        return {member: row for member, *row in told.view(-1, len(own) + 1).tolist()}
 
     def exchange(self, run: Callable[[_Sums, int], Result], *, aside: int = 0, apart: bool = False) -> Result:
         """Return the result of the next exchange, and count it as merged.
@@ -169,3 +195,22 @@ class Exchanger(Generic[_Sums]):
                 raise
             return False
         return True
+
+
+def _gathered(own: list[int], workers: Communicator) -> list[list[int]]:
+    """Return the numbers of all workers, which worker 0 collects."""
+    if workers.rank > 0:
+        workers.send(0, Message(Kind.VECTOR, torch.tensor(own), tag=_ROWS))
+        told = workers.receive(0, _ROWS)[1].tensor
+        assert told is not None, "they are numbers"
+        table: list[list[int]] = told.view(-1, len(own)).tolist()
+        return table
+    table = [own]
+    for source in range(1, workers.size):
+        told = workers.receive(source, _ROWS)[1].tensor
+        assert told is not None, "they are numbers"
+        table.append(told.tolist())
+    message = Message(Kind.VECTOR, torch.tensor(table).flatten(), tag=_ROWS)
+    for to in range(1, workers.size):
+        workers.send(to, message)
+    return table

@@ -431,20 +431,14 @@ class Balancer:
         """Return what all workers have measured, in their order."""
         began_s = self._clock.now()
         if self._exchanger is not None:
-            table = self._summed(self._exchanger)
+            rows = self._exchanger.rows(self._measured())
+            table = [rows.get(member, [0] * len(_LEAVES)) for member in self._members]
         else:
             self._tell_own()
             self._answer()
             table = self._told()
         self._cost_ns = round((self._clock.now() - began_s) * _NS)
         return table
-
-    def _summed(self, exchanger: Exchanger[Any]) -> list[list[int]]:
-        """Return the same by a sum; who is there no more, or has only just come, has measured nothing."""
-        rows = torch.zeros(self._everyone, len(_LEAVES), dtype=torch.float64)
-        rows[self._worker] = torch.tensor(self._measured(), dtype=torch.float64)
-        table = exchanger.sum(rows.flatten()).view_as(rows)
-        return [[int(number) for number in table[member].tolist()] for member in self._members]
 
     def _pass(self) -> None:
         """Do the next part of a meeting at which nobody waits."""

@@ -14,8 +14,6 @@ Elsewhere they are let in before a step, as in `Regroup`.
 
 from __future__ import annotations
 
-import torch
-
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.communication.log import Report, Result
 from polyrhythm.communication.message import Kind, Message
@@ -89,7 +87,7 @@ class LogRegroup(Regroup):
         """Take part in what the others exchange, if this worker has just taken a state over."""
         joins, self._exchanger.joins = self._exchanger.joins, 0
         if joins > 0:
-            self._exchanger.sum(torch.zeros(joins, dtype=torch.float64))
+            self._exchanger.rows([0] * joins)
         if self._enters:
             self._enters = False
             self._logged.come_in(joins)

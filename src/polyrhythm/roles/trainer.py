@@ -841,6 +841,10 @@ class StepRetry:
             self._replica.update(step, learning_rate)
         self.trainer.step = step + 1
 
+    def sum(self, vector: Tensor) -> None:
+        """Overwrite a vector with the sum of all workers'."""
+        self.trainer.workers.all_reduce(vector)
+
     def share_anew(self, name: str) -> None:
         """Have the strategy's part go on with a flat vector of another size, made equal to worker 0's.
 
@@ -949,6 +953,9 @@ class LoggedSteps(StepRetry):
     def update(self, step: int, learning_rate: float) -> None:
         self._replica.update(step, learning_rate)
         self.trainer.step = step + 1
+
+    def sum(self, vector: Tensor) -> None:
+        vector.copy_(self._exchanger.sum(vector))
 
     def share_anew(self, name: str) -> None:
         workers = self.trainer.workers

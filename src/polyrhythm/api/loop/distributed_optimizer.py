@@ -303,7 +303,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._average()
         elif self.gradients.mean is Mean.ASKED:
             self._asked_weight = self._next_weight()
-            self.gradients.mean_of(self._steps.trainer.workers, self._asked_weight)
+            self.gradients.mean_of(self._steps, self._asked_weight)
 
     def _average(self) -> None:
         self._lazy_start.placed.check()
@@ -379,7 +379,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.steps += 1
             return
         if self._was_averaged:
-            self.gradients.mean_of(self._steps.trainer.workers, 0.0)
+            self.gradients.mean_of(self._steps, 0.0)
         self._replica.flat.change = self._change()
         self._steps.take(Step(self.steps, 0.0), self._lead_rate)
         self._stepped_to_here()
@@ -508,7 +508,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._say_whose_gradients()
         if not self._has_stepped and self.gradients.averages:
             changed = self._replica.flat.vector.new_tensor([float(self.gradients.changed_by_loop())])
-            self._steps.trainer.workers.all_reduce(changed)  # they go on alike
+            self._steps.sum(changed)  # they go on alike
             self.gradients.averages = bool(changed)
         self._has_stepped = True
         self._was_averaged = self.gradients.averaged

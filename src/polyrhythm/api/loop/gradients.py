@@ -29,7 +29,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
 import polyrhythm
-from polyrhythm.communication.communicator import Communicator
+from polyrhythm.roles.trainer import StepRetry
 from polyrhythm.training.flat_parameters import FlatParameters
 
 
@@ -172,18 +172,18 @@ class Gradients:
         """Whether they were changed after the backward pass; False where no pass has ended."""
         return self._version is not None and self._flat.gradients._version != self._version
 
-    def mean_of(self, workers: Communicator, weight: float) -> None:
+    def mean_of(self, steps: StepRetry, weight: float) -> None:
         """Overwrite the gradients with the workers' weighted mean, under `Mean.ASKED`; all must call it.
 
         Args:
-            workers: all of them.
+            steps: sums over the workers.
             weight: of this worker's.
         """
         self._flat.gather_gradients()
-        if workers.size > 1:
+        if steps.trainer.workers.size > 1:
             self._flat.set_tail(weight, 0.0)
             self._flat.gradients.mul_(weight)
-            workers.all_reduce(self._flat.gradients_and_tail)
+            steps.sum(self._flat.gradients_and_tail)
             if self._flat.tail()[0] > 0:
                 self._flat.divide_by_tail()
             self._flat.spread_gradients()
