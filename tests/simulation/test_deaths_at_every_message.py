@@ -32,6 +32,8 @@ SPECS = [
     "lazy_synchronous",
     "local_sgd(steps=2)",
     "diloco(steps=2)",
+    "hierarchical_averaging(group=2, steps=1, steps_between=2)",
+    "post_local_sgd(after=1, steps=2)",
 ]
 
 
