@@ -40,6 +40,7 @@ CASES = {
     "local_sgd, 2 workers of mlp": TRAINING | {"strategy": "local_sgd(steps=4)", "workers": 2},
     "parameter_server, 2 workers of mlp": TRAINING | {"strategy": "parameter_server", "workers": 2},
     "simulator: synchronous, 16 workers": DRY | {"strategy": "synchronous(collective=ring)"},
+    "simulator: local_sgd, 16 workers": DRY | {"strategy": "local_sgd(steps=4, collective=ring)"},
     "simulator: parameter_server, 16 workers": DRY | {"strategy": "parameter_server(servers=2)"},
 }
 BLOCK = """

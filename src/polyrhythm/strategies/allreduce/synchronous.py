@@ -177,7 +177,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         self.exchanger.sums.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
-        optimizer, gradients = self._optimizer, self._flat.gradients
+        optimizer, flat = self._optimizer, self._flat
 
         def run(mean: GradientMean, number: int) -> Result:
             if isinstance(optimizer, BucketwiseUpdate):
@@ -185,7 +185,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
             mean.learning_rate = learning_rate
             weight, stop = mean.finish(step)
             if weight > 0:  # else everyone sat the step out, as float16 makes them do
-                optimizer.step(gradients, learning_rate)
+                optimizer.step(flat.gradients, learning_rate)
             return Result(None, weight, stop)
 
         _, weight, stop = self.exchanger.exchange(run)

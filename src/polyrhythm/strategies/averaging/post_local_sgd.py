@@ -166,18 +166,18 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if not self._together:
             return super().gradients_ready(step, learning_rate)
-        exchanger, gradients = self.exchanger, self._flat.gradients
-        kept = gradients.clone() if exchanger.keeps else None
+        exchanger, flat = self.exchanger, self._flat  # whose gradients are in other memory after a loss
+        kept = flat.gradients.clone() if exchanger.keeps else None
 
         def run(mean: GradientsThenModels, number: int) -> Result:
             if kept is not None:
-                gradients.copy_(kept)
+                flat.gradients.copy_(kept)
             weight, stop = mean.gradients.finish(step)
-            return Result(None if kept is None else gradients.clone(), weight, stop)
+            return Result(None if kept is None else flat.gradients.clone(), weight, stop)
 
         mean = exchanger.exchange(run)
         if exchanger.handed and mean.vector is not None:
-            gradients.copy_(mean.vector)
+            flat.gradients.copy_(mean.vector)
         self.update(mean.weight, learning_rate)
         self.hear(mean.stop)  # who is let in afterwards has no step left to take either
         self.exchanger.since = self._done = step.number + 1
