@@ -12,6 +12,8 @@ contributes again or is handed the result. Where sums are made in place, nothing
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
@@ -65,6 +67,7 @@ class Exchanger(Generic[_Sums]):
         since: steps done when the latest result of a step was merged; set by the strategy's part.
         begins: the first entry of the present view that no member had opened before it.
         joins: what the others exchange aside, between two steps, where this worker comes in; see `Entry.aside`.
+        arrived: the result of what was started, once it is merged and before it is used.
         handed: whether the latest result was handed over by another worker.
         recover: called when a loss breaks an exchange; returns once the next view holds. None: losses are raised.
         calls: whether this worker must make all regroup before its exchange, to let a newcomer in.
@@ -78,9 +81,13 @@ class Exchanger(Generic[_Sums]):
         self.members = tuple(range(workers.size))
         self.keeps = self.handed = False
         self.since = self.begins = self.joins = 0
+        self.arrived: Result | None = None
         self.recover: Callable[[], None] | None = None
         self.calls: Callable[[], bool] = lambda: False
         self._met = met
+        self._started: tuple[Entry, Callable[[_Sums, int], Callable[[], Result]]] | None = None
+        self._wait: Callable[[], Result] | None = None
+        self._aside = 0
 
     def prepare(self) -> None:
         """Let the sums measure the links; all members must call it."""
@@ -89,9 +96,13 @@ class Exchanger(Generic[_Sums]):
 
     def break_off(self) -> None:
         """Give up the sums under way: afterwards they touch no memory of this worker any more."""
+        if self._started is not None and self._wait is not None:
+            with suppress(PeerLost):
+                self.log.complete(self._started[0], self._waited(self.sums, self._started[0].number))
         self.sums.break_off()
         if not self.keeps:
             self.log.give_up()
+            self._aside = 0
 
     def take(self, number: int, result: Result) -> None:
         """Take a result from another worker, that of the exchange under way or of a later one."""
@@ -104,20 +115,20 @@ class Exchanger(Generic[_Sums]):
         """Go on with other workers; all of them must call it."""
         self.workers, self.members, self.sums = workers, members, self.sums.over(workers)
         self.prepare()
+        self._begin()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what a newcomer needs to go on from this worker's place: the log, tensors and the rest."""
         kept = self.log.kept
         tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
         told = {number: (result.weight, result.stop) for number, result in kept.items()}
-        under_way = self.log.under_way
         return tensors, {
             "merged": self.log.merged,
             "since": self.since,
             "keeps": self.keeps,
             "kept": told,
             "apart": self.log.apart,
-            "joins": 0 if under_way is None else under_way.aside,
+            "joins": self._aside,
         }
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -125,6 +136,50 @@ class Exchanger(Generic[_Sums]):
         kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
         self.log.load(facts["merged"], kept, facts["apart"])
         self.since, self.joins, self.keeps = facts["since"], facts["joins"], facts["keeps"]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something has been started that has not arrived."""
+        return self._started is not None
+
+    def start(self, run: Callable[[_Sums, int], Callable[[], Result]]) -> None:
+        """Begin the next exchange of a step in the background; `finish` ends it. One at a time; see `exchange`.
+
+        Args:
+            run: begins it, given the sums and the number of the entry, and returns what waits for its result; called
+                again if a member is lost.
+        """
+        self._started = self.log.open(), run
+        self._begin()
+
+    def finish(self) -> Result:
+        """Return the result of what was started last, and count it as merged."""
+        self.arrive()
+        result, self.arrived = self.arrived, None
+        assert result is not None, "something was started"
+        return result
+
+    def arrive(self) -> None:
+        """Wait for the result of what was started, and count it as merged; it is kept in `arrived`."""
+        if self._started is not None:
+            entry = self._started[0]
+            self._complete(self._waited, entry)
+            self._started = None
+            self.arrived = self.log.merge(entry)
+
+    def _begin(self) -> None:
+        self._wait = None
+        if self._started is not None and self._started[0].result is None:
+            entry, run = self._started
+            try:
+                self._wait = run(self.sums, entry.number)
+            except PeerLost as loss:  # noticed where the result is waited for
+                self._wait = partial(_raise, loss)
+
+    def _waited(self, sums: _Sums, number: int) -> Result:
+        wait, self._wait = self._wait, None
+        assert wait is not None, "it has begun, in every view anew"
+        return wait()
 
     def sum(self, vector: Tensor) -> Tensor:
         """Return the sum of all workers' vectors, beside the steps.
@@ -171,7 +226,18 @@ class Exchanger(Generic[_Sums]):
             Again: it broke, and nothing is kept.
             PeerLost: it broke, and the run cannot go on without the lost worker.
         """
+        self._aside = aside
+        if self._started is not None:
+            self.arrive()
         entry = self.log.open(aside=aside, apart=apart)
+        self._complete(run, entry)
+        result = self.log.merge(entry)
+        self._aside = 0
+        if not self.keeps:
+            self.log.forget()
+        return result
+
+    def _complete(self, run: Callable[[_Sums, int], Result], entry: Entry) -> None:
         self.handed = False
         while entry.result is None:
             if not self._completes(run, entry):
@@ -180,10 +246,6 @@ class Exchanger(Generic[_Sums]):
                 if not self.keeps:
                     raise Again
                 self.handed = entry.result is not None
-        result = self.log.merge(entry)
-        if not self.keeps:
-            self.log.forget()
-        return result
 
     def _completes(self, run: Callable[[_Sums, int], Result], entry: Entry) -> bool:
         try:
@@ -195,6 +257,10 @@ class Exchanger(Generic[_Sums]):
                 raise
             return False
         return True
+
+
+def _raise(loss: PeerLost) -> Result:
+    raise loss
 
 
 def _gathered(own: list[int], workers: Communicator) -> list[list[int]]:

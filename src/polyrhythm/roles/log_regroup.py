@@ -86,11 +86,11 @@ class LogRegroup(Regroup):
     def _come_in(self) -> None:
         """Take part in what the others exchange, if this worker has just taken a state over."""
         joins, self._exchanger.joins = self._exchanger.joins, 0
-        if joins > 0:
-            self._exchanger.rows([0] * joins)
         if self._enters:
             self._enters = False
             self._logged.come_in(joins)
+        if joins > 0:
+            self._exchanger.rows([0] * joins)
 
     def _next_view(self) -> MembershipView:
         try:

@@ -19,9 +19,8 @@ hundred steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -30,18 +29,20 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.communicator import Communicator, Handle
-from polyrhythm.errors import PeerLost, RequestError
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import MODELS, Result
+from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.averaging.rounds.averaging import MEET_AGAIN, CompressedAveraging
 from polyrhythm.strategies.averaging.rounds.model_mean import LocalOptimizer, ModelMean
 from polyrhythm.strategies.averaging.rounds.rounds_worker import Rounds, RoundsWorker
-from polyrhythm.strategies.state import Resharding, State, below, prefixed, same_for_all, without
+from polyrhythm.strategies.state import Resharding, State, below, prefixed, same_for_all
 from polyrhythm.strategies.strategy import Facts, Paper, Traits, needs_as_many
 from polyrhythm.strategies.worker_part import (
     Follows,
     HoldsModel,
+    Logged,
     Presents,
-    Regroups,
     Step,
     WorkerPart,
     WorkerSetting,
@@ -245,19 +246,6 @@ def taken(vector: Tensor, fragment: Fragment) -> Tensor:
     return torch.cat([vector[stretch] for stretch in fragment])
 
 
-@dataclass
-class Arrived:
-    """The mean of a fragment's movements.
-
-    Attributes:
-        movement: `(n,)`; None: there was none of any weight.
-        stops: whether any worker was asked to stop.
-    """
-
-    movement: Tensor | None
-    stops: bool
-
-
 class FragmentMean:
     """The mean of one fragment's movements over all workers, in the background.
 
@@ -276,20 +264,19 @@ class FragmentMean:
         """Return the mean over other workers."""
         return FragmentMean(workers, add_up, self._numbers)
 
-    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
-        """Start; return what waits for the mean."""
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Result]:
+        """Start; return what waits for the mean, which is None if no movement counts."""
         if self._alone:
-            return lambda: Arrived(movement if step.weight > 0 else None, step.stop)
+            return lambda: Result(movement if step.weight > 0 else None, step.weight, step.stop)
         outgoing = movement.new_empty(self._numbers + TAIL)
         torch.mul(movement, step.weight, out=outgoing[: self._numbers])
         outgoing[self._numbers :] = outgoing.new_tensor([step.weight, float(step.stop)])
         handle = self._add_up.start(outgoing)
 
-        def arrived() -> Arrived:
+        def arrived() -> Result:
             handle.wait()
             total, stops = outgoing[self._numbers :].tolist()
-            mean = outgoing[: self._numbers].div_(total) if total > 0 else None
-            return Arrived(mean, stops > 0)
+            return Result(outgoing[: self._numbers].div_(total) if total > 0 else None, total, stops > 0)
 
         return arrived
 
@@ -330,16 +317,16 @@ class CompressedFragmentMean(FragmentMean):
         made._workers, made._mean = workers, self._mean.over(workers)
         return made
 
-    def start(self, movement: Tensor, step: Step) -> Callable[[], Arrived]:
+    def start(self, movement: Tensor, step: Step) -> Callable[[], Result]:
         if self._alone:
             return super().start(movement, step)
         self._flat.gradients.copy_(movement)
 
         handle: Handle = self._workers.start(lambda: self._mean.finish(step))
 
-        def arrived() -> Arrived:
+        def arrived() -> Result:
             total, stops = handle.wait()
-            return Arrived(self._flat.gradients.clone() if total > 0 else None, stops)
+            return Result(self._flat.gradients.clone() if total > 0 else None, total, stops)
 
         return arrived
 
@@ -353,28 +340,107 @@ class CompressedFragmentMean(FragmentMean):
         self._mean.commit()
 
 
-@dataclass
-class Sent:
-    """What a worker has sent of a fragment, whose mean it has not used.
+class FragmentMeans:
+    """The means of all fragments, and of whole models, over the same workers.
+
+    Args:
+        workers: who takes part.
+        flat: of this worker.
+        terms: how models stream.
+        fragments: of the model.
 
     Attributes:
-        number: of the fragment.
-        movement: `(n,)`, of this worker.
-        step: of this worker.
-        before: what was kept back of the fragment before.
+        whole: of models.
+        latest: number of the fragment whose mean was started last.
     """
 
-    number: int
-    movement: Tensor
-    step: Step
-    before: State
+    def __init__(
+        self, workers: Communicator, flat: FlatParameters, terms: DiLoCo, fragments: Sequence[Fragment]
+    ) -> None:
+        self._alone = workers.size == 1
+        self._add_up = AllReduce(terms.collective, workers, "fragments", in_turn=True)
+        self.whole = ModelMean(workers, flat, terms.collective)
+        self.latest = 0
+        self._means = [self._mean_of(fragment, workers, flat, terms) for fragment in fragments]
+
+    def over(self, workers: Communicator) -> FragmentMeans:
+        made = copy(self)
+        made._alone = workers.size == 1
+        made._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
+        made.whole = self.whole.over(workers)
+        made._means = [mean.over(workers, made._add_up) for mean in self._means]
+        return made
+
+    def prepare(self) -> None:
+        if not self._alone:
+            self._add_up.prepare()
+            self.whole.prepare()
+
+    def break_off(self) -> None:
+        """Nothing is under way but what the exchanger has started."""
+
+    def commit(self) -> None:
+        self._means[self.latest].commit()
+
+    def start(self, number: int, movement: Tensor, step: Step, before: State | None) -> Callable[[], Result]:
+        """Start the mean of a fragment's movements; return what waits for it.
+
+        Args:
+            number: of the fragment.
+            movement: `(n,)`, of this worker.
+            step: of this worker.
+            before: what was kept back before, where a mean of this movement has broken.
+        """
+        self.latest = number
+        if before is not None:
+            self._means[number].load_state(before)
+        return self._means[number].start(movement, step)
+
+    def kept(self, number: int) -> State:
+        """Return what a fragment's mean keeps back."""
+        return ({}, {}) if self._alone else self._means[number].state()
+
+    def state(self) -> tuple[dict[str, Tensor], list[Any]]:
+        """Return what all keep back."""
+        named, told = dict[str, Tensor](), []
+        for number, mean in enumerate(self._means):
+            tensors, facts = mean.state()
+            named |= {f"{_KEPT}{number}.{name}": value for name, value in tensors.items()}
+            told.append(facts)
+        return named, told
+
+    def load_state(self, tensors: dict[str, Tensor], told: Sequence[Any]) -> None:
+        """Restore what `state` returned."""
+        for number, (mean, facts) in enumerate(zip(self._means, told, strict=False)):
+            mean.load_state((below(f"{_KEPT}{number}.", tensors), facts))
+
+    def _mean_of(
+        self, fragment: Fragment, workers: Communicator, flat: FlatParameters, terms: DiLoCo
+    ) -> FragmentMean:
+        """Return what averages a fragment; one in which nothing is large enough to be compressed travels whole."""
+        plain = FragmentMean(workers, self._add_up, numbers_of(fragment))
+        if terms.compress is None:
+            return plain
+        inside = [
+            view
+            for place in fragment
+            for view in flat.views
+            if place.start <= view.start and view.stop <= place.stop
+        ]
+        layers: list[Tensor] = [view.gradient for view in inside]
+        if sum(view.stop - view.start for view in inside) != numbers_of(fragment):  # it cuts layers
+            layers = [flat.gradients[place] for place in fragment]
+        try:
+            return CompressedFragmentMean(workers, self._add_up, layers, terms, flat.stands_for)
+        except RequestError:
+            return plain
 
 
 _OPTIMIZER, _OUTER = "optimizer.", "outer."
 _KEPT, _NEVER = "kept.", -1
 
 
-class StreamingWorker(Regroups, Presents, HoldsModel):
+class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
     """Trains on its own; one fragment after the other meets the others', and means travel meanwhile.
 
     Douillard, Donchev, Rush, Kale, Charles et al., "Streaming DiLoCo with overlapping communication: towards a
@@ -394,9 +460,8 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
     A request to stop travels with a mean, so all hear of it after the same step. When a run ends, what is under way is
     taken, and all fragments that have moved since their last mean meet once more, so that one model is left.
 
-    Each keeps the movement that it has sent until its mean is used. If a worker is lost, the others send theirs again,
-    and the mean is theirs. If some have used a mean that broke for others, these are given what came of it, mix it with
-    what they have, and go on behind it. A successor begins at g; until it has moved, it counts for nothing in a mean.
+    A mean is an entry of the log (see `communication.log`), and a movement is kept until its mean is there. A newcomer
+    begins at g, and brings nothing to the mean under way.
 
     Departure from the paper: its 4-bit floats are one of the choices of `compress`, each with or without feedback.
 
@@ -404,6 +469,8 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         setting: the worker's.
         terms: how models stream.
     """
+
+    exchanger: Exchanger[FragmentMeans]
 
     def __init__(self, setting: WorkerSetting, terms: DiLoCo) -> None:
         super().__init__()
@@ -420,29 +487,21 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         self._outer_plan = OptimizerPlan.of(terms.outer.create([view.parameter for view in flat.views]), flat)
         self._global = flat.vector.clone()
         self._outer: SlicedOptimizer
-        self._add_up = AllReduce(terms.collective, setting.workers, "fragments", in_turn=True)
-        self._whole = ModelMean(setting.workers, flat, terms.collective)
-        self._means = [self._mean_of(fragment) for fragment in self._fragments]
-        self._under_way: Callable[[], Arrived] | None = None
-        self._arrived: Arrived | None = None
-        self._sent: Sent | None = None
-        self._own = flat.vector
+        self.exchanger = Exchanger(
+            setting.workers, FragmentMeans(setting.workers, flat, terms, self._fragments)
+        )
+        self.exchanger.keeps = True
+        self._sent: tuple[int, int] | None = None
+        """The fragment whose mean is not used yet, and the step after which it set out."""
         self._moved = [False] * terms.fragments
         self._shares, self._counted = 0.0, 0
-        self._stops = self._heard = False
-        self._updated = self._sent_at = _NEVER
-        self._presented = self._presented_to_all = _NEVER
-        self._met = 0
-        """Means that others had used before this worker came to it, and all before them."""
-        self._ended: int | None = None
-        """Means that were used since the last step; None: there are steps left."""
-        self._last: int | None = None
-        """The fragment whose last mean others had used before this worker came to its last step."""
+        self._stops = self._heard = self._enters_late = False
+        self._sent_at = _NEVER
         self._done = 0
         self._resumed: State | None = None
 
     def start(self, step: int) -> int:
-        self._done = step
+        self._done, self.exchanger.since = step, step - step % self._terms.every
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             self._begin()  # before anything can break
@@ -451,122 +510,76 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         else:
             self._flat.vector.copy_(resumed[0]["vector"])
             self._take_common(resumed)
-        self._prepare()
+        self.exchanger.prepare()
         return step
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         terms, number = self._terms, step.number
         self._stops |= step.stop
-        if self._updated != number:  # else only a mean broke
-            self._updated = number
-            self._shares, self._counted = self._shares + step.share, self._counted + 1
-            if step.weight > 0:
-                self._optimizer.step(learning_rate)
-                self._moved = [True] * terms.fragments
-                self.staleness[0] += 1
+        self._shares, self._counted = self._shares + step.share, self._counted + 1
+        if step.weight > 0:
+            self._optimizer.step(learning_rate)
+            self._moved = [True] * terms.fragments
+            self.staleness[0] += 1
         turn = terms.turn(number)
         if terms.starts(number) and self._sent_at != number:
-            self._sent_at = number
             self._send(turn, number)
-        if terms.ends(number) and self._met <= number // terms.every:
+        if terms.ends(number):
             self._adopt(turn, terms.mixing)
+            self.exchanger.since = number + 1
         self._done = number + 1
-        return self._heard or (self._stops and self._workers.size == 1)
+        return self._heard or (self._stops and self.exchanger.workers.size == 1)
 
     def present(self) -> Tensor | None:
-        """Return the mean of all current models; None where others have had it before they regrouped."""
-        self._presented = self._done
-        if self._done <= self._presented_to_all:
-            return None
-        if self._terms.compress is not None:
-            self._wait()  # what it adds up in the background must not meet this in another order elsewhere
-        return self._whole.take(stop=False).vector
+        """Return the mean of all current models."""
+        return self._presented(1.0)
+
+    def _presented(self, weight: float) -> Tensor | None:
+        return self.exchanger.exchange(
+            lambda means, number: means.whole.take(stop=False, weight=weight), aside=MODELS
+        ).vector
 
     def end(self) -> None:
         """Leave the run's model in the flat vector, on all workers."""
-        if self._ended is None:
-            self._ended = 0
-        if self._last is not None:
-            self._mix(self._last, 0.0)
-        if self._under_way is not None or self._arrived is not None:
-            turn = self._terms.turn(self._done) if self._sent is None else self._sent.number
-            self._adopt(turn, 0.0)
-            self._ended += 1
+        if self._sent is not None or self.exchanger.arrived is not None:
+            self._adopt(self._terms.turn(self._done) if self._sent is None else self._sent[0], 0.0)
         for number in range(self._terms.fragments):
             if self._moved[number]:
                 self._send(number, self._done)
                 self._adopt(number, 0.0)
-                self._ended += 1
-
-    def meetings(self, step: int) -> int:
-        return max(step // self._terms.every, self._met) + (self._ended or 0)
-
-    def break_off(self) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            with suppress(PeerLost):
-                under_way()
-        self._own = self._flat.vector.clone()  # it may be overwritten before `take_over`
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        sent = self._sent
-        if sent is not None:
-            self._means[sent.number].load_state(sent.before)
-        self._workers = workers
-        self._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
-        self._whole = self._whole.over(workers)
-        self._means = [mean.over(workers, self._add_up) for mean in self._means]
-        told = torch.zeros(workers.size + 1, dtype=torch.float64, device=self._flat.vector.device)
-        told[workers.rank], told[-1] = self._presented - _NEVER, float(self._heard)
-        workers.all_reduce(told)
-        self._presented_to_all = int(told[:-1].max()) + _NEVER
-        self._heard = bool(told[-1] > 0)
-        self._prepare()
-        if sent is not None:
-            self._arrived = None
-            sent.before = self._means[sent.number].state()
-            self._under_way = self._means[sent.number].start(sent.movement, sent.step)
-
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Begin where the newest worker has what is common, or use the mean that this one has missed."""
-        tensors, facts = newest
-        sent = self._sent
-        if done < 0:
-            kept = without(_KEPT, tensors)
-            self.load_state((kept, facts | {"kept": []}))
-            self._take_common(newest)
-            self._flat.vector.copy_(self._global)
-            self._resumed, self._presented = None, step  # at no presentation
-            self._shares, self._counted = 0.0, 0
-            if facts["sent"] is not None:
-                number, sent_at = facts["sent"]
-                nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))
-                before = self._means[number].state()
-                self._sent, self._sent_at = Sent(number, nothing, Step(sent_at, 0.0), before), sent_at
-            self._ended = facts["ended"] or None
-            self._done = step
-            return step
-        assert sent is not None, "others have used a mean that it is part of"
-        self._means[sent.number].commit()
-        self._flat.vector.copy_(self._own)
-        self._take_common(newest)
-        ended = facts["ended"] or 0
-        self._mix(sent.number, 0.0 if ended else self._terms.mixing)
-        if ended and self._ended is None:  # what it moves by in the steps that are left is not met any more
-            self._last = sent.number
-        self._ended = ended or self._ended
-        self._met = max(self._met, sent.step.number // self._terms.every + (ended == 0))
-        self._sent = self._arrived = None
-        return done
 
     @property
     def has_stopped(self) -> bool:
         return self._heard
 
-    def _prepare(self) -> None:
-        if self._workers.size > 1:
-            self._add_up.prepare()
-            self._whole.prepare()
+    def to_enter_with(self) -> State:
+        tensors, facts = self._common_state()
+        told = {"heard": self._heard, "done": self._done, "under_way": self.exchanger.under_way}
+        return tensors, facts | told
+
+    def enter(self, state: State) -> None:
+        """Begin at the point from which all count movements."""
+        tensors, facts = state
+        self._load(state)
+        self._take_common(state)
+        self._flat.vector.copy_(self._global)
+        self._shares, self._counted = 0.0, 0
+        if facts["arrived"] is not None:
+            self.exchanger.arrived = Result(tensors.get("movement"), 1.0, facts["arrived"])
+        if facts["sent"] is not None:
+            self._sent = facts["sent"][0], facts["sent"][1]
+            self._sent_at = self._sent[1]
+        self._heard, self._done, self._enters_late = facts["heard"], facts["done"], facts["under_way"]
+
+    def come_in(self, joins: int) -> None:
+        if self._enters_late:
+            assert self._sent is not None, "a mean is under way"
+            self._enters_late = False
+            number, step = self._sent
+            nothing = self._flat.vector.new_zeros(numbers_of(self._fragments[number]))
+            self._start(number, nothing, Step(step, 0.0))
+        if joins == MODELS:
+            self._presented(0.0)
 
     def _begin(self) -> None:
         self._global = self._flat.vector.clone()
@@ -580,64 +593,43 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         self._outer.load_pieces(below(_OUTER, tensors), facts["outer"])
 
     def state(self) -> State:
+        self.exchanger.arrive()
+        tensors, facts = self._common_state()
+        kept, told = self.exchanger.sums.state()
+        return tensors | {"vector": self._flat.vector} | kept, facts | {"kept": told}
+
+    def _common_state(self) -> State:
         tensors, facts = self._optimizer.state()
         outer, outer_facts = self._outer.pieces()
-        named = {"vector": self._flat.vector, "global": self._global}
-        named |= prefixed(_OPTIMIZER, tensors)
-        named |= prefixed(_OUTER, outer)
-        arrived = self._wait()
-        if arrived is not None and arrived.movement is not None:
-            named["movement"] = arrived.movement
-        kept = []
-        for number, mean in enumerate(self._means):
-            tensors, told = mean.state()
-            named |= {f"{_KEPT}{number}.{name}": value for name, value in tensors.items()}
-            kept.append(told)
+        named = {"global": self._global} | prefixed(_OPTIMIZER, tensors) | prefixed(_OUTER, outer)
+        arrived = self.exchanger.arrived
+        if arrived is not None and arrived.vector is not None:
+            named["movement"] = arrived.vector
         return named, {
             "optimizer": facts,
             "outer": outer_facts,
-            "arrived": None if arrived is None else arrived.stops,
+            "arrived": None if arrived is None else arrived.stop,
             "moved": list(self._moved),
             "shares": self._shares,
             "counted": self._counted,
-            "kept": kept,
-            "sent": None if self._sent is None else [self._sent.number, self._sent_at],
-            "ended": self._ended,
+            "sent": self._sent,
         }
 
     def load_state(self, state: State) -> None:
         tensors, facts = self._resumed = state
-        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
-        self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
-        self._under_way = self._arrived = self._sent = None
+        self._load(state)
         if facts["arrived"] is not None:
             movement = tensors["movement"].clone() if "movement" in tensors else None
-            self._arrived = Arrived(movement, stops=False)  # who goes on was not asked to stop
-        for number, (mean, told) in enumerate(zip(self._means, facts["kept"], strict=False)):
-            mean.load_state((below(f"{_KEPT}{number}.", tensors), told))
+            self.exchanger.arrived = Result(movement, 1.0, False)  # who goes on was not asked to stop
+        self.exchanger.sums.load_state(tensors, facts["kept"])
+
+    def _load(self, state: State) -> None:
+        tensors, facts = state
+        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+        self._moved, self._shares, self._counted = list(facts["moved"]), facts["shares"], facts["counted"]
 
     def model_in(self, state: State) -> Tensor | None:
         return state[0]["vector"]
-
-    def _mean_of(self, fragment: Fragment) -> FragmentMean:
-        """Return what averages a fragment; one in which nothing is large enough to be compressed travels whole."""
-        plain = FragmentMean(self._workers, self._add_up, numbers_of(fragment))
-        if self._terms.compress is None:
-            return plain
-        flat = self._flat
-        inside = [
-            view
-            for place in fragment
-            for view in flat.views
-            if place.start <= view.start and view.stop <= place.stop
-        ]
-        layers: list[Tensor] = [view.gradient for view in inside]
-        if sum(view.stop - view.start for view in inside) != numbers_of(fragment):  # it cuts layers
-            layers = [flat.gradients[place] for place in fragment]
-        try:
-            return CompressedFragmentMean(self._workers, self._add_up, layers, self._terms, flat.stands_for)
-        except RequestError:
-            return plain
 
     def _send(self, number: int, step: int) -> None:
         """Start the mean of a fragment's movement since its last one."""
@@ -645,34 +637,31 @@ class StreamingWorker(Regroups, Presents, HoldsModel):
         movement = taken(self._global, fragment).sub_(taken(self._flat.vector, fragment))
         weight = self._shares / self._counted if self._counted else 1.0
         self._shares, self._counted = 0.0, 0
-        mean, told = self._means[number], Step(step, weight, self._stops)
-        before: State = mean.state() if self._workers.size > 1 else ({}, {})
-        self._sent = Sent(number, movement, told, before)
-        self._under_way = mean.start(movement, told)
+        self._sent, self._sent_at = (number, step), step
+        self._start(number, movement, Step(step, weight, self._stops))
 
-    def _wait(self) -> Arrived | None:
-        """Return the mean that has set out last and is not used yet, once it is there."""
-        if self._under_way is not None:
-            self._arrived, self._under_way = self._under_way(), None
-        return self._arrived
+    def _start(self, number: int, movement: Tensor, step: Step) -> None:
+        kept, sent = self.exchanger.sums.kept(number), False
+
+        def run(means: FragmentMeans, entry: int) -> Callable[[], Result]:
+            nonlocal sent
+            before, sent = kept if sent else None, True
+            return means.start(number, movement, step, before)
+
+        self.exchanger.start(run)
 
     def _adopt(self, number: int, mixing: float) -> None:
         """Take the outer step of a fragment with the mean that is on its way, and go on from there."""
-        arrived = self._wait()
-        assert arrived is not None, "it has set out"
-        self._arrived = self._sent = None
-        self._heard |= arrived.stops
-        if arrived.movement is None:
+        movement, _, stops = self.exchanger.finish()
+        self._sent = None
+        self._heard |= stops
+        if movement is None:
             return
         fragment = self._fragments[number]
-        parts = arrived.movement.split([place.stop - place.start for place in fragment])
+        parts = movement.split([place.stop - place.start for place in fragment])
         for place, part in zip(fragment, parts, strict=True):
             self._outer.step(self._numbers[place.start, place.stop], part, self._outer_rate)
-        self._mix(number, mixing)
-
-    def _mix(self, number: int, mixing: float) -> None:
-        """Go on from where a fragment is now for all, mixed with this worker's own."""
-        for place in self._fragments[number]:
+        for place in fragment:
             own, common = self._flat.vector[place], self._global[place]
             if mixing:
                 own.mul_(mixing).add_(common, alpha=1 - mixing)

@@ -216,12 +216,12 @@ def test_the_mean_of_a_lost_worker_is_of_those_who_are_left():
     spec = diloco(steps=2, fragments=1, delay=1, mixing=0.25)
     job = make_job(spec, 3, optimizer="sgd(lr=0.1)")
     models, common, after = [], [], []
-    send, adopt = StreamingWorker._send, StreamingWorker._adopt
+    start, adopt = StreamingWorker._start, StreamingWorker._adopt
     sent = []
 
-    def sending(self, number, step):
-        send(self, number, step)
-        sent.append((self._workers.size, self._sent.movement.clone()))
+    def sending(self, number, movement, step):
+        start(self, number, movement, step)
+        sent.append(movement.clone())
 
     def adopting(self, number, mixing):
         common.append(self._global.clone())
@@ -229,10 +229,10 @@ def test_the_mean_of_a_lost_worker_is_of_those_who_are_left():
         after.append(self._global.clone())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamingWorker, "_send", sending)
+        patch.setattr(StreamingWorker, "_start", sending)
         patch.setattr(StreamingWorker, "_adopt", adopting)
         events_of(replace(job, make_model=kept_in(models, job.make_model)), [(0.001, 1)])
-    mean = (sent[0][1] + sent[1][1]) / 2
+    mean = (sent[0] + sent[1]) / 2
     step = 0.7 * (mean + 0.9 * mean)  # Nesterov's first
     assert torch.allclose(after[0], common[0] - step, atol=1e-6)
 
