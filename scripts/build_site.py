@@ -33,6 +33,9 @@ import polyrhythm
 from polyrhythm import events
 from polyrhythm.cli.main import VERBS, command_line
 
+sys.path.append(str(Path(__file__).parent))
+from generate_docs import reference  # noqa: E402  # the folder of this file is on the path when it is run
+
 ROOT = Path(__file__).parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
 TAKEN = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "Makefile")
@@ -121,7 +124,40 @@ def write_tutorials(dry: bool) -> None:
 def parted(page: str) -> tuple[list[str], list[list[str]]]:
     """Return the texts of a tutorial, and the lines of commands between each two of them."""
     parts = BLOCK.split(page)
-    return parts[::2], [block.strip().splitlines() for block in parts[1::2]]
+    blocks = [[line for line, _ in shown_commands(block)] for block in parts[1::2]]
+    return parts[::2], blocks
+
+
+def shown_commands(block: str) -> list[tuple[str, list[str]]]:
+    """Return each `$ command` of a block with the lines that the page shows as its output."""
+    found: list[tuple[str, list[str]]] = []
+    for line in block.strip().splitlines():
+        if line.startswith("$ "):
+            found.append((line, []))
+        else:
+            found[-1][1].append(line)
+    return found
+
+
+def first_missing(shown: list[str], printed: str) -> str | None:
+    """Return the first shown line that a command did not print there, or None.
+
+    Numbers, units of time and spaces may differ. `…` stands for any number of lines; without it lines follow each other.
+    """
+    lines, position, gap = [_pattern(line) for line in printed.splitlines()], 0, False
+    for line in shown:
+        if line == "…":
+            gap = True
+            continue
+        rest = lines[position:] if gap else lines[position : position + 1]
+        if _pattern(line) not in rest:
+            return line
+        position, gap = position + rest.index(_pattern(line)) + 1, False
+    return None if gap or not shown or position == len(lines) else "the end"
+
+
+def _pattern(line: str) -> str:
+    return " ".join(re.sub(r"\d[\d,.:]*( (ms|s)\b)?", "0", line).split())
 
 
 def run(line: str, folder: Path, page: str) -> Ran:
@@ -210,7 +246,9 @@ def _write_notebook(texts: list[str], done: list[list[Ran]], path: Path) -> None
 def write_reference() -> None:
     """Write the pages that follow from the code: verbs and their options, events, the Python API."""
     there = SOURCE / "docs" / "reference"
-    there.mkdir()
+    (there / "strategies").mkdir(parents=True)
+    for name, text in reference().items():
+        (there / name).write_text(text)
     (there / "verbs.md").write_text(verbs())
     (there / "events.md").write_text(all_events())
     (there / "api.md").write_text(api())
@@ -307,7 +345,7 @@ def api() -> str:
         "",
         "Every public name of `polyrhythm`. Options of a run are the same as on the command line.",
     ]
-    for name in sorted(polyrhythm.__all__, key=str.lower):
+    for name in sorted(polyrhythm.__all__, key=lambda name: (name != "Group", name.lower())):
         lines += ["", f"::: {polyrhythm.HOMES[name]}.{name}"]
     lines += ["", "The adapters to other tools are imported from their modules."]
     for name in ADAPTERS:
