@@ -34,7 +34,7 @@ from polyrhythm import events
 from polyrhythm.cli.main import VERBS, command_line
 
 sys.path.append(str(Path(__file__).parent))
-from generate_docs import reference  # noqa: E402  # the folder of this file is on the path when it is run
+from generate_docs import reference  # its folder is not on the path of a test
 
 ROOT = Path(__file__).parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
@@ -142,7 +142,7 @@ def shown_commands(block: str) -> list[tuple[str, list[str]]]:
 def first_missing(shown: list[str], printed: str) -> str | None:
     """Return the first shown line that a command did not print there, or None.
 
-    Numbers, units of time and spaces may differ. `…` stands for any number of lines; without it lines follow each other.
+    Numbers, units of time and spaces may differ. `…` stands for any number of lines.
     """
     lines, position, gap = [_pattern(line) for line in printed.splitlines()], 0, False
     for line in shown:

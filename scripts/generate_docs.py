@@ -47,14 +47,14 @@ SYMBOLS = """
 """
 FAULTS_OPENING = """# Every strategy, every fault
 
-Outcomes of each strategy with its defaults, as the strategies declare them. † is tested on real processes at every change,
-‡ was seen on real processes by `benchmarks/fault-table`. [The fault model](../faults.md) explains the terms.
+Outcomes of each strategy with its defaults, as the strategies declare them. † is tested on real processes at every
+change, ‡ was seen on real processes by `benchmarks/fault-table`. [The fault model](../faults.md) explains the terms.
 
 """
 LOOPS_OPENING = """# Every strategy, every kind of loop
 
-Results of `tests/unit/api/loop/test_every_strategy.py`. *As alone*: equal to plain torch to 1e-12. *Trains*: all workers end
-with one finite model. *Not*: refused with the message of that number.
+Results of `test_every_strategy.py`. *As alone*: equal to plain torch to 1e-12. *Trains*: all workers
+end with one finite model. *Not*: refused with the message of that number.
 
 """
 CHOICES = (
