@@ -144,16 +144,12 @@ def first_missing(shown: list[str], printed: str) -> str | None:
 
     Numbers, units of time and spaces may differ. `…` stands for any number of lines.
     """
-    lines, position, gap = [_pattern(line) for line in printed.splitlines()], 0, False
-    for line in shown:
-        if line == "…":
-            gap = True
-            continue
-        rest = lines[position:] if gap else lines[position : position + 1]
-        if _pattern(line) not in rest:
+    text = "".join(f"{_pattern(line)}\n" for line in printed.splitlines())
+    parts = [r"(?:.*\n)*?" if line == "…" else re.escape(_pattern(line)) + r"\n" for line in shown]
+    for number, line in enumerate(shown, 1):
+        if not re.match("".join(parts[:number]), text):
             return line
-        position, gap = position + rest.index(_pattern(line)) + 1, False
-    return None if gap or not shown or position == len(lines) else "the end"
+    return None if not shown or re.fullmatch("".join(parts), text) else "the end"
 
 
 def _pattern(line: str) -> str:

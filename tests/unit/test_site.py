@@ -124,6 +124,7 @@ def test_what_a_page_prints_at_length_is_shortened_in_the_middle(site: ModuleTyp
         (["epoch 1 loss 0.5"], "the end"),
         (["done after 2 s"], "done after 2 s"),
         (["…", "saved", "…"], "saved"),
+        (["…", "epoch 2  loss 0.3", "done after 2 s"], None),
     ],
 )
 def test_shown_lines_are_compared_with_what_was_printed(
