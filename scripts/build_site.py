@@ -64,6 +64,8 @@ def assemble() -> None:
         shutil.copy(ROOT / name, SOURCE / ("index.md" if name == "README.md" else name))
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, SOURCE / folder, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    home = SOURCE / "index.md"
+    home.write_text(_as_written(home.read_text()))
     for page in SOURCE.rglob("*.md"):
         text = page.read_text()
         page.write_text(
@@ -118,7 +120,13 @@ def write_tutorials(dry: bool) -> None:
         shown = [
             text + (_shown(block) if block else "") for text, block in zip(texts, [*done, []], strict=True)
         ]
-        page.write_text(f"{''.join(shown)}\nThis page [as a notebook]({page.stem}.ipynb).\n")
+        body = _as_written(page.read_text()) if dry else "".join(shown)
+        page.write_text(f"{body}\nThis page [as a notebook]({page.stem}.ipynb).\n")
+
+
+def _as_written(page: str) -> str:
+    """Return a page with the outputs that it shows itself, in fences that the site knows."""
+    return page.replace("```console run\n", "```console\n")
 
 
 def parted(page: str) -> tuple[list[str], list[list[str]]]:

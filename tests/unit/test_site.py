@@ -72,7 +72,7 @@ def test_what_commands_print_stands_below_them_and_in_the_notebook(site: ModuleT
 
 def test_commands_are_shown_and_not_run_in_a_dry_build(site: ModuleType, tutorials: Path) -> None:
     site.write_tutorials(dry=True)
-    assert "```console\n$ echo one\n$ echo two\n```\n" in (tutorials / "page.md").read_text()
+    assert "```console\n$ echo one\n$ echo two\nshown before\n```\n" in (tutorials / "page.md").read_text()
     assert not any(cell.get("outputs") for cell in cells(tutorials))
 
 
