@@ -38,7 +38,16 @@ from generate_docs import reference  # its folder is not on the path of a test
 
 ROOT = Path(__file__).parent.parent
 SOURCE, SITE = ROOT / "build" / "site-source", ROOT / "build" / "site"
-TAKEN = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "Dockerfile", "Makefile")
+TAKEN = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CITATION.cff",
+    "LICENSE",
+    "Dockerfile",
+    "Makefile",
+)
 FOLDERS = ("docs", "recipes", "examples", "benchmarks", "scripts")
 BLOCK = re.compile(r"```console run\n(.*?)```", re.DOTALL)
 PATIENCE_S = 300.0

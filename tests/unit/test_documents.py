@@ -161,4 +161,6 @@ def stands_on(page: Path, sentence: str) -> None:
     """Asserts that a page has every number of a sentence."""
     text = page.read_text()
     for number in re.findall(r"(?<![\w.])\d[\d,.]*\d|(?<![\w.])\d", sentence):
-        assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text), f"{number} is not on {page}"
+        assert re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d]|[.,]\d)", text), (
+            f"{number} is not on {page}"
+        )
