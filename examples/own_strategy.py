@@ -2,7 +2,7 @@
 
     python examples/own_strategy.py
 
-What it may declare and do besides: docs/own-strategy.md.
+What it may declare and do besides: docs/tutorials/own-strategy.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two loops of docs/comparison.md, as they stand there, one after the other in the same processes of torchrun.
+"""The two loops of docs/migrate.md, as they stand there, one after the other in the same processes of torchrun.
 
     comparison_task.py PAGE FOLDER
 

@@ -1,4 +1,4 @@
-"""The loops of docs/comparison.md run as they stand there, and train the same model."""
+"""The loops of docs/migrate.md run as they stand there, and train the same model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from on_processes import comparison_task
 from on_processes.commands import finished
 
-PAGE = Path(__file__).parents[2] / "docs" / "comparison.md"
+PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
 
 def test_ddp_and_synchronous_train_the_same_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The strategy that docs/own-strategy.md shows runs as it stands there."""
+"""The strategy that docs/tutorials/own-strategy.md shows runs as it stands there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import polyrhythm
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-strategy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-strategy.md"
 
 
 def test_it_sends_half_of_what_synchronous_does(tmp_path: Path) -> None:

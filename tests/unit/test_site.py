@@ -23,6 +23,7 @@ Six words before the first.
 ```console run
 $ echo one
 $ echo two
+shown before
 ```
 
 Between.
@@ -71,7 +72,7 @@ def test_what_commands_print_stands_below_them_and_in_the_notebook(site: ModuleT
 
 def test_commands_are_shown_and_not_run_in_a_dry_build(site: ModuleType, tutorials: Path) -> None:
     site.write_tutorials(dry=True)
-    assert "```console\n$ echo one\n$ echo two\n```\n" in (tutorials / "page.md").read_text()
+    assert "```console\n$ echo one\n$ echo two\nshown before\n```\n" in (tutorials / "page.md").read_text()
     assert not any(cell.get("outputs") for cell in cells(tutorials))
 
 
@@ -111,3 +112,22 @@ def test_what_a_page_prints_at_length_is_shortened_in_the_middle(site: ModuleTyp
     lines = site.run("$ seq 200", tmp_path, "page.md").printed.splitlines()
     assert (lines[0], lines[30], lines[-1]) == ("1", "…", "200")
     assert len(lines) == 61
+
+
+@pytest.mark.parametrize(
+    ("shown", "missing"),
+    [
+        (["epoch 1  loss 0.5", "done after 2 s"], None),
+        (["…", "done after 931 ms"], None),
+        (["epoch 1 loss 0.5", "…"], None),
+        ([], None),
+        (["epoch 1 loss 0.5"], "the end"),
+        (["done after 2 s"], "done after 2 s"),
+        (["…", "saved", "…"], "saved"),
+        (["…", "epoch 2  loss 0.3", "done after 2 s"], None),
+    ],
+)
+def test_shown_lines_are_compared_with_what_was_printed(
+    site: ModuleType, shown: list[str], missing: str | None
+) -> None:
+    assert site.first_missing(shown, "epoch 3  loss 0.25\ndone after 1.5 s") == missing

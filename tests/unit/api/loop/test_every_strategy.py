@@ -1,10 +1,10 @@
 """What every strategy must do with every loop: train as stated, or refuse in one line; a new one is found by itself.
 
 Each strategy takes a few of the variations, others for each; `LOOPS=all` takes the whole product (10 minutes), or with
-`-k NAME` all variations of one strategy, and writes what came of it to `outcomes.json`, of which the table in
-`docs/comparison.md` is made:
+`-k NAME` all variations of one strategy, and writes what came of it to `outcomes.json`, of which the site's table
+of loops is made:
 
-    LOOPS=all python -m pytest tests/unit/api/loop/test_every_strategy.py && python scripts/generate_docs.py
+    LOOPS=all python -m pytest tests/unit/api/loop/test_every_strategy.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures that are not what a camera makes: each has a stated outcome (docs/pictures.md)."""
+"""Pictures that are not what a camera makes: each has a stated outcome (docs/images.md)."""
 
 from __future__ import annotations
 
