@@ -157,8 +157,11 @@ def two_bytes(setting: Setting) -> Figures:
     """Bfloat16 and float16 learn what float32 does; an overflow of float16 is left out and lowers the scale."""
     names = ("float32", "bfloat16", *(("float16",) if setting.is_gpu else ()))
     runs = {name: (setting.device.type, *JOB, *TWO, "--precision", name) for name in names}
-    top1 = {name: figures["test_top1"] for name, figures in setting.train_all(**runs).items()}
+    trained = setting.train_all(**runs)
+    top1 = {name: figures["test_top1"] for name, figures in trained.items()}
+    hashes = {figures["parameters_sha256"] for figures in trained.values()}
     problems, found = Problems(), dict[str, Any](top1)
+    problems.expect(len(hashes) == len(names), "two precisions have the same bits: one of them was not used")
     for name, value in top1.items():
         problems.expect(
             abs(value - top1["float32"]) < 0.05, f"{name}: top-1 {value}, {top1['float32']} in float32"

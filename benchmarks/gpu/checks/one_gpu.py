@@ -34,8 +34,9 @@ def network_of(setting: Setting, name: str) -> Network:
     network = NETWORKS[name]
     if not setting.quick:
         return network
-    model = {"resnet50": "cifar_resnet", "efficientnet_b0": "cifar_resnet"}.get(network.model, network.model)
-    return replace(network, model=model, side=28 if network.channels == 1 else 32, batch=8)
+    if network.channels == 1:
+        return replace(network, batch=8)
+    return replace(network, model="lenet5" if network.compiled else "cifar_resnet", side=32, batch=8)
 
 
 def bare_row(name: str) -> str:
@@ -87,7 +88,7 @@ def fed(setting: Setting, way: str) -> Figures:
         "fed", *words, from_epoch=0, skip_s=0.0 if setting.quick else 4.0, seconds=_MEASURED_S
     )
     share = measured.images_per_s / setting.earlier(bare_row("resnet50"), "images_per_s")
-    bottleneck = measured.result.get("held_back", {}).get("cause")
+    bottleneck = measured.bottleneck
     figures = {
         "images_per_s": measured.images_per_s, "share": share, "bottleneck": bottleneck, "cores": setting.cores
     }  # fmt: skip
@@ -128,6 +129,10 @@ def torch_loader(setting: Setting) -> Figures:
     """Torch's DataLoader with as many processes as cores is measured on the same photographs."""
     import torch
     from torch.utils.data import DataLoader
+
+    from polyrhythm.models.create import define_missing_operators
+
+    define_missing_operators()
     from torchvision import datasets, transforms
 
     side = network_of(setting, "resnet50").side

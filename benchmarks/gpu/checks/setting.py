@@ -321,13 +321,13 @@ class Measured:
     Attributes:
         images_per_s: of all workers, by their reports in the window.
         seconds: of the window.
-        result: the figures of the run's end; empty where it did not report any.
+        bottleneck: what held the run back, by its own figures; None where they do not tell.
         joules_per_image: of all GPUs in the window; None where no counter can be read.
     """
 
     images_per_s: float
     seconds: float
-    result: Figures
+    bottleneck: str | None
     joules_per_image: float | None
 
 
@@ -358,8 +358,20 @@ def _measured(run: subprocess.Popen[str], out: Path, window: Window) -> Measured
     reports.read(path)
     images, energy = (0.0, None) if len(joules) < 2 else (joules[-1][0] - joules[0][0], _spent(joules))
     return Measured(
-        reports.rate, reports.seconds, reports.result, energy / images if energy and images > 0 else None
+        reports.rate,
+        reports.seconds,
+        _bottleneck(path),
+        energy / images if energy and images > 0 else None,
     )
+
+
+def _bottleneck(events: Path) -> str | None:
+    from polyrhythm.reporting.event_log import read_events
+    from polyrhythm.reporting.figures import RunFigures
+    from polyrhythm.reporting.held_back import held_back
+
+    found = held_back(RunFigures.of(read_events(events)))
+    return None if found is None else found.cause
 
 
 def _spent(joules: Sequence[tuple[float, float | None]]) -> float | None:
@@ -375,9 +387,6 @@ class Reports:
 
     Args:
         window: what counts.
-
-    Attributes:
-        result: figures of the run's end; empty before it.
     """
 
     def __init__(self, window: Window) -> None:
@@ -387,7 +396,6 @@ class Reports:
         self._first_s = math.inf
         self._inside: dict[int, list[float]] = {}
         self._across: dict[int, list[float]] = {}
-        self.result: Figures = {}
 
     def read(self, path: Path) -> None:
         """Read what has been added to the events since the last call; a line that is not whole waits."""
@@ -399,8 +407,6 @@ class Reports:
                 self._take(json.loads(line))
 
     def _take(self, event: Figures) -> None:
-        if event["event"] == "RunEnded":
-            self.result = dict(event.get("result") or {})
         if event["event"] != "WorkerProgress":
             return
         worker, epoch, at_s = event["worker"], event["epoch"], event["time_s"]
