@@ -1,6 +1,6 @@
 """All checks of Polyrhythm on a GPU, in calls of at most six minutes.
 
-    python benchmarks/gpu/check.py --out FOLDER [--only NAME …] [--again] [--seconds 350] [--device cuda|cpu] [--quick]
+    python benchmarks/gpu/check.py --out FOLDER [--only NAME …] [--again] [--seconds 355] [--device cuda|cpu] [--quick]
 
 Each row is written to FOLDER/results.jsonl as soon as it has been made, and a part that fails stops no other. A
 further call with the same folder continues with the next row. It needs Python, torch with CUDA and the project's
@@ -44,9 +44,10 @@ DEPENDENCIES = (
 )  # fmt: skip
 MODULES = ("correct", "one_gpu", "ranks", "prediction", "augmentation", "compressors", "energy")
 """In the order in which their parts run: what the others need comes first, what is least missed last."""
-CALL_S = 350.0
+CALL_S = 355.0
 _TRACE_LINES = 8
-_TIMES_AS_LONG = 3.0
+_TIMES_AS_LONG = {"cuda": 3.0, "cpu": 20.0}
+"""As a row is expected to take on a GPU: then it hangs."""
 _OFTEN = 2
 """Calls in which a row may be cut off before it counts as failed."""
 
@@ -64,9 +65,13 @@ class Results:
         self._path = path
         self.lines: list[dict[str, Any]] = []
         if path.exists():
-            for text in path.read_text(encoding="utf-8").splitlines():
+            whole = path.read_text(encoding="utf-8")
+            for text in whole.splitlines():
                 with suppress(json.JSONDecodeError):  # a call was killed while it wrote
                     self.lines.append(json.loads(text))
+            if whole and not whole.endswith("\n"):
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n")
 
     def add(self, **line: Any) -> None:
         """Append a line, and have it on disk when this returns."""
@@ -129,7 +134,8 @@ def machine(device: str) -> dict[str, Any]:
             "driver": _driver(),
             "cudnn": torch.backends.cudnn.version(),
         }
-        if not float((torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda"))[0, 0]) == 64:
+        ones = torch.ones(64, 64, device="cuda")
+        if float((ones @ ones)[0, 0]) != 64:
             return found | {"impossible": "the GPU multiplies wrongly"}
     try:
         import polyrhythm
@@ -274,7 +280,7 @@ def make_rows(
         if remaining_s <= 1 or (made and remaining_s < expected_s):
             break
         results.add(**line, began=_now())
-        own_s = _TIMES_AS_LONG * max(row.seconds, 20.0)
+        own_s = _TIMES_AS_LONG[place["device"]] * max(row.seconds, 20.0)
         earlier = {name: each.get("found") or {} for name, each in results.rows.items()}
         setting = Setting(place["device"], place["folder"], quick=place["quick"], earlier=earlier)
         began_s = time.monotonic()

@@ -167,7 +167,7 @@ PART = Part(
     5,
     "Augmentation on the device",
     (
-        *(Row(f"augmentation: {name}", partial(changed, name=name), 6) for name in CHAINS),
+        *(Row(f"augmentation: {name}", partial(changed, name=name), 5) for name in CHAINS),
         Row("Kornia", kornia, 1),
     ),
 )

@@ -133,7 +133,7 @@ PART = Part(
     4,
     "Compressors on the device",
     (
-        *(Row(f"compressed by {name}", partial(compressed, name=name), 6) for name in ON_DEVICE),
-        Row("compressed by others", others, 15),
+        *(Row(f"compressed by {name}", partial(compressed, name=name), 4) for name in ON_DEVICE),
+        Row("compressed by others", others, 12),
     ),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +58,20 @@ def _cluster(setting: Setting, name: str, hosts: list[dict[str, Any]] | None = N
 def _simulated(
     setting: Setting, cluster: str, network: Network, data: Path, workers: int, strategy: str
 ) -> float:
-    words = ["--cluster", cluster, "--gradients", "none", "--steps", "20" if setting.quick else "100"]
+    words = ["--cluster", cluster, "--gradients", "none", "--steps", "20" if setting.quick else "300"]
     words += ["--data", str(data), "--model", network.model, "--batch-size", str(network.batch)]
     words += ["--image-size", str(network.side), "--workers", str(workers), "--strategy", strategy]
-    name = f"simulated-{workers}-{strategy.split('(')[0]}"
+    name = f"simulated-{Path(cluster).stem}-{re.sub(r'[^a-z_]+', '-', strategy)}"
     return float(setting.call("simulate", *words, "--out", str(setting.run_folder(name)))["images_per_s"])
+
+
+def _all_simulated(
+    setting: Setting, cluster: str, network: Network, data: Path, workers: int, strategies: Sequence[str]
+) -> list[float]:
+    """Return the images a second of strategies, some of which are simulated at a time."""
+    return setting.at_once(
+        [partial(_simulated, setting, cluster, network, data, workers, each) for each in strategies]
+    )
 
 
 def _compared(setting: Setting, problems: Problems, name: str, predicted: float, row: str) -> Figures:
@@ -93,8 +105,8 @@ def two_ranks(setting: Setting) -> Figures:
     host = {"name": "gpu", "count": 1, "cores": setting.cores, "workers": 2, "speed": 0.5}
     cluster = _cluster(setting, "gpu", [host])
     problems, found = Problems(), Figures()
-    for strategy in ranks.STRATEGIES:
-        predicted = _simulated(setting, cluster, network, data, 2, strategy)
+    rates = _all_simulated(setting, cluster, network, data, 2, ranks.STRATEGIES)
+    for strategy, predicted in zip(ranks.STRATEGIES, rates, strict=True):
         row = ranks.strategy_row(ranks.TOGETHER, strategy)
         found[strategy] = _compared(setting, problems, strategy, predicted, row)
     return problems.conclude(found)
@@ -114,9 +126,9 @@ def with_cpu_ranks(setting: Setting) -> Figures:
     ]
     cluster = _cluster(setting, "mixed", hosts)
     problems, found = Problems(), Figures(cpu_speed=speed)
-    for strategy in ranks.STRATEGIES:
-        told = "parameter_server(consistency=synchronous)" if strategy == "synchronous" else strategy
-        predicted = _simulated(setting, cluster, network, data, 1 + count, told)
+    asked = [ranks.with_servers(strategy) for strategy in ranks.STRATEGIES]
+    rates = _all_simulated(setting, cluster, network, data, 1 + count, asked)
+    for strategy, predicted in zip(ranks.STRATEGIES, rates, strict=True):
         row = ranks.strategy_row(ranks.MIXED, strategy)
         found[strategy] = _compared(setting, problems, strategy, predicted, row)
     return problems.conclude(found)
@@ -126,8 +138,8 @@ PART = Part(
     6,
     "Predicted",
     (
-        Row("predicted: one worker", one_worker, 30),
-        Row("predicted: two ranks on one GPU", two_ranks, 40),
-        Row("predicted: a GPU rank with CPU ranks", with_cpu_ranks, 50),
+        Row("predicted: one worker", one_worker, 25),
+        Row("predicted: two ranks on one GPU", two_ranks, 30),
+        Row("predicted: a GPU rank with CPU ranks", with_cpu_ranks, 35),
     ),
 )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -211,13 +212,13 @@ class Setting:
 
     def train_all(self, **jobs: tuple[str, ...]) -> dict[str, Figures]:
         """Train several runs by name, some at a time; each is given by the device and the options."""
-        at_once = max(1, min(4, self.cores // 4))
-        with ThreadPoolExecutor(at_once) as threads:
-            runs = {
-                name: threads.submit(self.train, name, *words, device=device)
-                for name, (device, *words) in jobs.items()
-            }
-            return {name: run.result() for name, run in runs.items()}
+        runs = [partial(self.train, name, *words, device=device) for name, (device, *words) in jobs.items()]
+        return dict(zip(jobs, self.at_once(runs), strict=True))
+
+    def at_once(self, acts: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return the results of acts that wait for processes, at most one for four cores at a time."""
+        with ThreadPoolExecutor(max(1, min(4, self.cores // 4))) as threads:
+            return [run.result() for run in [threads.submit(act) for act in acts]]
 
     def loop(self, kind: str, network: Network, **more: Any) -> Figures:
         """Run `loop.py` in a process of its own; return its figures, `images_per_s` among them."""
