@@ -1,6 +1,7 @@
 """All checks of Polyrhythm on a GPU, in calls of at most six minutes.
 
-    python benchmarks/gpu/check.py [--out FOLDER] [--only NAME …] [--again] [--seconds 355] [--device cuda|cpu] [--quick]
+    python benchmarks/gpu/check.py [--out FOLDER] [--only NAME …] [--again] [--seconds 355]
+        [--device cuda|cpu] [--quick]
 
 Each row is written to FOLDER/results.jsonl as soon as it has been made, and a part that fails stops no other. A
 further call with the same folder continues with the next row. It needs Python, torch with CUDA and the project's

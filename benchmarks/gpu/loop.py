@@ -6,8 +6,8 @@
     join    the same loop, distributed by `polyrhythm.join`
     train   `polyrhythm.train` with as many batches in memory, fed by its loader; rates by its own reports
 
-`images_per_s` is that of the measured steps; of `join`, `memory_bytes` are torch's allocated and reserved bytes at a
-tenth and at the end of all steps.
+`images_per_s` is that of the measured steps. `join` with `steps` tells `memory_bytes` instead: torch's allocated and
+reserved bytes at a tenth and at the end of these steps; on a CPU, the resident ones.
 """
 
 from __future__ import annotations
@@ -102,7 +102,11 @@ class Loop:
             step()
             if number in (self.steps // 10, self.steps):
                 self.finish()
-                seen.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+                if self.device.type == "cuda":
+                    seen.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+                else:
+                    resident = int(Path("/proc/self/statm").read_text().split()[1])
+                    seen.append([resident * os.sysconf("SC_PAGE_SIZE")] * 2)
         return seen
 
     def step_of(
@@ -171,7 +175,7 @@ def train(loop: Loop) -> dict[str, Any]:
             model=network.model,
             workers=1,
             batch_size=network.batch,
-            epochs=3 if loop.quick else 20,
+            epochs=3 if loop.quick else 6,
             precision=network.precision,
             channels_last=network.channels_last,
             compile=network.compiled,

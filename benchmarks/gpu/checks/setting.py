@@ -216,8 +216,8 @@ class Setting:
         return dict(zip(jobs, self.at_once(runs), strict=True))
 
     def at_once(self, acts: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of acts that wait for processes, at most one for four cores at a time."""
-        with ThreadPoolExecutor(max(1, min(4, self.cores // 4))) as threads:
+        """Return the results of acts that wait for processes, at most one for two cores at a time."""
+        with ThreadPoolExecutor(max(1, min(6, self.cores // 2))) as threads:
             return [run.result() for run in [threads.submit(act) for act in acts]]
 
     def loop(self, kind: str, network: Network, **more: Any) -> Figures:
