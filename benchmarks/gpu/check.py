@@ -324,7 +324,10 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument(
-        "--out", type=Path, required=True, help="the folder of the results, kept from call to call"
+        "--out",
+        type=Path,
+        default=Path("gpu-results"),
+        help="the folder of the results, kept from call to call",
     )
     options.add_argument("--only", nargs="+", default=None, help="names of rows, or numbers of parts")
     options.add_argument("--again", action="store_true", help="make rows again that failed")

@@ -1,9 +1,9 @@
-"""A training loop of one process, started by torchrun; prints one JSON object.
+"""A training loop of one process; prints one JSON object.
 
-    torchrun --nproc-per-node=1 loop.py '{"kind": "bare", "model": "lenet5", …}'
+    python loop.py '{"kind": "bare", "model": "lenet5", …}'
 
     bare    torch alone, with a batch that stays on the device
-    join    the same loop, distributed by `polyrhythm.join`
+    join    the same loop, distributed by `polyrhythm.join`; in the environment of one process of torchrun's
     train   `polyrhythm.train` with as many batches in memory, fed by its loader; rates by its own reports
 
 `images_per_s` is that of the measured steps. `join` with `steps` tells `memory_bytes` instead: torch's allocated and
@@ -164,10 +164,6 @@ def train(loop: Loop) -> dict[str, Any]:
     network = loop.network
     times = 2 if loop.quick else max(1, 131_072 // network.batch)
     repeated = (loop.images.repeat(times, 1, 1, 1), loop.labels.repeat(times))
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        os.environ.pop(name, None)  # torchrun's: the run starts a process of its own
-    for name in [name for name in os.environ if name.startswith("TORCHELASTIC")]:
-        del os.environ[name]
     with tempfile.TemporaryDirectory() as folder:
         polyrhythm.train(
             out=Path(folder, "run"),
@@ -192,7 +188,7 @@ def main() -> None:
     """Run the loop that is asked for."""
     loop = Loop(json.loads(sys.argv[1]))
     if loop.device.type == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(0)
     print(json.dumps({"bare": bare, "join": join, "train": train}[loop.kind](loop)), flush=True)
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -223,10 +224,13 @@ class Setting:
     def loop(self, kind: str, network: Network, **more: Any) -> Figures:
         """Run `loop.py` in a process of its own; return its figures, `images_per_s` among them."""
         options = {**vars(network), **more, "kind": kind, "device": self.device.type, "quick": self.quick}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+        # As torchrun starts one process, whose own start takes seconds.
+        one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        one |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         done = subprocess.run(
-            [*command, str(HERE / "loop.py"), json.dumps(options)],
-            capture_output=True, text=True, timeout=PATIENCE_S, env=self.environment, check=False,
+            [sys.executable, str(HERE / "loop.py"), json.dumps(options)],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            env=self.environment | (one if kind == "join" else {}),
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         hold(bool(lines), f"{kind} of {network.model}: status {done.returncode}: {done.stderr[-900:]}")
@@ -268,6 +272,12 @@ class Setting:
             _write_pictures(folder, count, side, photographs=photographs, quick=self.quick)
             (folder / "whole").touch()
         return folder / "data"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _write_pictures(folder: Path, count: int, side: int, *, photographs: bool, quick: bool) -> None:
