@@ -10,7 +10,16 @@ import torch
 from polyrhythm.compression.compressor import COMPRESSORS, Place
 from polyrhythm.specs import build
 
-SPECS = ["top_k", "top_k(density=1.0)", "qsgd", "qsgd(norm=two)", "one_bit", "power_sgd", "power_sgd(rank=4)", "terngrad"]
+SPECS = [
+    "top_k",
+    "top_k(density=1.0)",
+    "qsgd",
+    "qsgd(norm=two)",
+    "one_bit",
+    "power_sgd",
+    "power_sgd(rank=4)",
+    "terngrad",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -34,7 +43,9 @@ def test_no_number_is_looked_at(spec: str) -> None:
     """A tensor without data has the shape and the device of a payload, so a GPU need not be waited for."""
     compressor = build("compressor", spec, COMPRESSORS)
     place, vector = Place(64, 80), torch.empty(64 * 80, device="meta")
-    factor = compressor.factor_of(torch.empty(compressor.nbytes(place), dtype=torch.uint8, device="meta"), place)
+    factor = compressor.factor_of(
+        torch.empty(compressor.nbytes(place), dtype=torch.uint8, device="meta"), place
+    )
     payload = compressor.encode(vector, replace(place, factor=factor))
     assert payload.is_meta
     assert payload.shape == (compressor.nbytes(place),)

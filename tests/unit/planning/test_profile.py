@@ -101,6 +101,10 @@ def test_overhead_is_what_does_not_grow_with_the_batch() -> None:
 
 def test_more_steps_are_measured_than_the_epochs_have() -> None:
     """The data's own number of epochs may be one, of few steps: they are taken again."""
-    options = {"data": "synthetic(classes=2, size=8, channels=1, train=16, test=2)", "model": "mlp", "device": "cpu"}
+    options = {
+        "data": "synthetic(classes=2, size=8, channels=1, train=16, test=2)",
+        "model": "mlp",
+        "device": "cpu",
+    }
     config = configure({"workers": 1, "batch_size": 8, "strategy": "synchronous"}, options)
     assert len(profile_step(assemble(config, CheckpointConfig(checkpoints=0)), 5).step_s) == 5

@@ -103,5 +103,6 @@ def orthonormal(matrix: Tensor) -> Tensor:
         norm = vector.norm()
         # What rounding left of a column that lies in the span of those before is no direction.
         keeps = (norm > before * 1e-6) & (norm > _LEAST_NORM)
-        basis[:, column] = torch.where(keeps, vector / norm, 0.0)  # no look at a number, for which a GPU would wait
+        # A condition in Python would look at a number, for which a GPU is waited for.
+        basis[:, column] = torch.where(keeps, vector / norm, 0.0)
     return basis

@@ -80,13 +80,17 @@ class QSGD(InPieces):
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
         draws = Uniforms(place.draws(self.seed), vector.device)
-        parts = [self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket, vector.device)]
+        parts = [
+            self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket, vector.device)
+        ]
         norms = [bytes_of(part) for part, _ in parts]
         if self.code == "elias":
             return torch.cat([*norms, encode_entries(torch.cat([levels for _, levels in parts]), vector < 0)])
         codes = [
             pack(levels.mul_(2).add_(vector[piece] < 0), self.bits)
-            for piece, (_, levels) in zip(pieces(vector.numel(), self.bucket, vector.device), parts, strict=True)
+            for piece, (_, levels) in zip(
+                pieces(vector.numel(), self.bucket, vector.device), parts, strict=True
+            )
         ]
         return torch.cat([*norms, *codes])
 
