@@ -471,6 +471,15 @@ def test_part_4_finds_a_way_through_another_device(
         compressors.compressed(quick(part, tmp_path), "top_k")
 
 
+def test_part_4_counts_what_moves(part: Any) -> None:
+    crossing_bytes = part("compressors").crossing_bytes
+    here, there = torch.zeros(1000), torch.zeros(1000, device="meta")
+    assert crossing_bytes(lambda: here + here[:1]) == 0
+    assert crossing_bytes(lambda: there.copy_(here)) == 4000
+    assert crossing_bytes(lambda: here.to("meta", torch.float64)) == 4000
+    assert crossing_bytes(lambda: here[3].item()) == 4
+
+
 def test_part_4_finds_wrong_numbers(part: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compressors = part("compressors")
     made, calls = compressors.made, list[int]()

@@ -48,16 +48,16 @@ class Crossings(TorchDispatchMode):
         arguments: tuple[Any, ...] = (),
         options: dict[str, Any] | None = None,
     ) -> Any:
-        """Run an operation, and count a tensor that it has made of others on another kind of device."""
+        """Run an operation; of tensors on two kinds of device, given or made, the smaller side has moved."""
         found = function(*arguments, **(options or {}))
-        name = function.overloadpacket.__name__
-        if name in ("_to_copy", "copy_"):
-            given = arguments[-1] if name == "copy_" and len(arguments) < 3 else arguments[name == "copy_"]
-            made = found
-            if given.device.type != made.device.type:
-                self.nbytes += made.nbytes
-        elif name == "_local_scalar_dense":
-            self.nbytes += sum(each.nbytes for each in tree_leaves(arguments) if isinstance(each, Tensor))
+        given = [each for each in tree_leaves((arguments, options)) if isinstance(each, Tensor)]
+        sides: dict[str, int] = {}
+        for each in (*given, *(leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor))):
+            sides[each.device.type] = sides.get(each.device.type, 0) + each.nbytes
+        if len(sides) > 1:
+            self.nbytes += min(sides.values())
+        elif function.overloadpacket.__name__ == "_local_scalar_dense":  # a number for Python
+            self.nbytes += sum(each.nbytes for each in given)
         return found
 
 
