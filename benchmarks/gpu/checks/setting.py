@@ -439,9 +439,9 @@ class Reports:
 
     @property
     def seconds(self) -> float:
-        """Seconds that count, of the worker with the fewest."""
+        """Seconds that count, of the worker with the fewest; 0 until a report of each counts."""
         kept = self._kept
-        return min((seconds for seconds, _ in kept.values()), default=0.0) if kept else 0.0
+        return min(seconds for seconds, _ in kept.values()) if kept and len(kept) == len(self._last) else 0.0
 
     @property
     def images(self) -> float:
