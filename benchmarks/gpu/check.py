@@ -87,6 +87,11 @@ class Results:
         """Calls so far."""
         return sum("call" in line for line in self.lines)
 
+    def of_others(self, device: str, quick: bool) -> bool:
+        """Return whether calls with another device or size have made rows here."""
+        kinds = {(line["device"], line["quick"]) for line in self.lines if "call" in line}
+        return bool(self.rows) and kinds != {(device, quick)}
+
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
         """The newest outcome of each row, by name."""
@@ -218,7 +223,7 @@ def outcome_of(row: Row, setting: Setting) -> dict[str, Any]:
     try:
         return {"outcome": "ok", "found": row.check(setting)}
     except LeftOut as error:
-        return {"outcome": "left out", "why": str(error)}
+        return {"outcome": "left out", "why": str(error), "found": error.figures}
     except NotInstalled as error:
         return {"outcome": "not installed", "why": str(error)}
     except Failed as error:
@@ -259,7 +264,7 @@ def make_rows(
         results: where they are written.
         place: `device`, `folder` and `quick` of a `Setting`.
         end_s: of the call, by the monotonic clock.
-        again: whether rows that failed are made again.
+        again: whether rows that failed or were left out are made again.
     """
     from checks.setting import Setting
 
@@ -267,7 +272,7 @@ def make_rows(
     while left:
         part, row = left[0]
         before = results.rows.get(row.name)
-        if before is not None and not (again and before["outcome"] == "FAILED"):
+        if before is not None and not (again and before["outcome"] in ("FAILED", "left out")):
             left.pop(0)
             continue
         line = {"row": row.name, "part": part.number}
@@ -330,7 +335,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help="the folder of the results, kept from call to call",
     )
     options.add_argument("--only", nargs="+", default=None, help="names of rows, or numbers of parts")
-    options.add_argument("--again", action="store_true", help="make rows again that failed")
+    options.add_argument("--again", action="store_true", help="make rows again that failed or were left out")
     options.add_argument("--seconds", type=float, default=CALL_S, help="longest time of this call")
     options.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options.add_argument("--quick", action="store_true", help="small sizes, nothing claimed of speed")
@@ -338,6 +343,9 @@ def main(words: Sequence[str] | None = None) -> int:
     out: Path = chosen.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out / "results.jsonl")
+    if results.of_others(chosen.device, chosen.quick):
+        print(f"{out} holds rows of another device or size: name another folder with --out", file=sys.stderr)
+        return 2
     try:
         here = apart(machine, (chosen.device,), 90.0)
     except (TimeoutError, ChildProcessError) as error:

@@ -98,7 +98,7 @@ def test_a_row_that_fails_stops_no_other(
         dies=dies,
         wrong=partial(raises, setting.Failed("too slow", {"share": 0.5})),
         absent=partial(raises, setting.NotInstalled("kornia")),
-        elsewhere=partial(raises, setting.LeftOut("one GPU")),
+        elsewhere=partial(raises, setting.LeftOut("one GPU", {"speed": 2.0})),
         good=lambda _: {"figure": 1.5},
     )
     assert call(check, tmp_path) == 1
@@ -115,6 +115,7 @@ def test_a_row_that_fails_stops_no_other(
     assert rows["breaks"]["trace"][-1] == "ZeroDivisionError: of all things"
     assert "died with status -9" in rows["dies"]["why"]
     assert (rows["wrong"]["why"], rows["wrong"]["found"]) == ("too slow", {"share": 0.5})
+    assert rows["elsewhere"]["found"] == {"speed": 2.0}
     assert rows["good"]["found"] == {"figure": 1.5}
 
 
@@ -177,6 +178,16 @@ def test_failed_rows_are_made_again_when_asked(
     planned(check, monkeypatch, mended=lambda _: {})
     assert call(check, tmp_path) == 1
     assert call(check, tmp_path, "--again") == 0
+
+
+def test_rows_of_another_device_are_not_taken_for_these(
+    check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned(check, monkeypatch, good=lambda _: {})
+    assert call(check, tmp_path) == 0
+    assert check.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith("name another folder with --out\n")
+    assert call(check, tmp_path) == 0
 
 
 def test_the_order_of_the_parts_and_three_calls(check: ModuleType) -> None:
@@ -398,8 +409,9 @@ def test_part_3_says_which_row_it_lacks(part: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(
         setting, "measured", lambda name, *words, **more: part("setting").Measured(1.0, 5.0, None, None)
     )
-    with pytest.raises(part("setting").LeftOut, match="a GPU rank alone"):
+    with pytest.raises(part("setting").LeftOut, match="a GPU rank alone") as lacking:
         part("ranks").together(setting, "ad_psgd")
+    assert lacking.value.figures["images_per_s"] == 1.0
 
 
 @pytest.mark.parametrize(("rate", "holds"), [(108.0, True), (115.0, False), (85.0, False)])

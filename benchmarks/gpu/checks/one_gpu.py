@@ -51,7 +51,7 @@ def bare(setting: Setting, name: str) -> Figures:
 
 def against_bare(setting: Setting, name: str, figures: Figures) -> Figures:
     """Return figures with their share of the bare loop's; raise `Failed` where it is too small."""
-    share = figures["images_per_s"] / setting.earlier(bare_row(name), "images_per_s")
+    share = figures["images_per_s"] / setting.earlier(bare_row(name), "images_per_s", figures)
     figures |= {"share": share}
     hold(setting.quick or share >= LEAST_SHARE, f"{share:.3f} of the bare loop's images/s", figures)
     return figures
@@ -87,11 +87,9 @@ def fed(setting: Setting, way: str) -> Figures:
     measured = setting.measured(
         "fed", *words, from_epoch=0, skip_s=0.0 if setting.quick else 4.0, seconds=_MEASURED_S
     )
-    share = measured.images_per_s / setting.earlier(bare_row("resnet50"), "images_per_s")
-    bottleneck = measured.bottleneck
-    figures = {
-        "images_per_s": measured.images_per_s, "share": share, "bottleneck": bottleneck, "cores": setting.cores
-    }  # fmt: skip
+    rate, bottleneck = measured.images_per_s, measured.bottleneck
+    figures: Figures = {"images_per_s": rate, "bottleneck": bottleneck, "cores": setting.cores}
+    figures["share"] = share = rate / setting.earlier(bare_row("resnet50"), "images_per_s", figures)
     if not setting.quick:
         hold(
             way != "decoded" or share >= LEAST_FED, f"{share:.3f} of the bare loop's images/s is fed", figures
@@ -117,12 +115,10 @@ def _loaded(setting: Setting, batches: Any) -> Figures:
     hold(len(seen) >= 3, f"only {len(seen)} batches were loaded")
     taken = seen[len(seen) // 3 :]  # the first ones have been prepared meanwhile
     each_s = (taken[-1] - taken[0]) / (len(taken) - 1)
-    rate = batch / each_s
-    return {
-        "images_per_s": rate,
-        "share": min(1.0, rate / setting.earlier(bare_row("resnet50"), "images_per_s")),
-        "median_s": statistics.median(later - one for one, later in pairwise(taken)),
-    }
+    figures: Figures = {"images_per_s": batch / each_s}
+    figures["median_s"] = statistics.median(later - one for one, later in pairwise(taken))
+    whole = setting.earlier(bare_row("resnet50"), "images_per_s", figures)
+    return figures | {"share": min(1.0, batch / each_s / whole)}
 
 
 def torch_loader(setting: Setting) -> Figures:

@@ -59,7 +59,7 @@ def together(setting: Setting, strategy: str) -> Figures:
     """Two ranks on one GPU lose little of its speed."""
     kind = setting.device.type
     figures = measured(setting, kind, 2, "--strategy", strategy)
-    whole = 2 * setting.earlier("a GPU rank alone", "images_per_s")
+    whole = 2 * setting.earlier("a GPU rank alone", "images_per_s", figures)
     return _compared(setting, figures, whole, TOGETHER)
 
 
@@ -68,8 +68,8 @@ def mixed(setting: Setting, strategy: str) -> Figures:
     count, strategy = cpu_ranks(setting), with_servers(strategy)
     devices = ",".join([setting.device.type, *["cpu"] * count])
     figures = measured(setting, devices, 1 + count, "--strategy", strategy) | {"strategy": strategy}
-    whole = setting.earlier("a GPU rank alone", "images_per_s")
-    whole += count * setting.earlier("a CPU rank alone", "images_per_s")
+    whole = setting.earlier("a GPU rank alone", "images_per_s", figures)
+    whole += count * setting.earlier("a CPU rank alone", "images_per_s", figures)
     return _compared(setting, figures, whole, MIXED)
 
 

@@ -29,11 +29,11 @@ PATIENCE_S = 240.0
 Figures = dict[str, Any]
 
 
-class Failed(Exception):
-    """A check did not hold.
+class Unsettled(Exception):
+    """A check has no good end.
 
     Args:
-        reason: what did not hold.
+        reason: why.
         figures: what was measured nevertheless.
     """
 
@@ -42,7 +42,11 @@ class Failed(Exception):
         self.figures = dict(figures or {})
 
 
-class LeftOut(Exception):
+class Failed(Unsettled):
+    """A check did not hold."""
+
+
+class LeftOut(Unsettled):
     """A check cannot be made here."""
 
 
@@ -141,11 +145,11 @@ class Setting:
         """Cores that this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    def earlier(self, row: str, figure: str) -> float:
-        """Return a figure of an earlier row; raise `LeftOut` where there is none."""
+    def earlier(self, row: str, figure: str, measured: Mapping[str, Any] | None = None) -> float:
+        """Return a figure of an earlier row; raise `LeftOut`, with what was measured so far, where there is none."""
         found = self._earlier.get(row, {}).get(figure)
         if found is None:
-            raise LeftOut(f"needs {figure} of the row {row!r}, which has none")
+            raise LeftOut(f"needs {figure} of the row {row!r}, which has none", measured)
         return float(found)
 
     def finish(self) -> None:
