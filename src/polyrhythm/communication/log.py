@@ -200,7 +200,9 @@ class Log:
             aside: see `Entry`.
             apart: likewise.
         """
-        entry = self._entries.setdefault(self.opened, Entry(self.opened, self.merged))
+        entry = self._entries.get(self.opened)
+        if entry is None:
+            entry = self._entries[self.opened] = Entry(self.opened, self.merged)
         entry.base, entry.aside, entry.apart = self.merged, aside, apart
         self.opened += 1
         return entry
@@ -262,5 +264,7 @@ class Log:
         }
 
     def _drop(self, base: int) -> None:
-        for number in [number for number in self._entries if number < base]:
-            del self._entries[number]
+        entries = self._entries
+        if entries and min(entries) < base:
+            for number in [number for number in entries if number < base]:
+                del entries[number]

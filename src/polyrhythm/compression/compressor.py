@@ -299,10 +299,10 @@ def buckets_of(vector: Tensor, bucket: int) -> Tensor:
     return (torch.nn.functional.pad(vector, (0, missing)) if missing else vector).view(-1, bucket)
 
 
-def bucket_lengths(numbers: int, bucket: int) -> Tensor:
-    """Return how many numbers each bucket has, `(buckets, 1)` float32: all but the last are full."""
+def bucket_lengths(numbers: int, bucket: int, device: torch.device) -> Tensor:
+    """Return how many numbers each bucket has, `(buckets, 1)` float32 on a device: all but the last are full."""
     count = -(-numbers // bucket)
-    lengths = torch.full((count, 1), float(bucket))
+    lengths = torch.full((count, 1), float(bucket), device=device)
     if count:
         lengths[-1, 0] = numbers - (count - 1) * bucket
     return lengths

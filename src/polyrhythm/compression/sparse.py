@@ -32,7 +32,7 @@ def count_of(numbers: int, density: float) -> int:
 
 def encode_sparse(indices: Tensor, values: Tensor) -> Tensor:
     """Return entries as bytes; indices, `(k,)`, ascend."""
-    count = torch.tensor([indices.numel()], dtype=torch.int32)
+    count = torch.full((1,), indices.numel(), dtype=torch.int32, device=indices.device)
     return torch.cat([bytes_of(count), bytes_of(indices.to(torch.int32)), bytes_of(values)])
 
 
@@ -70,7 +70,7 @@ def largest(vector: Tensor, count: int) -> Tensor:
     """
     numbers = vector.numel()
     if count >= numbers:
-        return torch.arange(numbers)
+        return torch.arange(numbers, device=vector.device)
     magnitudes = vector.abs()
     candidates = _candidates(magnitudes, count)
     among = magnitudes if candidates is None else magnitudes[candidates]

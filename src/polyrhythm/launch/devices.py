@@ -76,6 +76,15 @@ def gpu_of(device: torch.device, number: int) -> torch.device:
     return torch.device("cuda", number % torch.cuda.device_count())
 
 
+def use_gpu_of(device: torch.device) -> None:
+    """Make a worker's GPU the current one of this thread, where it has a number; a no-op for other devices.
+
+    `torch.cuda.manual_seed` and whatever else names no device mean the current one, which is the host's first at first.
+    """
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
 def check_kinds_of_devices(
     strategy: Strategy, workers: int, found: str = "", instead: str = "as by --device cpu"
 ) -> None:

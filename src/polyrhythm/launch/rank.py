@@ -13,7 +13,7 @@ from polyrhythm.communication.transports.torch_distributed.communicator import c
 from polyrhythm.communication.transports.torch_distributed.rank import Rank
 from polyrhythm.communication.transports.torch_distributed.rendezvous import Rendezvous
 from polyrhythm.events import Event, Notice
-from polyrhythm.launch.devices import use_threads
+from polyrhythm.launch.devices import use_gpu_of, use_threads
 from polyrhythm.launch.process import keep_freed_memory
 from polyrhythm.launch.watchdog import LOST_AFTER, Watchdog, WatchdogSetting
 from polyrhythm.roles.job import Job
@@ -66,6 +66,7 @@ def run_rank(
     )
     with Watchdog(_setting(job, roles, home, emit)):
         if world.is_worker:
+            use_gpu_of(job.device)
             home.computes_on(job.device)
             use_threads(threads)
             keep_freed_memory()

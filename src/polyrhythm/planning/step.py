@@ -18,7 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -198,7 +198,8 @@ def profile_step(job: Job, steps: int) -> StepProfile:
         workload = ModelWorkload(job, World(network, RoleAssignment((0,))))
         workload.replica.part.start(0)
         layers = LayerClocks(workload.replica.model, now)
-        batches = chain.from_iterable(workload.batches(epoch, 0) for epoch in count())
+        epochs = cycle(range(len(workload.calendar.dealt)))  # as often as the measurement takes
+        batches = chain.from_iterable(workload.batches(epoch, 0) for epoch in epochs)
         parts = [_parts(workload, batches, now, layers) for _ in range(WARM_UP + steps)]
     finally:
         home.close()

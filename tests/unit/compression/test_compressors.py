@@ -276,7 +276,7 @@ def test_a_malformed_code_in_any_piece_is_found(monkeypatch):
 
 
 def test_random_numbers_are_even_and_without_a_pattern():
-    numbers = Uniforms(torch.Generator().manual_seed(3)).next(1 << 18)
+    numbers = Uniforms(torch.Generator().manual_seed(3), torch.device("cpu")).next(1 << 18)
     assert 0 < float(numbers.min()) < 2**-14
     assert 1 - 2**-14 < float(numbers.max()) < 1
     counts = torch.histc(numbers, 64, 0, 1)
@@ -286,7 +286,7 @@ def test_random_numbers_are_even_and_without_a_pattern():
     for apart in (1, 2, 3, 4, 5):
         together = float((centred[:-apart] * centred[apart:]).mean()) * 12
         assert abs(together) < 5 / len(numbers) ** 0.5
-    one, other = (Uniforms(torch.Generator().manual_seed(seed)) for seed in (3, 3))
+    one, other = (Uniforms(torch.Generator().manual_seed(seed), torch.device("cpu")) for seed in (3, 3))
     assert torch.equal(torch.cat([one.next(8), one.next(5)]), other.next(13))
 
 

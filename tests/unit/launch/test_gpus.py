@@ -1,4 +1,6 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from polyrhythm.communication.transports.torch_distributed.rendezvous import LOO
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.model import devices_from
 from polyrhythm.errors import RequestError
+from polyrhythm.launch import rank as rank_of_a_run
 from polyrhythm.launch.devices import check_kinds_of_devices, device_of_worker, gpu_of, threads_beside_gpus
 from polyrhythm.training.forward_pass import Precision
 
@@ -131,3 +134,28 @@ def test_and_taken_where_workers_get_their_parameters_from_others(spec: str) -> 
         check_kinds_of_devices(strategy_from(spec), 3)
     except RequestError as error:
         pytest.fail(f"{spec} is refused: {error}")
+
+
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+def test_a_worker_draws_from_the_generator_of_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, device: str, current: list[str]
+) -> None:
+    """`torch.cuda.manual_seed`, by which a step's dropout is drawn, seeds the current GPU: by default the first."""
+    chosen, at_work = list[str](), list[list[str]]()
+    home = SimpleNamespace(clock=None, activity=None, refused={}, patience_s=1.0)
+    home.computes_on = home.close = lambda *_: None
+    job: Any = SimpleNamespace(
+        device=torch.device(device),
+        most_message_bytes=1,
+        fault_tolerance=SimpleNamespace(silence_s=1.0, restarts=0),
+    )
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(str(device)))
+    monkeypatch.setattr(rank_of_a_run, "connect", lambda rendezvous: (home, None))
+    for name in ("RecordingCommunicator", "World"):
+        monkeypatch.setattr(rank_of_a_run, name, lambda *_, **__: SimpleNamespace(is_worker=True))
+    for name in ("Watchdog", "_setting", "use_threads", "keep_freed_memory"):
+        monkeypatch.setattr(rank_of_a_run, name, lambda *_: nullcontext())
+    monkeypatch.setattr(rank_of_a_run, "work", lambda *_: at_work.append(list(chosen)))
+    around: Any = SimpleNamespace(emit=None, stop=None, ledger=None)
+    rank_of_a_run.run_rank(job, None, SimpleNamespace(generation=0), 1, around)  # type: ignore[arg-type]
+    assert at_work == [current]

@@ -11,7 +11,7 @@ from polyrhythm.config.assemble import assemble
 from polyrhythm.config.recipe import configure
 from polyrhythm.planning.link import MeasuredLink
 from polyrhythm.planning.profile import Host, Profile, measure_host, overhead_share
-from polyrhythm.planning.step import StepProfile, measure_server_update
+from polyrhythm.planning.step import StepProfile, measure_server_update, profile_step
 from polyrhythm.roles.job import CheckpointConfig
 from polyrhythm.simulation.cluster import ServerUpdate, cluster_text, parse_cluster
 from polyrhythm.simulation.step_times.log_normal import LogNormal
@@ -97,3 +97,14 @@ def test_overhead_is_what_does_not_grow_with_the_batch() -> None:
     assert overhead_share(64, 1.0, 16, 0.2) == 0.0  # more than proportional, as noise may have it
     assert overhead_share(64, 1.0, 16, 1.1) == 0.95
     assert overhead_share(1, 1.0, 2, 1.0) == 0.0
+
+
+def test_more_steps_are_measured_than_the_epochs_have() -> None:
+    """The data's own number of epochs may be one, of few steps: they are taken again."""
+    options = {
+        "data": "synthetic(classes=2, size=8, channels=1, train=16, test=2)",
+        "model": "mlp",
+        "device": "cpu",
+    }
+    config = configure({"workers": 1, "batch_size": 8, "strategy": "synchronous"}, options)
+    assert len(profile_step(assemble(config, CheckpointConfig(checkpoints=0)), 5).step_s) == 5

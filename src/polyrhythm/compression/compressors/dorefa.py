@@ -61,9 +61,9 @@ class DoReFa(InPieces):
             least, most = vector.float().aminmax()
             largest = torch.maximum(most, -least)
         share = last / (2 * float(largest)) if float(largest) > 0 else 0.0
-        draws = Uniforms(place.draws(self.seed))
+        draws = Uniforms(place.draws(self.seed), vector.device)
         parts = [bytes_of(largest)]
-        for piece in pieces(vector.numel()):
+        for piece in pieces(vector.numel(), 1, vector.device):
             # floor(x + draw) is round(x + dither), with the dither draw - 1/2.
             scaled = vector[piece].float() * share
             codes = scaled.add_(last / 2).add_(draws.next(len(scaled))).floor_().clamp_(0, last)
@@ -74,7 +74,7 @@ class DoReFa(InPieces):
         check_length(self.name, payload, self.nbytes(place))
         last = 2**self.bits - 1
         level = values_of(payload[:SCALAR_BYTES], torch.float32) * (2 / last)
-        for piece in pieces(place.numbers):
+        for piece in pieces(place.numbers, 1, payload.device):
             start, stop = (SCALAR_BYTES + packed_bytes(end, self.bits) for end in (piece.start, piece.stop))
             codes = unpack(payload[start:stop], piece.stop - piece.start, self.bits)
             yield piece, codes.float().sub_(last / 2).mul_(level)

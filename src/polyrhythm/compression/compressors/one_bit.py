@@ -49,7 +49,7 @@ class OneBit(InPieces):
         return -(-place.numbers // self.bucket) * 2 * SCALAR_BYTES + packed_bytes(place.numbers, 1)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        parts = [self._encoded(vector[piece]) for piece in pieces(vector.numel(), self.bucket)]
+        parts = [self._encoded(vector[piece]) for piece in pieces(vector.numel(), self.bucket, vector.device)]
         return torch.cat([*(bytes_of(means) for means, _ in parts), *(codes for _, codes in parts)])
 
     def _encoded(self, piece: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ class OneBit(InPieces):
         bits = buckets >= 0
         # What is left over counts as above; a sum of truth values would take ten times as long.
         smaller = self.bucket - bits.float().sum(1, keepdim=True)
-        larger = bucket_lengths(piece.numel(), self.bucket) - smaller
+        larger = bucket_lengths(piece.numel(), self.bucket, piece.device) - smaller
         means = torch.cat([above / larger.clamp_min(1), below / smaller.clamp_min(1)], 1)
         return means, pack(bits.view(-1)[: piece.numel()], 1)
 
@@ -69,7 +69,7 @@ class OneBit(InPieces):
         numbers = place.numbers
         first = -(-numbers // self.bucket) * 2 * SCALAR_BYTES
         means = values_of(payload[:first], torch.float32).view(-1, 2)
-        for piece in pieces(numbers, self.bucket):
+        for piece in pieces(numbers, self.bucket, payload.device):
             size = piece.stop - piece.start
             codes = payload[first + piece.start // 8 : first + -(-piece.stop // 8)]
             bits = buckets_of(unpack(codes, size, 1), self.bucket)

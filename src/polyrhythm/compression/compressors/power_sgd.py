@@ -61,13 +61,14 @@ class PowerSGD(Compressor):
         if place.factor is not None:
             return place.factor.view(self.rank, place.columns).t()
         first = Place(place.rows, place.columns, section=place.section)
-        return torch.randn(place.columns, self.rank, generator=first.draws(self.seed, shared=True))
+        draws = first.draws(self.seed, shared=True)
+        return torch.randn(place.columns, self.rank, generator=draws, device="cpu")  # the same on all devices
 
     def left_numbers(self, place: Place) -> int:
         return self.rank * place.rows
 
     def left(self, matrix: Tensor, place: Place) -> Tensor:
-        return matrix @ aligned(self.start(place))
+        return matrix @ aligned(self.start(place).to(matrix.device))
 
     def right(self, matrix: Tensor, left: Tensor) -> Tensor:
         basis = orthonormal(left)
@@ -101,6 +102,7 @@ def orthonormal(matrix: Tensor) -> Tensor:
                 vector = vector - basis[:, :column] @ (basis[:, :column].t() @ vector)
         norm = vector.norm()
         # What rounding left of a column that lies in the span of those before is no direction.
-        keeps = norm > before * 1e-6 and norm > _LEAST_NORM
-        basis[:, column] = vector / norm if keeps else 0.0
+        keeps = (norm > before * 1e-6) & (norm > _LEAST_NORM)
+        # A condition in Python would look at a number, for which a GPU is waited for.
+        basis[:, column] = torch.where(keeps, vector / norm, 0.0)
     return basis

@@ -79,14 +79,18 @@ class QSGD(InPieces):
         return self._norm_bytes(place) + packed_bytes(place.numbers, self.bits)
 
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
-        draws = Uniforms(place.draws(self.seed))
-        parts = [self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket)]
+        draws = Uniforms(place.draws(self.seed), vector.device)
+        parts = [
+            self._levels(vector[piece], draws) for piece in pieces(vector.numel(), self.bucket, vector.device)
+        ]
         norms = [bytes_of(part) for part, _ in parts]
         if self.code == "elias":
             return torch.cat([*norms, encode_entries(torch.cat([levels for _, levels in parts]), vector < 0)])
         codes = [
             pack(levels.mul_(2).add_(vector[piece] < 0), self.bits)
-            for piece, (_, levels) in zip(pieces(vector.numel(), self.bucket), parts, strict=True)
+            for piece, (_, levels) in zip(
+                pieces(vector.numel(), self.bucket, vector.device), parts, strict=True
+            )
         ]
         return torch.cat([*norms, *codes])
 
@@ -109,7 +113,7 @@ class QSGD(InPieces):
         else:
             check_length(self.name, payload, self.nbytes(place) if self.code == "packed" else first)
         norms = values_of(payload[:first], torch.float32) / self.levels
-        for piece in pieces(numbers, self.bucket):
+        for piece in pieces(numbers, self.bucket, payload.device):
             size = piece.stop - piece.start
             if whole is None:
                 start, stop = (

@@ -64,9 +64,9 @@ class TernGrad(InPieces):
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
         bound = self._bound(vector)
         scale = self._scaler(vector, bound) if place.scaler is None else place.scaler
-        draws = Uniforms(place.draws(self.seed))
-        parts = [bytes_of(torch.tensor(scale))]
-        for piece in pieces(vector.numel()):
+        draws = Uniforms(place.draws(self.seed), vector.device)
+        parts = [bytes_of(torch.full((1,), scale, device=vector.device))]
+        for piece in pieces(vector.numel(), 1, vector.device):
             values = vector[piece].float()
             chances = values.abs()
             if scale > bound:  # else a draw times the scale stays below the bound
@@ -78,7 +78,7 @@ class TernGrad(InPieces):
     def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:
         check_length(self.name, payload, self.nbytes(place))
         scale = values_of(payload[:SCALAR_BYTES], torch.float32)
-        for piece in pieces(place.numbers):
+        for piece in pieces(place.numbers, 1, payload.device):
             start, stop = (SCALAR_BYTES + packed_bytes(end, _BITS) for end in (piece.start, piece.stop))
             codes = unpack(payload[start:stop], piece.stop - piece.start, _BITS)
             negative = codes >> 1

@@ -1,0 +1,1 @@
+"""The checks of `benchmarks/gpu/check.py`, one module a part."""
