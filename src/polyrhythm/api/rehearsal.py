@@ -75,7 +75,7 @@ class Candidate:
         options: batch size and optimizer, where they are varied.
         images_per_s: by rehearsal.
         waiting_share: of the workers' time, likewise.
-        held_back: what held the rehearsal back, in words.
+        held_back: bottleneck of the dry run, in words.
         machine: of a price list that all hosts are; empty: the cluster's own.
         hosts: that it takes.
         price_per_hour: of those; None if it is not known.
@@ -191,7 +191,7 @@ def rehearse(
                 each,
                 images_per_s=figures.images_per_s,
                 waiting_share=figures.waiting_share,
-                held_back=bound.text.partition(":")[0] if bound else "",
+                held_back=bound.bottleneck if bound else "",
                 hosts=len(layout.hosts_used),
                 price_per_hour=layout.price_per_hour,
                 cuts_network=traits.cuts_network,

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Device, Json, Network, TestData
-from polyrhythm.cli.output import percent, print_json
+from polyrhythm.cli.output import print_json
+from polyrhythm.reporting.quantities import percent
 
 
 def average(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, tell, wrapped
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml
 
@@ -111,22 +111,23 @@ def compare(
     else:
         _say(done.folder, done.comparison)
     if done.interrupted:
-        tell(f"interrupted; go on with: polyrhythm compare --resume {done.folder}")
+        tell(f"interrupted; continue with: polyrhythm compare --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)
 
 
 def _say(folder: Path | None, comparison: Any) -> None:
+    for text in comparison.verdict():
+        print(wrapped(text))
+    print()
     heads, rows = comparison.table(short=True)
     print_table("", heads, rows)
     print()
-    for text in comparison.verdict():
-        print(text)
     for name, reason in comparison.refused.items():
-        print(f"left out: {name}: {reason}")
+        say("left out", f"{name}: {reason}")
     for text in comparison.warnings:
-        print(f"note: {text}")
+        say("note", text)
     if folder is not None:
-        print(f"report      {folder}/report.html")
+        say("report", f"{folder}/report.html")
 
 
 def _grid(text: str | None) -> dict[str, list[Any]]:

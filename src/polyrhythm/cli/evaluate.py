@@ -18,8 +18,9 @@ from polyrhythm.cli.options import (
     names_in,
     numbers,
 )
-from polyrhythm.cli.output import percent, print_json, print_table
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.quantities import percent
 
 
 def evaluate(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, say_command, tell
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
@@ -103,17 +103,18 @@ def plan(
 
 def _say(found: Plan) -> None:
     table = found.table()
+    say("recommended", table.reason)
+    say_command("run it", table.command)
+    print()
     print_table(table.heading, list(table.heads), [list(row) for row in table.rows[:_SHOWN]])
     print()
     for text in table.notes:
-        print(text)
+        say("", text)
     for what, why in table.left_out[:_SHOWN]:
-        print(f"left out    {what}: {why}")
+        say("left out", f"{what}: {why}")
     if len(table.left_out) > _SHOWN:
-        print(f"            and {len(table.left_out) - _SHOWN} more; see the report")
-    print(f"recommended {table.reason}")
-    print(f"report      {found.folder}/report.html")
-    print(f"run it      {table.command}")
+        say("", f"and {len(table.left_out) - _SHOWN} more, in the report")
+    say("report", f"{found.folder}/report.html")
 
 
 def _money(text: str | None) -> tuple[float | None, str]:

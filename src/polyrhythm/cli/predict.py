@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, numbers
-from polyrhythm.cli.output import percent, print_json, print_table
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.quantities import percent
 
 _PORT = 8000
 

@@ -11,17 +11,18 @@ import typer
 
 from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
-    percent,
     print_json,
+    say,
+    say_bottleneck,
     say_members,
     say_timings,
-    say_what_held_back,
     say_what_was_left_out,
     say_where_the_report_is,
 )
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.signals import INTERRUPTED
+from polyrhythm.reporting.quantities import counted, duration, percent
 
 if TYPE_CHECKING:
     from polyrhythm.simulation.trials import Failure
@@ -85,9 +86,9 @@ def simulate(
 
 def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     from polyrhythm.api.simulate import simulate as simulate_run
-    from polyrhythm.reporting.progress import progress_for
+    from polyrhythm.reporting.progress import VIRTUAL, progress_for
 
-    observer = progress_for(sys.stderr)
+    observer = progress_for(sys.stderr, mark=VIRTUAL)
     try:
         run = simulate_run(**options, observers=[observer])
     finally:
@@ -105,33 +106,28 @@ _WORTH_SAYING = 0.01
 
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
-    from polyrhythm.reporting.quantities import counted, duration
-
     price = figures["price"]
-    said = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
+    cost = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
     learns = figures["gradients"] == "real"
     if learns:
-        print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+        say("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
         say_members(figures)
-    done = "trained in  " if learns else "dry run in  "
     while_all = figures["sustained_images_per_s"]
     differs = while_all is not None and while_all > (1 + _WORTH_SAYING) * figures["images_per_s"]
-    sustained = f" ({while_all:,.0f} while all were at work)" if differs else ""
-    print(
-        f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}"
+    sustained = f" ({while_all:,.0f} while all workers trained)" if differs else ""
+    say(
+        "trained in" if learns else "dry run in",
+        f"{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}",
     )
-    idle = figures["nothing_left_share"]
-    left = f", {percent(idle)} with nothing left to do" if idle >= _WORTH_SAYING else ""
-    print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")
-    say_what_held_back(figures)
+    say_bottleneck(figures)
     say_what_was_left_out(figures)
     say_timings(figures)
-    print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}, price {said}")
+    say("cluster", f"{figures['cluster']}, {counted(figures['hosts'], 'host')}, price {cost}")
     if learns and (folder / "model.safetensors").exists():  # of an ensemble each member has its own
-        print(f"model       {folder}/model.safetensors")
+        say("model", f"{folder}/model.safetensors")
     say_where_the_report_is(folder)
     if (folder / "trace.json").exists():
-        print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")
+        say("timeline", f"{folder}/trace.json (for ui.perfetto.dev)")
 
 
 FAILED = 1
