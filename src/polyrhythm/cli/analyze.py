@@ -30,7 +30,7 @@ def analyze(
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer, however many.")] = False,
     json: Json = False,
 ) -> None:
-    """Count what a network costs before it is run: arithmetic, memory, bytes of every strategy."""
+    """Compute the cost of a network: operations, memory, and bytes sent by every strategy."""
     from polyrhythm.api.analyze import analyze as analysed
 
     found = analysed(

@@ -41,7 +41,7 @@ def augment(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what augmentation makes of pictures: a contact sheet, each beside its variants, with what was drawn."""
+    """Preview augmentations as a contact sheet of images and their variants."""
     from polyrhythm.api.augment import augment as sheet
 
     if (chain is None) == (corruptions is None) and not (chain or "").endswith((".yaml", ".yml")):

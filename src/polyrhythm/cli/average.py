@@ -25,7 +25,7 @@ def average(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Average the weights of several runs, or of one run's checkpoints, into one network."""
+    """Average the weights of several runs, or of one run's checkpoints."""
     from polyrhythm.api.average import average as average_weights
 
     found = average_weights(weights, out, data=data, model=model, greedy=greedy, device=device)

@@ -37,7 +37,7 @@ def calibrate(
     out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
     json: Json = False,
 ) -> None:
-    """Fit values of a cluster file to measured throughputs, with intervals and the error of each prediction."""
+    """Fit values of a cluster file to measured throughputs."""
     from polyrhythm.api.calibrate import calibrate as calibrated
 
     found = calibrated(

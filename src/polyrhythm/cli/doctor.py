@@ -21,7 +21,7 @@ def doctor(
     out: Annotated[str, typer.Option(help="The folder in which runs are to be written.")] = "runs",
     json: Json = False,
 ) -> None:
-    """Look at what this machine and its network allow, before a run fails on it; status 1 if one would."""
+    """Check this machine and its network for problems; exits with 1 if a run would fail."""
     from polyrhythm.launch.doctor import examine
 
     found = examine(Path(out), workers)

@@ -68,7 +68,7 @@ def evaluate(
     plot: Annotated[str | None, typer.Option(help="An HTML file for the curves of --robustness.")] = None,
     json: Json = False,
 ) -> None:
-    """Test a trained model, or several together: top-1, top-5, and every class."""
+    """Test one or several trained models: top-1, top-5, and every class."""
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
     how: dict[str, Any] = {"batch_size": batch_size, "dense": dense, "ten_crop": ten_crop, "flip": flip}

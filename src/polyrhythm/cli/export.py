@@ -28,7 +28,7 @@ def export(
     model: Network = None,
     json: Json = False,
 ) -> None:
-    """Write a trained network for other programs: bytes of pictures in, class probabilities out."""
+    """Export a trained network to TorchScript, ExportedProgram or ONNX."""
     from polyrhythm.api.export import export as export_weights
 
     found = export_weights(weights, out, dense=dense, any_size=any_size, data=data, model=model)

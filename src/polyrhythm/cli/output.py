@@ -36,10 +36,10 @@ def tell(text: str) -> None:
     print(wrapped(text, "    "), file=sys.stderr, flush=True)
 
 
-def say(label: str, text: str) -> None:
-    """Print a label and what it labels, whose further lines are indented likewise."""
-    head = f"{label:<{_LABEL}}"
-    print(wrapped(f"{head}{text}", " " * _LABEL) if text else head.rstrip())
+def say(label: str, text: str, indent: int = _LABEL) -> None:
+    """Print a label and what it labels, whose lines begin at column `indent`."""
+    head = f"{label:<{indent}}"
+    print(wrapped(f"{head}{text}", " " * indent) if text else head.rstrip())
 
 
 def say_command(label: str, command: str) -> None:

@@ -54,7 +54,7 @@ def predict(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Name what pictures show: the likeliest classes, with their probabilities."""
+    """Classify images: the likeliest classes with their probabilities."""
     given: dict[str, Any] = {"data": data, "model": model, "dense": dense, "ten_crop": ten_crop, "flip": flip}
     given["scales"] = numbers("--scales", scales, int, "224,256")
     options: Any = {name: value for name, value in given.items() if value}

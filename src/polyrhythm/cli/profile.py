@@ -22,7 +22,7 @@ def profile(
     out: Annotated[str, typer.Option(help="The cluster file to write; it must not exist.")] = "profile.yaml",
     json: Json = False,
 ) -> None:
-    """Measure this host, its links and a model's step; under torchrun, those of several hosts."""
+    """Measure this host, its links and a model's step time; under torchrun those of several hosts."""
     from polyrhythm.api.profile import profile as measured
     from polyrhythm.api.train import prepare_process
 

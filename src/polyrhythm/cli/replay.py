@@ -20,7 +20,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Play a run again in the simulator, bit for bit; leaves with 1 if it differs."""
+    """Replay an asynchronous run bit for bit; exits with 1 if it differs."""
     from polyrhythm.api.replay import replay as replay_run
 
     found = replay_run(run, out=out)

@@ -27,7 +27,7 @@ def report(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Write the report of each run from its events, as far as it came; of comparisons, the plots."""
+    """Write the reports of runs again from their events; of comparisons, their plots."""
     from polyrhythm.api.compare import PLAN_FILE, plots_of_comparison
     from polyrhythm.api.why import predict_run
     from polyrhythm.reporting.pages.plots import FOLDER, write_plots

@@ -30,7 +30,7 @@ def run(
         bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for python -m.")
     ] = False,
 ) -> None:
-    """Run a script with a training loop of your own on several workers of this machine."""
+    """Run a script with your own training loop on several workers of this machine."""
     from polyrhythm.launch.script import run_script
 
     run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts, module=module)

@@ -34,10 +34,14 @@ def simulate(
         str, typer.Option(help="A cluster file, or a ready cluster: office, spot, bsc, h100_pair, …")
     ],
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+        str | None, typer.Argument(help="A YAML file of options; the command line overrides it.")
     ] = None,
     gradients: Annotated[
-        str, typer.Option(help="real: train; none: only messages and times, for thousands of workers.")
+        str,
+        typer.Option(
+            metavar="real|none",
+            help="real: train; none: dry run, messages and times only, for thousands of workers.",
+        ),
     ] = "real",
     steps: Annotated[
         int | None,
@@ -45,22 +49,20 @@ def simulate(
     ] = None,
     step_time: Annotated[
         str | None,
-        typer.Option(
-            help="Compute time of a step, for example exponential(mean=0.1) (default: the cluster's)."
-        ),
+        typer.Option(help="Compute time of a step, as exponential(mean=0.1) (default: the cluster's)."),
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option(help="What goes wrong, for example kill(rank=1, at_s=2); slow(rank=2, factor=3)."),
+        typer.Option(help="Faults to inject, as kill(rank=1, at_s=2); slow(rank=2, factor=3)."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --gradients none: watch the strategy's invariants.")
+        bool, typer.Option("--check", help="With --gradients none: check the strategy's invariants.")
     ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="With --gradients none: try N seeds, with faults drawn from each unless --faults says which.",
+            help="With --gradients none: try N seeds, with random faults unless --faults is given.",
         ),
     ] = None,
     out: Annotated[
@@ -69,7 +71,7 @@ def simulate(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Train, or do a dry run, in virtual time on a cluster that you describe: modelled hosts and links."""
+    """Train in virtual time on a simulated cluster, or do a dry run without gradients."""
     given: dict[str, Any] = {
         "recipe": recipe,
         "cluster": cluster,

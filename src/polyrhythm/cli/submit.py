@@ -26,7 +26,7 @@ def submit(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Hand a job to an engine (Slurm, Ray, Kubernetes, ssh) that places it, queues it and starts it again."""
+    """Submit a job to Slurm, Ray, Kubernetes or hosts over SSH."""
     from polyrhythm.api.submit import engine_from, submission_of
 
     if not engine:

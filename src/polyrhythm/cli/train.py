@@ -27,18 +27,18 @@ from polyrhythm.reporting.quantities import duration, percent
 @with_run_options
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+        str | None, typer.Argument(help="A YAML file of options; the command line overrides it.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help="The folder of a run to continue; auto: that of --out, if it is there.")
+        str | None, typer.Option(help="The folder of a run to resume; auto: that of --out, if it exists.")
     ] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Train a classifier on several workers; leaves a run folder with the model and a report."""
+    """Train an image classifier on several workers; writes a run folder with the model and a report."""
     with loading():
         from polyrhythm.api.train import prepare_process
         from polyrhythm.api.train import train as train_run

@@ -16,7 +16,9 @@ def why(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     cluster: Annotated[
         str | None,
-        typer.Option(help="Other machines, or what `profile` wrote (default: those that the run was on)."),
+        typer.Option(
+            help="Machines to simulate: a cluster file or a ready cluster (default: the run's own)."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

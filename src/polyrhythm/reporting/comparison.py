@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -649,9 +650,9 @@ def _best(
     """
     first, *others = ordered
     told = [f"{row.name} ({write(row.mean(of))})" for row in ordered]
-    equal = [place for place, row in enumerate(others, 1) if _equal(first, row, of)]
+    equal = list(takewhile(lambda row: _equal(first, row, of), others))  # as `ranking` has them
     if equal:
-        named = [told[place] for place in (0, *equal)][:_NAMED]
+        named = told[: 1 + len(equal)][:_NAMED]
         left = 1 + len(equal) - len(named)
         names = ", ".join(named) + f" and {counted(left, 'other')}" if left else " and ".join(named)
         return f"{what}: no difference beyond that of seeds between {names}."
