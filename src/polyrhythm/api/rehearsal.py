@@ -36,7 +36,7 @@ from polyrhythm.planning.link import measure_inside
 from polyrhythm.planning.profile import Profile, measure_host
 from polyrhythm.planning.step import profile_step
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.held_back import COMPUTING, held_back
 from polyrhythm.reporting.pages.report import PREDICTION_FILE
 from polyrhythm.reporting.quantities import counted, whole
 from polyrhythm.roles.job import CheckpointConfig
@@ -289,8 +289,8 @@ class Auto:
             raise RequestError(f"auto: {next(iter(refused.values()), 'there is no candidate')}")
         safe = [each for each in found if strategy_from(each.strategy).traits(workers).identical]
         fastest, best = found[0], safe[0] if safe else found[0]
-        rate = f"{whole(fastest.images_per_s)} images/s in rehearsal"
-        bound = f", bound by {fastest.held_back}" if fastest.held_back else ""
+        rate = f"{whole(fastest.images_per_s)} images/s in a dry run"
+        bound = f", bottleneck: {fastest.held_back}" if fastest.held_back not in ("", COMPUTING) else ""
         times = fastest.images_per_s / best.images_per_s
         if fastest is best:
             reason = f"{best.strategy}: the most images, {rate}{bound}, of {len(found)} candidates"
@@ -298,7 +298,7 @@ class Auto:
             reason = f"{fastest.strategy}: {rate}{bound}, {times:.2f} times those of {best.strategy}"
         else:
             reason = (
-                f"{best.strategy}: {whole(best.images_per_s)} images/s in rehearsal; {fastest.strategy} has "
+                f"{best.strategy}: {whole(best.images_per_s)} images/s in a dry run; {fastest.strategy} has "
                 f"{times:.2f} times as many, which its stale or averaged updates may cost "
                 f"(auto(margin={self.margin:g}))"
             )

@@ -83,6 +83,8 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
     )
 
 
+COMPUTING = "computing"
+"""Name of the bottleneck of a run that has none."""
 _STRAGGLER = 1.25
 """Times the median computing time of a step, from which a worker is called a straggler."""
 _WORTH_NAMING = 0.1
@@ -187,10 +189,11 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     most = max(costs, key=lambda each: costs[each])
     gain = 1 / max(1 - costs[most], _LEAST_LEFT) - 1
     if gain < _WORTH_NAMING:
-        cause, name, gain, remedy = "compute", "computing", 0.0, ""
+        cause, name, gain, remedy = "compute", COMPUTING, 0.0, ""
         problem = f"none: no cause but computing costs more than {percent(max(costs.values()))} of the time"
     else:
-        share = percent(slower if most == "slower" else costs[most])  # as `time` has it
+        shares = {"slower": slower, "exchange": exchange - server}
+        share = percent(shares.get(most, costs[most]))  # as `time` has it
         if most == "slower":
             served = bool(figures.started and figures.started.servers)
             cause, name, problem, remedy = _slower_workers(totals, served=served)
@@ -198,7 +201,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
             cause, name, problem, remedy = _exchange(figures, busy, queue)
         else:
             cause, (name, problem, remedy) = most, _CAUSES[most]
-        problem = f"{problem} ({share} of the workers' time)"
+        problem += f" ({share} of the workers' time)" if cause != "servers" else ""
     together = lock_step(figures, totals)
     parts = [
         (compute, "computing", True),
