@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, say
 
 
 def calibrate(
@@ -77,11 +77,11 @@ def _say(found: dict[str, Any]) -> None:
     print_table("images/s", ["strategy", "measured", "fitted", "by the others"], rows)
     open_ones = ", ".join(each["name"] for each in found["unknowns"] if not each["told"])
     if open_ones and found["next"]:
-        print(f"measure     {found['next']}, to determine {open_ones}")
+        say("measure", f"{found['next']}, to determine {open_ones}")
     elif open_ones:
-        print(f"open        {open_ones}: no usual set-up of this network on this cluster depends on it")
+        say("open", f"{open_ones}: no usual set-up of this network on this cluster depends on it")
     if found["file"]:
-        print(f"written     {found['file']}")
+        say("written", f"{found['file']}")
 
 
 def _interval(low: float | None, high: float | None) -> str:

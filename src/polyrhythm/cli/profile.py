@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, say
 
 _SHOWN_LAYERS = 12
 
@@ -43,8 +43,8 @@ def profile(
     else:
         _say(found)
         again = ["--model", model, "--data", data, "--batch-size", str(batch_size), "--gradients", "none"]
-        print(f"written     {found['file']}")
-        print(f"try         polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
+        say("written", f"{found['file']}")
+        say("try", f"polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
 
 
 def _say(found: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def _say(found: dict[str, Any]) -> None:
             f"host        {host['name']}: {host['cores']} cores{chips}, {host['memory_bytes'] / 2**30:.0f} GiB, "
             f"copies {host['memory_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, speed {host['speed']:.2f}"
         )
-    print(f"inside      {_link(found['inside'])}")
+    say("inside", f"{_link(found['inside'])}")
     between = found["between"]
     print(
         f"between     {_link(between) if between else 'not measured: start this with torchrun on every host'}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json
+from polyrhythm.cli.output import print_json, say
 from polyrhythm.errors import RequestError
 
 
@@ -60,6 +60,6 @@ def report(
         print_json(told)
         return
     for path in written:
-        print(f"report      {path}")
+        say("report", f"{path}")
     for path in pictures:
-        print(f"plot        {path}")
+        say("plot", f"{path}")

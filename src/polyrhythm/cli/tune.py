@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, say_command, tell, wrapped
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import shell
 from polyrhythm.user_files import parse_yaml, read_text
 
 INTERRUPTED = 130
@@ -90,14 +91,15 @@ def tune(
     if json:
         print_json(done.search.to_json())
     else:
+        for text in done.search.verdict():
+            print(wrapped(text))
+        if done.search.best() is not None:
+            say_command("run it", f"polyrhythm train {shell(done.folder / tuning.BEST_FILE)}")
+        print()
         heads, rows = done.search.table(ROWS)
         print_table("", heads, rows)
         print()
-        for text in done.search.verdict():
-            print(text)
-        print(f"report      {done.folder}/{tuning.REPORT_FILE}")
-        if done.search.best() is not None:
-            print(f"best        polyrhythm train {done.folder}/{tuning.BEST_FILE}")
+        say("report", f"{done.folder}/{tuning.REPORT_FILE}")
     if done.interrupted:
-        tell(f"interrupted; go on with: polyrhythm tune --resume {done.folder}")
+        tell(f"interrupted; continue with: polyrhythm tune --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)

@@ -228,9 +228,10 @@ RANK = "rank"
 """Head of the column that marks the best rows with 1."""
 _NAMED = 3
 """Rows that a sentence names at most."""
-_SECONDARY = frozenset(
+SECONDARY = frozenset(
     {"efficiency", "images", "time", "virtual time", "waiting", "staleness", "kB a step", "seeds"}
 )
+"""Heads of columns that do not decide."""
 
 NOT_THE_JOB = frozenset(
     {
@@ -459,7 +460,7 @@ class Comparison:
         filled = [
             (head, cells)
             for head, write in columns
-            if not (short and head in _SECONDARY)
+            if not (short and head in SECONDARY)
             and not {UNKNOWN, ""}.issuperset(cells := [write(row) for _, row in ranked])
         ]
         heads = [head for head, _ in filled]

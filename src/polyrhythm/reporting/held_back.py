@@ -107,7 +107,7 @@ class HeldBack:
         problem: a sentence with its share of the time, or that there is none.
         remedy: options that would relieve it; empty without a bottleneck.
         time: all shares of the workers' time in words; they add up to 100 %.
-        text: problem, remedy and gain in a line.
+        text: problem, remedy, gain, and the comparison with synchronous training, in a line.
         cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network`, `tests`,
             `input` or `nothing left`.
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`.
@@ -219,6 +219,8 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     text = problem
     if remedy:
         text += f"; remedy: {remedy}, up to {gain_text(gain)}"
+    if together:
+        text += f"; {together.text}"
     return HeldBack(
         cause=cause,
         compute_share=compute,

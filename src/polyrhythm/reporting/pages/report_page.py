@@ -73,6 +73,7 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .facts th { width: 15rem; white-space: nowrap; }
 .best td { font-weight: 650; }
 .stack th, .stack td { padding-right: .8rem; vertical-align: bottom; }
+.stack td:not(.number) { min-width: 3rem; overflow-wrap: normal; }
 .stack .number { text-align: right; white-space: nowrap; }
 .stack th.number { white-space: normal; }
 .share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
@@ -113,9 +114,10 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
     white-space: normal; }
   .stack tr { border-bottom: 1px solid var(--rule); padding: .5rem 0; }
   .stack td { border: 0; padding: .1rem 0; }
+  .stack td:not(.number) { overflow-wrap: anywhere; }
   .stack td:not(:first-child) { display: flex; justify-content: space-between; gap: 1rem; text-align: right; }
   .stack td::before { content: attr(data-head); color: var(--soft); font-weight: 400; padding-right: .6rem;
-    text-align: left; }
+    text-align: left; overflow-wrap: normal; }
 }
 @media print { * { print-color-adjust: exact; } .plots { display: block; }
   figure { break-inside: avoid; margin-bottom: 1rem; }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
@@ -18,6 +18,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.escaping import html as escape
 from polyrhythm.reporting.comparison import (
     RANK,
+    SECONDARY,
     ComparedRun,
     Comparison,
     Row,
@@ -33,7 +34,7 @@ from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.reporting.summary import Test
 
 FIRST = "Accuracy over time"
-_NAME = 26
+_NAME = 30
 """Characters of a line of a name on an axis."""
 LONGEST_LEGEND = 12
 MOST_ROWS, MOST_CURVES = 20, 60
@@ -143,9 +144,7 @@ def render_plan(plan: PlanTable, comparison: Comparison, folder: Path, command: 
         section("Ranking", ranking + notes),
         _list("Left out", left_out),
         curves(drawn, "the tables above do"),
-        section(
-            "Trials", f"<details><summary>Figures of all trials</summary>{_trial_table(comparison)}</details>"
-        ),
+        section("Trials", _trials_of_plan(comparison)),
         _list("Reports of the trials", [_reports(row, folder) for row in comparison.rows]),
         section("How to repeat it", command_to_copy(command)),
     ]
@@ -162,15 +161,24 @@ def _figures(comparison: Comparison) -> str:
     if len(rows) > 1:
         note += " Rows of one rank do not differ by more than their seeds."
     best = {index for index, (rank, _) in enumerate(comparison.ranking()) if rank == 1 and len(rows) > 1}
-    shown = table(heads, [list(map(escape, cells)) for cells in rows], best)
-    return section("Figures", f'{shown}<p class="soft small">{escape(note)}</p>')
+    shown = _without(SECONDARY, heads, rows, best)
+    whole = f"<details><summary>All figures</summary>{_without((), heads, rows, best)}</details>"
+    return section("Figures", f'{shown}<p class="soft small">{escape(note)}</p>{whole}')
 
 
-def _trial_table(comparison: Comparison) -> str:
+def _trials_of_plan(comparison: Comparison) -> str:
     """Return the figures of a plan's trials, without ranks: those of the plan count the seeds of all candidates."""
     heads, rows = comparison.table()
-    kept = [place for place, head in enumerate(heads) if head != RANK]
-    return table([heads[place] for place in kept], [[escape(row[place]) for place in kept] for row in rows])
+    return f"<details><summary>Figures of all trials</summary>{_without((RANK,), heads, rows)}</details>"
+
+
+def _without(
+    left_out: Container[str], heads: Sequence[str], rows: Sequence[Sequence[str]], best: Container[int] = ()
+) -> str:
+    kept = [place for place, head in enumerate(heads) if head not in left_out]
+    return table(
+        [heads[place] for place in kept], [[escape(row[place]) for place in kept] for row in rows], best
+    )
 
 
 def _reports(row: Row, folder: Path) -> str:
