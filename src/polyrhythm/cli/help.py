@@ -20,7 +20,7 @@ _FOLDED = "polyrhythm.folded"
 FIRST = "Job"
 """The panel of options of a run that `train --help` describes, too."""
 PANELS = list(
-    dict.fromkeys(str(info.json_schema_extra["panel"]) for info in RunConfig.model_fields.values())  # type: ignore[index,call-overload]
+    dict.fromkeys(str(info.json_schema_extra["panel"]) for info in RunConfig.model_fields.values())  # type: ignore[index]
 )
 """Titles of the panels of options that every run has."""
 
@@ -121,7 +121,8 @@ class Verb(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         shown = [FIRST] if self.name == "train" else []
         folded: dict[str, list[str]] = {}
-        for option in self.params if ctx.meta.get(_FOLDED) else ():
+        options: list[Any] = [*self.params] if ctx.meta.get(_FOLDED) else []
+        for option in options:
             if _of_every_run(option) and option.rich_help_panel not in shown and not option.hidden:
                 folded.setdefault(option.rich_help_panel, []).append(option.opts[0])
                 option.hidden = True

@@ -58,12 +58,12 @@ def test_a_report_shows_what_was_predicted_beside_what_happened(tmp_path: Path) 
             factor * 1280
         )  # four batches of 32 in a tenth of a second
         page = write_report(tmp_path / "run").read_text()
-        assert "Predicted, and what happened" in page
+        assert "Prediction and run" in page
         off = told["images_per_s"] / run.figures["images_per_s"] - 1  # the run's last batches are smaller
-        assert f"<td>{100 * off:+.1f} %</td>" in page
-        assert f"on {told['cluster']}: a dry run" in page
+        assert f">{100 * off:+.1f} %</td>" in page
+        assert f"A dry run in virtual time on {told['cluster']}" in page
     (tmp_path / "run" / "prediction.json").write_text('{"cluster": "x"}')
-    assert "Predicted" not in write_report(tmp_path / "run").read_text()
+    assert "Prediction" not in write_report(tmp_path / "run").read_text()
 
 
 def test_a_real_run_is_held_against_its_own_record(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def _headline(title: str, known: Mapping[str, Any], environment: Mapping[str, An
 
 def _guess(known: Mapping[str, Any]) -> float | None:
     """Return the accuracy of always predicting the most frequent class; None if class sizes are not known."""
-    sizes = [row.get("images") for row in class_rows(known.get("per_class", []))]
-    sizes = [size for size in sizes if isinstance(size, int)]
+    rows = class_rows(known.get("per_class", []))
+    sizes: list[int] = [row["images"] for row in rows if isinstance(row.get("images"), int)]
     return max(sizes) / sum(sizes) if sum(sizes) else None
 
 
