@@ -20,7 +20,10 @@ def average(
     data: TestData = None,
     model: Network = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Leave out what harms on every second test image.")
+        bool,
+        typer.Option(
+            "--greedy", help=("Leave out networks that reduce the accuracy on every second test image.")
+        ),
     ] = False,
     device: Device = "auto",
     json: Json = False,

@@ -15,24 +15,28 @@ def calibrate(
     throughput: Annotated[
         list[str],
         typer.Option(
-            help="What was measured: 8 workers: 378 images/s, or easgd, 8 workers: 378; repeatable."
+            help="Measured throughput, as '8 workers: 378 images/s' or 'easgd, 8 workers: 378'; repeatable."
         ),
     ],
     fit: Annotated[
         str,
         typer.Option(
-            help="What to fit, with commas: step_time, spread, nic_bandwidth, nic_latency, inside_bandwidth, "
-            "server_bandwidth, server_update."
+            help="Values to fit, separated by commas: step_time, spread, nic_bandwidth, nic_latency, "
+            "inside_bandwidth, server_bandwidth, server_update."
         ),
     ] = "step_time",
     model: Annotated[str, typer.Option(help="The network that was trained.")] = "lenet5",
-    data: Annotated[str, typer.Option(help="Gives classes and size of pictures.")] = "fashion-mnist",
+    data: Annotated[
+        str, typer.Option(help=("Data set that defines classes and image size."))
+    ] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
     strategy: Annotated[str, typer.Option(help="Of measurements that name none.")] = "synchronous",
     classes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of the data's.")] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Pixels a side; with --classes, no data are looked at."),
+        typer.Option(
+            metavar="N", min=1, help=("Image height and width in pixels; with --classes, no data are read.")
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
     json: Json = False,

@@ -52,9 +52,7 @@ def evaluate(
     ] = False,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate", help="Find on every second image the temperature at which predict's shares hold."
-        ),
+        typer.Option("--calibrate", help="Calibrate the probabilities of predict on every second image."),
     ] = False,
     robustness: Annotated[
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")

@@ -120,7 +120,7 @@ _LEAVE_FILES = ("train", "simulate", "run", "join")
 
 
 def _after_last_words(status: int, arguments: list[str]) -> int:
-    """Say what could not be printed, and return the exit status: a reader that has left is no failure."""
+    """Report output that could not be written, and return the exit status; a closed pipe is no failure."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -160,7 +160,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _said(error: Exception) -> int:
-    """Print what went wrong, on one line if the user can correct it, and return the exit status."""
+    """Print an error, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
     # Under torchrun the leader has printed the error. torchrun reports the first rank to fail, so this one waits.
     if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):

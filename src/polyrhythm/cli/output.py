@@ -109,7 +109,7 @@ def say_bottleneck(figures: dict[str, Any]) -> None:
 
 
 def say_what_was_left_out(figures: dict[str, Any]) -> None:
-    """Print how much of the work did not count: gradients that came too late, and images that nobody took."""
+    """Print the number of dropped gradients and of images that were not trained on."""
     gradients = figures.get("gradients_dropped", 0)  # a head that is fitted on features has none
     images = figures.get("images_not_seen", 0)  # a run without gradients has no images
     parts = [f"{gradients:,} gradient{'s' * (gradients != 1)} too late to count"] * bool(gradients)

@@ -21,10 +21,10 @@ def predict(
         typer.Option(help="A run folder or a file of weights; several stand side by side, and vote."),
     ],
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.")
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files, or folders of them.")
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many classes of each picture.")] = 5,
-    data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Number of classes per image.")] = 5,
+    data: Annotated[str | None, typer.Option(help="Training data (default: as recorded).")] = None,
     model: Network = None,
     device: Device = "auto",
     dense: Dense = False,
@@ -36,17 +36,18 @@ def predict(
         typer.Option(metavar="T", help="Of the probabilities (default: as evaluate --calibrate found it)."),
     ] = None,
     none_below: Annotated[
-        float, typer.Option(metavar="P", help="Probability below which a picture shows none of the classes.")
+        float,
+        typer.Option(metavar="P", help="Probability below which an image counts as none of the classes."),
     ] = 0.0,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out pictures that cannot be read.")
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read.")
     ] = False,
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A table or JSON to write, by its ending: .csv or .json."),
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Show a page, on this machine alone, on which one drops pictures.")
+        bool, typer.Option("--serve", help="Serve a page for dropping images, on this machine only.")
     ] = False,
     port: Annotated[
         int | None,

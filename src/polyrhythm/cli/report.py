@@ -19,11 +19,14 @@ def report(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="The machines of the runs, as `profile` wrote them: rehearse each run, and show what that predicts."
+            help="Cluster file of the runs' machines, as `profile` writes it: add a dry run to each report."
         ),
     ] = None,
     plots: Annotated[
-        str, typer.Option(help="Write every plot as a picture, too: png, svg, pdf, or several with commas.")
+        str,
+        typer.Option(
+            help=("Write every plot as an image file, too: png, svg, pdf, or several, separated by commas.")
+        ),
     ] = "",
     json: Json = False,
 ) -> None:

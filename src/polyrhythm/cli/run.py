@@ -14,7 +14,7 @@ def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="How many workers; servers come on top.")] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers; servers are added.")] = 2,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", help="Compute threads of a worker (default: its share of the cores)."),

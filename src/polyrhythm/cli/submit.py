@@ -21,9 +21,7 @@ def submit(
         str, typer.Option(help="slurm(nodes=2), ray, kubernetes(image='…') or ssh(hosts='hosts.txt').")
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the engine would get, and hand nothing in.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job without submitting it.")] = False,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Submit a job to Slurm, Ray, Kubernetes or hosts over SSH."""
