@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table, say
+from polyrhythm.cli.output import print_json, print_table, say, say_command
 
 _SHOWN_LAYERS = 12
 
@@ -44,7 +44,7 @@ def profile(
         _say(found)
         again = ["--model", model, "--data", data, "--batch-size", str(batch_size), "--gradients", "none"]
         say("written", f"{found['file']}")
-        say("try", f"polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
+        say_command("try", f"polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
 
 
 def _say(found: dict[str, Any]) -> None:
