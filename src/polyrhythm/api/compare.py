@@ -648,7 +648,8 @@ def make_runs(
             elapsed_s = time.monotonic() - began_s
             left_s = elapsed_s / ended * (len(left) - ended)
             tell(
-                f"[{len(planned) - len(left) + ended}/{len(planned)}] {run.label}: {_said(answer)}{_left(left_s)}"
+                f"[{len(planned) - len(left) + ended}/{len(planned)}] {run.label}: "
+                f"{_said(answer, virtual=bool(what.simulation))}{_left(left_s)}"
             )
     except KeyboardInterrupt:
         return True
@@ -663,14 +664,15 @@ def _task(run: PlannedRun, what: Plan, folder: Path) -> dict[str, Any]:
     return {"folder": str(folder), "options": dict(run.options), "simulation": dict(what.simulation)}
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _said(answer: Mapping[str, Any], *, virtual: bool) -> str:
     from polyrhythm.reporting.quantities import duration, percent, whole
 
     if answer["outcome"] in {"refused", "failed"}:
         return f"{'left out' if answer['outcome'] == 'refused' else 'failed'}: {answer['error']}"
     top1 = answer.get("test_top1")
     learnt = f"top-1 {percent(top1)}, " if top1 is not None else ""
-    return f"{learnt}{whole(answer['images_per_s'])} images/s, {duration(answer['seconds'])}"
+    time = duration(answer["seconds"]) + " of virtual time" * virtual
+    return f"{learnt}{whole(answer['images_per_s'])} images/s, {time}"
 
 
 def _left(seconds: float) -> str:

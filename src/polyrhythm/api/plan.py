@@ -48,9 +48,10 @@ from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.launch.devices import available_cores
 from polyrhythm.planning.intervals import Noise, noise_of
-from polyrhythm.reporting.comparison import Comparison, read_run, throughput
+from polyrhythm.reporting.comparison import RANK, Comparison, read_run, throughput
 from polyrhythm.reporting.comparison import images_to as images_of
 from polyrhythm.reporting.event_log import LOG_FILE
+from polyrhythm.reporting.held_back import COMPUTING
 from polyrhythm.reporting.pages.several_runs import PlanTable, render_plan
 from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, significant, whole
 from polyrhythm.roles.balance import balances
@@ -192,10 +193,8 @@ class Plan:
         names = "; ".join(f"{each.candidate.name}, {self.cost(each)}" for each in shown)
         if len(shown) < len(rivals):
             names += f"; and {counted(len(rivals) - len(shown), 'other')}"
-        alike = "cheap" if self.for_money else "fast"
-        return (
-            f"{text}. It {_advantage(best, rivals)}, and is as {alike} within the noise of seeds as {names}."
-        )
+        what = "price" if self.for_money else "time"
+        return f"{text}; it {_advantage(best, rivals)}. No difference in {what} beyond that of seeds from {names}."
 
     def cost(self, choice: Choice) -> str:
         """Return what a choice takes, by what the plan is for, with its interval."""
@@ -208,12 +207,12 @@ class Plan:
         candidate = choice.candidate
         text = f"{candidate.name}: {whole(candidate.images_per_s)} images/s on {counted(candidate.hosts, 'host')}"
         text += f" ({candidate.machine})" if candidate.machine else ""
-        if candidate.held_back:
-            text += f", bound by {candidate.held_back}"
+        if candidate.held_back not in ("", COMPUTING):
+            text += f", bottleneck: {candidate.held_back}"
         text += f"; needs {_between(choice.images, whole)} images"
         fewest = min(each.images[0] for each in (*self.choices, *self.others))
         if math.isfinite(choice.images[0]) and choice.images[0] > 1.05 * fewest > 0:
-            text += f", {choice.images[0] / fewest:.1f} times the fewest of all"
+            text += f", {choice.images[0] / fewest:.1f}× the fewest"
         if choice.reached < choice.trials:
             text += f"; {choice.reached} of {choice.trials} seeds reached the target"
         return text + "."
@@ -222,7 +221,7 @@ class Plan:
         """Return the plan as the terminal and its report show it."""
         money = f"price {self.currency}".strip()
         priced = any(each.prices is not None for each in self.choices)
-        heads = ["", "candidate", "time", *([money] if priced else [])]
+        heads = [RANK, "candidate", "virtual time", *([money] if priced else [])]
 
         def row(choice: Choice) -> list[str]:
             price = [] if choice.prices is None else [_between(choice.prices, significant)]
@@ -232,8 +231,8 @@ class Plan:
         notes = [self.explained(each) for each in self.choices[:_EXPLAINED]]
         if any(math.isfinite(each.seconds[1]) for each in self.choices):
             notes.append(
-                "In brackets: 80 % interval of a further seed. Candidates of one rank do not differ by more than "
-                "their seeds; the cheaper or simpler one is first."
+                "In brackets: 80 % interval of a further seed. Candidates of one rank show no difference beyond "
+                "that of seeds; the cheaper or simpler one is first."
             )
         if self.pareto:
             notes.append(
@@ -682,12 +681,13 @@ def _ranked(
     if not reaching and race.interrupted:
         raise KeyboardInterrupt
     if not reaching:
-        raise RequestError(_nothing(goal, comparison, folder))
+        raise _failed(_nothing(goal, comparison, folder), comparison, folder, trainings)
     for_money = wanted.for_money and any(each.price is not None for each in reaching)
     limits = wanted.limits(where.currency)
     choices = ranked(list(filter(wanted.allows, reaching)), noise, for_money=for_money)
     if not choices:
-        raise RequestError(too_little(goal, limits, reaching, where.currency))
+        why = too_little(goal, limits, reaching, where.currency)
+        raise _failed(why, comparison, folder, trainings)
     kept = {each.candidate.name for each in choices}
     made = Plan(
         folder=folder,
@@ -847,6 +847,12 @@ def pareto_choices(choices: Sequence[Choice]) -> list[Choice]:
             found.append(each)
             cheapest = price
     return found
+
+
+def _failed(why: str, comparison: Comparison, folder: Path, trainings: Trials) -> RequestError:
+    """Return the error of a plan without a choice, after writing it into the report of its trials."""
+    write(replace(comparison, notes=(f"No recommendation: {why}.",)), folder, trainings.command())
+    return RequestError(why)
 
 
 def _nothing(goal: Target, comparison: Comparison, folder: Path) -> str:

@@ -358,7 +358,9 @@ class Race:
                     self._reached.append((time_s, entrant.candidate.price_per_hour))
                 if time_s < self._best_s:
                     self._best_s = time_s
-                    self._tell(f"best so far: {entrant.candidate.name}, {duration(time_s)} to the target")
+                    self._tell(
+                        f"best so far: {entrant.candidate.name}, {duration(time_s)} of virtual time to the target"
+                    )
             return True
         return not (seed == 0 and self._behind(entrant, time_s))
 

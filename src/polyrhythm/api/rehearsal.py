@@ -36,7 +36,7 @@ from polyrhythm.planning.link import measure_inside
 from polyrhythm.planning.profile import Profile, measure_host
 from polyrhythm.planning.step import profile_step
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.held_back import COMPUTING, held_back
 from polyrhythm.reporting.pages.report import PREDICTION_FILE
 from polyrhythm.reporting.quantities import counted, whole
 from polyrhythm.roles.job import CheckpointConfig
@@ -75,7 +75,7 @@ class Candidate:
         options: batch size and optimizer, where they are varied.
         images_per_s: by rehearsal.
         waiting_share: of the workers' time, likewise.
-        held_back: what held the rehearsal back, in words.
+        held_back: bottleneck of the dry run, in words.
         machine: of a price list that all hosts are; empty: the cluster's own.
         hosts: that it takes.
         price_per_hour: of those; None if it is not known.
@@ -191,7 +191,7 @@ def rehearse(
                 each,
                 images_per_s=figures.images_per_s,
                 waiting_share=figures.waiting_share,
-                held_back=bound.text.partition(":")[0] if bound else "",
+                held_back=bound.bottleneck if bound else "",
                 hosts=len(layout.hosts_used),
                 price_per_hour=layout.price_per_hour,
                 cuts_network=traits.cuts_network,
@@ -289,8 +289,8 @@ class Auto:
             raise RequestError(f"auto: {next(iter(refused.values()), 'there is no candidate')}")
         safe = [each for each in found if strategy_from(each.strategy).traits(workers).identical]
         fastest, best = found[0], safe[0] if safe else found[0]
-        rate = f"{whole(fastest.images_per_s)} images/s in rehearsal"
-        bound = f", bound by {fastest.held_back}" if fastest.held_back else ""
+        rate = f"{whole(fastest.images_per_s)} images/s in a dry run"
+        bound = f", bottleneck: {fastest.held_back}" if fastest.held_back not in ("", COMPUTING) else ""
         times = fastest.images_per_s / best.images_per_s
         if fastest is best:
             reason = f"{best.strategy}: the most images, {rate}{bound}, of {len(found)} candidates"
@@ -298,7 +298,7 @@ class Auto:
             reason = f"{fastest.strategy}: {rate}{bound}, {times:.2f} times those of {best.strategy}"
         else:
             reason = (
-                f"{best.strategy}: {whole(best.images_per_s)} images/s in rehearsal; {fastest.strategy} has "
+                f"{best.strategy}: {whole(best.images_per_s)} images/s in a dry run; {fastest.strategy} has "
                 f"{times:.2f} times as many, which its stale or averaged updates may cost "
                 f"(auto(margin={self.margin:g}))"
             )

@@ -36,7 +36,6 @@ from polyrhythm.reporting.comparison import ComparedRun, read_run
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import RunFigures, as_one_run
 from polyrhythm.reporting.held_back import held_back
-from polyrhythm.reporting.quantities import counted
 from polyrhythm.run_files import check_in_run, read_json_in_run
 from polyrhythm.simulation.cluster import Cluster, HostKind, Link, open_cluster
 from polyrhythm.simulation.step_times.constant import Constant
@@ -99,7 +98,7 @@ class Why:
 
     Attributes:
         run: its folder.
-        held_back: what bound it, in words.
+        held_back: its bottleneck by its own figures, in words.
         images_per_s: of the run.
         rehearsed_images_per_s: of its rehearsal as it was: how far to trust the rest.
         changes: the largest gain first.
@@ -108,6 +107,7 @@ class Why:
         causes: possible causes of slowness, the largest gain first.
         cluster: name of the cluster of the dry runs.
         another: whether that is another cluster than the run's own.
+        time: shares of the workers' time in words.
     """
 
     run: str
@@ -120,6 +120,7 @@ class Why:
     causes: tuple[Cause, ...] = ()
     cluster: str = ""
     another: bool = False
+    time: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON-able dict."""
@@ -156,9 +157,9 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     for spec, servers, placement in _servers(strategy, workers):
         offer(f"{servers} server{'s' * (servers != 1)}{placement}", "", spec, of=(_SERVERS, _NETWORK))
     if config.balance == "auto" or str(config.balance) == "off":
-        offer("parts of the batch by speed (--balance measured)", "", of=(_SLOWER,), balance="measured")
+        offer("--balance measured", "", of=(_SLOWER,), balance="measured")
     offer(
-        f"a batch of {2 * batch}",
+        f"--batch-size {2 * batch}",
         "fewer updates an epoch: more images to the same accuracy",
         of=(_SERVERS, _NETWORK),
         batch_size=2 * batch,
@@ -210,7 +211,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
             for each in fewer:
                 changes.append(
                     Change(
-                        what=f"{counted(each.workers, 'worker')}, one a core (--workers {each.workers})",
+                        what=f"--workers {each.workers} (one per core)",
                         images_per_s=each.images_per_s,
                         gain=each.images_per_s / base - 1,
                         caution="another batch of all workers together",
@@ -237,6 +238,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     return Why(
         run=str(folder),
         held_back=bound.text if bound else "",
+        time=bound.time if bound else "",
         images_per_s=rate,
         rehearsed_images_per_s=base,
         changes=tuple(sorted(changes, key=lambda change: -change.gain)),

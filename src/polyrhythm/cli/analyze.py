@@ -15,22 +15,22 @@ _SHOWN_LAYERS = 30
 def analyze(
     model: Annotated[str, typer.Option(help="The network.")] = "lenet5",
     data: Annotated[
-        str, typer.Option(help="Gives the number of classes and the size of pictures.")
+        str, typer.Option(help="Data set that defines the number of classes and the image size.")
     ] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", help="Images in a worker's batch.")] = 64,
     workers: Annotated[int, typer.Option(metavar="N", help="For bytes a step and model parallelism.")] = 4,
     classes: Annotated[int | None, typer.Option(metavar="N", help="Instead of the data's.")] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Pixels a side; with --classes, no data are looked at."),
+        typer.Option(metavar="N", help="Image height and width in pixels; with --classes, no data are read."),
     ] = None,
     channels: Annotated[
-        int | None, typer.Option(metavar="N", help="Of a picture (default: the data's, or 3 without data).")
+        int | None, typer.Option(metavar="N", help="Image channels (default: the data's, or 3 without data).")
     ] = None,
     all_layers: Annotated[bool, typer.Option("--all-layers", help="Show every layer, however many.")] = False,
     json: Json = False,
 ) -> None:
-    """Count what a network costs before it is run: arithmetic, memory, bytes of every strategy."""
+    """Compute the cost of a network: operations, memory, and bytes sent by every strategy."""
     from polyrhythm.api.analyze import analyze as analysed
 
     found = analysed(

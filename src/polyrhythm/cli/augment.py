@@ -19,19 +19,17 @@ def augment(
         ),
     ] = None,
     preview: Annotated[
-        str, typer.Option("--preview", "--out", help="The picture file to write.")
+        str, typer.Option("--preview", "--out", help="Image file to write.")
     ] = "augmented.png",
     data: Annotated[
         str | None,
         typer.Option(help="A name or a folder of images (default: the recipe's, else fashion-mnist)."),
     ] = None,
-    pictures: Annotated[int, typer.Option(metavar="N", min=1, help="How many pictures.")] = 6,
+    pictures: Annotated[int, typer.Option(metavar="N", min=1, help="Number of images.")] = 6,
     variants: Annotated[int, typer.Option(metavar="N", min=1, help="How many variants of each.")] = 8,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=0, help="Chooses the pictures and their changes (default: the recipe's)."
-        ),
+        typer.Option(metavar="N", min=0, help="Random seed (default: the recipe's)."),
     ] = None,
     corruptions: Annotated[
         str | None,
@@ -41,7 +39,7 @@ def augment(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show what augmentation makes of pictures: a contact sheet, each beside its variants, with what was drawn."""
+    """Preview augmentations as a contact sheet of images and their variants."""
     from polyrhythm.api.augment import augment as sheet
 
     if (chain is None) == (corruptions is None) and not (chain or "").endswith((".yaml", ".yml")):

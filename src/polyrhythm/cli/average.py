@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Device, Json, Network, TestData
-from polyrhythm.cli.output import percent, print_json
+from polyrhythm.cli.output import print_json
+from polyrhythm.reporting.quantities import percent
 
 
 def average(
@@ -19,12 +20,15 @@ def average(
     data: TestData = None,
     model: Network = None,
     greedy: Annotated[
-        bool, typer.Option("--greedy", help="Leave out what harms on every second test image.")
+        bool,
+        typer.Option(
+            "--greedy", help=("Leave out networks that reduce the accuracy on every second test image.")
+        ),
     ] = False,
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Average the weights of several runs, or of one run's checkpoints, into one network."""
+    """Average the weights of several runs, or of one run's checkpoints."""
     from polyrhythm.api.average import average as average_weights
 
     found = average_weights(weights, out, data=data, model=model, greedy=greedy, device=device)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, say
 
 
 def calibrate(
@@ -15,29 +15,33 @@ def calibrate(
     throughput: Annotated[
         list[str],
         typer.Option(
-            help="What was measured: 8 workers: 378 images/s, or easgd, 8 workers: 378; repeatable."
+            help="Measured throughput, as '8 workers: 378 images/s' or 'easgd, 8 workers: 378'; repeatable."
         ),
     ],
     fit: Annotated[
         str,
         typer.Option(
-            help="What to fit, with commas: step_time, spread, nic_bandwidth, nic_latency, inside_bandwidth, "
-            "server_bandwidth, server_update."
+            help="Values to fit, separated by commas: step_time, spread, nic_bandwidth, nic_latency, "
+            "inside_bandwidth, server_bandwidth, server_update."
         ),
     ] = "step_time",
     model: Annotated[str, typer.Option(help="The network that was trained.")] = "lenet5",
-    data: Annotated[str, typer.Option(help="Gives classes and size of pictures.")] = "fashion-mnist",
+    data: Annotated[
+        str, typer.Option(help=("Data set that defines classes and image size."))
+    ] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
     strategy: Annotated[str, typer.Option(help="Of measurements that name none.")] = "synchronous",
     classes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Instead of the data's.")] = None,
     image_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Pixels a side; with --classes, no data are looked at."),
+        typer.Option(
+            metavar="N", min=1, help=("Image height and width in pixels; with --classes, no data are read.")
+        ),
     ] = None,
     out: Annotated[str | None, typer.Option(help="The cluster file to write; it must not exist.")] = None,
     json: Json = False,
 ) -> None:
-    """Fit values of a cluster file to measured throughputs, with intervals and the error of each prediction."""
+    """Fit values of a cluster file to measured throughputs."""
     from polyrhythm.api.calibrate import calibrate as calibrated
 
     found = calibrated(
@@ -77,11 +81,11 @@ def _say(found: dict[str, Any]) -> None:
     print_table("images/s", ["strategy", "measured", "fitted", "by the others"], rows)
     open_ones = ", ".join(each["name"] for each in found["unknowns"] if not each["told"])
     if open_ones and found["next"]:
-        print(f"measure     {found['next']}, to determine {open_ones}")
+        say("measure", f"{found['next']}, to determine {open_ones}")
     elif open_ones:
-        print(f"open        {open_ones}: no usual set-up of this network on this cluster depends on it")
+        say("open", f"{open_ones}: no usual set-up of this network on this cluster depends on it")
     if found["file"]:
-        print(f"written     {found['file']}")
+        say("written", f"{found['file']}")
 
 
 def _interval(low: float | None, high: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, tell, wrapped
 from polyrhythm.errors import RequestError
 from polyrhythm.user_files import parse_yaml
 
@@ -25,52 +25,62 @@ def compare(
     strategies: Annotated[
         str | None,
         typer.Option(
-            help="What to compare, as synchronous; local_sgd(steps=16) (default with --cluster: ten of all families)."
+            help=(
+                "Strategies, as synchronous; local_sgd(steps=16) (default with --cluster: ten of all "
+                "families)."
+            )
         ),
     ] = None,
-    workers: Annotated[str, typer.Option(help="Numbers of workers, for example 1,2,4.")] = "2",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every combination.")] = 1,
-    first_seed: Annotated[int, typer.Option(metavar="N", help="The seed of the first of these.")] = 0,
+    workers: Annotated[str, typer.Option(help="Numbers of workers, as 1,2,4.")] = "2",
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Runs per combination, each with another seed.")
+    ] = 1,
+    first_seed: Annotated[int, typer.Option(metavar="N", help="First seed.")] = 0,
     grid: Annotated[
         str | None,
-        typer.Option(help="Values of other options, for example lr=0.01,0.05; batch_size=32,64."),
+        typer.Option(help="Values of other options, as lr=0.01,0.05; batch_size=32,64."),
     ] = None,
     until: Annotated[
         str | None,
         typer.Option(
-            help="The target: top1=0.9, top5=0.99 or loss=0.3 (default: the best top-1 that all reach)."
+            help="Target: top1=0.9, top5=0.99 or loss=0.3 (default: the best top-1 that all reach)."
         ),
     ] = None,
     tune: Annotated[
         str,
         typer.Option(
-            help="lr, or lr=0.001..1: find every strategy its own learning rate, with equal effort (needs Optuna)."
+            help=(
+                "lr, or lr=0.001..1: tune the learning rate of every strategy with equal effort (needs "
+                "Optuna)."
+            )
         ),
     ] = "",
-    trials: Annotated[
-        int, typer.Option(metavar="N", help="With --tune: runs a row that are spent on it.")
-    ] = 8,
+    trials: Annotated[int, typer.Option(metavar="N", help="With --tune: number of tuning runs per row.")] = 8,
     cluster: Annotated[
         str | None, typer.Option(help="Simulate on a cluster file or a ready cluster (default: real runs).")
     ] = None,
-    gradients: Annotated[str, typer.Option(help="With --cluster: real, or none for dry runs.")] = "real",
+    gradients: Annotated[
+        str, typer.Option(metavar="real|none", help="With --cluster: none for dry runs.")
+    ] = "real",
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="With --gradients none: steps of each worker.")
     ] = None,
     step_time: Annotated[str | None, typer.Option(help="With --cluster: compute time of a step.")] = None,
-    faults: Annotated[str | None, typer.Option(help="With --cluster: what goes wrong.")] = None,
+    faults: Annotated[
+        str | None, typer.Option(help="With --cluster: faults to inject, as kill(rank=1, at_s=2).")
+    ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Runs at a time (default: simulated ones one a core, real ones one)."),
+        typer.Option(metavar="N", help="Parallel runs (default: one per core if simulated, else one)."),
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="The folder, new or empty (default: a new one in runs/).")
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="The folder of a comparison to go on with.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Folder of a comparison to resume.")] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Train the same job in several ways, real or simulated, or read runs that exist: a table and a report."""
+    """Compare strategies on one job, in real or simulated runs, or compare existing runs."""
     from polyrhythm.api import compare as comparing
     from polyrhythm.api.rehearsal import STRATEGIES
 
@@ -111,22 +121,23 @@ def compare(
     else:
         _say(done.folder, done.comparison)
     if done.interrupted:
-        tell(f"interrupted; go on with: polyrhythm compare --resume {done.folder}")
+        tell(f"interrupted; continue with: polyrhythm compare --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)
 
 
 def _say(folder: Path | None, comparison: Any) -> None:
+    for text in comparison.verdict():
+        print(wrapped(text))
+    print()
     heads, rows = comparison.table(short=True)
     print_table("", heads, rows)
     print()
-    for text in comparison.verdict():
-        print(text)
     for name, reason in comparison.refused.items():
-        print(f"left out: {name}: {reason}")
+        say("left out", f"{name}: {reason}")
     for text in comparison.warnings:
-        print(f"note: {text}")
+        say("note", text)
     if folder is not None:
-        print(f"report      {folder}/report.html")
+        say("report", f"{folder}/report.html")
 
 
 def _grid(text: str | None) -> dict[str, list[Any]]:

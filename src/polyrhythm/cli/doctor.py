@@ -18,10 +18,10 @@ def doctor(
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Workers and servers that this host is to have.")
     ] = 2,
-    out: Annotated[str, typer.Option(help="The folder in which runs are to be written.")] = "runs",
+    out: Annotated[str, typer.Option(help="Folder for runs.")] = "runs",
     json: Json = False,
 ) -> None:
-    """Look at what this machine and its network allow, before a run fails on it; status 1 if one would."""
+    """Check this machine and its network for problems; exits with 1 if a run would fail."""
     from polyrhythm.launch.doctor import examine
 
     found = examine(Path(out), workers)

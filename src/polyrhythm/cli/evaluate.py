@@ -18,8 +18,9 @@ from polyrhythm.cli.options import (
     names_in,
     numbers,
 )
-from polyrhythm.cli.output import percent, print_json, print_table
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.quantities import percent
 
 
 def evaluate(
@@ -51,9 +52,7 @@ def evaluate(
     ] = False,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate", help="Find on every second image the temperature at which predict's shares hold."
-        ),
+        typer.Option("--calibrate", help="Calibrate the probabilities of predict on every second image."),
     ] = False,
     robustness: Annotated[
         bool, typer.Option("--robustness", help="Test under ever stronger augmentations and corruptions.")
@@ -67,7 +66,7 @@ def evaluate(
     plot: Annotated[str | None, typer.Option(help="An HTML file for the curves of --robustness.")] = None,
     json: Json = False,
 ) -> None:
-    """Test a trained model, or several together: top-1, top-5, and every class."""
+    """Test one or several trained models: top-1, top-5, and every class."""
     request: dict[str, Any] = {"data": data, "model": model, "device": device, "image_size": image_size}
     request["skip_unreadable"] = skip_unreadable
     how: dict[str, Any] = {"batch_size": batch_size, "dense": dense, "ten_crop": ten_crop, "flip": flip}

@@ -19,16 +19,16 @@ def export(
     ] = "model.pt2",
     dense: Annotated[
         bool,
-        typer.Option("--dense", help="Apply the network at every place, of pictures of any larger size."),
+        typer.Option("--dense", help="Apply the network at every position of images of any larger size."),
     ] = False,
     any_size: Annotated[
-        bool, typer.Option("--any-size", help="Take pictures of other sizes as they are (global pooling).")
+        bool, typer.Option("--any-size", help="Accept images of other sizes unscaled (global pooling).")
     ] = False,
-    data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
+    data: Annotated[str | None, typer.Option(help="Training data (default: as recorded).")] = None,
     model: Network = None,
     json: Json = False,
 ) -> None:
-    """Write a trained network for other programs: bytes of pictures in, class probabilities out."""
+    """Export a trained network to TorchScript, ExportedProgram or ONNX."""
     from polyrhythm.api.export import export as export_weights
 
     found = export_weights(weights, out, dense=dense, any_size=any_size, data=data, model=model)

@@ -26,7 +26,7 @@ def join(
         int | None, typer.Option(metavar="N", help="Compute threads (default: all cores).")
     ] = None,
 ) -> None:
-    """Join a run that was started with --listen, as one more worker, from this or another machine."""
+    """Join a run that was started with --listen as one more worker, from this or another machine."""
     from polyrhythm.api.joining import complain, enter_run
     from polyrhythm.api.train import prepare_process
     from polyrhythm.errors import PolyrhythmError, RequestError

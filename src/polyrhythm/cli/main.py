@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
+from polyrhythm.cli.help import Interrupted, Verb, Verbs
 from polyrhythm.errors import PolyrhythmError, RequestError, fault_of_machine, printable
 from polyrhythm.launch.process import lost_output, tolerate_lost_output
 from polyrhythm.launch.signals import PREEMPTED, Preempted, interruption
@@ -31,47 +31,7 @@ from polyrhythm.launch.torchrun.report_rank import (
     started_by_torchrun,
 )
 
-
-class Interrupted(Exception):
-    """KeyboardInterrupt, of which newer typers make an exit status without a word."""
-
-
-class Verb(TyperCommand):
-    """A verb of the command line."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise Interrupted from None
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options, `--help` included, with plain metavars instead of Python's types."""
-        return _with_plain_metavars(super().get_params(ctx))
-
-
-class Verbs(TyperGroup):
-    """The command line as a whole."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options outside verbs, likewise with plain metavars."""
-        return _with_plain_metavars(super().get_params(ctx))
-
-
-def _with_plain_metavars(parameters: list[Any]) -> list[Any]:
-    for each in parameters:
-        if each.param_type_name == "argument":
-            each.metavar = each.metavar or each.name.upper()
-            each.display_type_rich = _no_type  # newer typers show Python's beside the name
-        elif each.metavar is None:
-            each.metavar = "" if each.is_flag else "TEXT"
-    return parameters
-
-
-def _no_type(ctx: Any) -> str:
-    return ""
-
-
+WHAT = "Train image classifiers in parallel on slow networks, mixed hardware and machines that fail."
 REQUEST_WRONG, RUN_FAILED = 2, 1
 _LONGEST = 1500  # characters of a refusal, which may repeat what was given
 USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -79,9 +39,9 @@ USAGE_ERROR: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__na
 
 VERBS = {
     "Train": ("train", "run", "join", "submit"),
-    "Use what was trained": ("evaluate", "predict", "export", "average"),
+    "Use a trained model": ("evaluate", "predict", "export", "average"),
     "Choose": ("plan", "compare", "tune", "report", "why"),
-    "Try without the machines": ("simulate", "replay", "profile", "calibrate"),
+    "Simulate and measure": ("simulate", "replay", "profile", "calibrate"),
     "Look up": ("strategies", "analyze", "augment", "doctor"),
 }
 """The verbs by panel, as `--help` shows them: each is the function of its name in the module of its name."""
@@ -96,7 +56,7 @@ def command_line(only: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="polyrhythm",
         cls=Verbs,
-        help="Train image classifiers on several workers: in step, out of step, or mixed.",
+        help=WHAT,
         add_completion=True,
         pretty_exceptions_enable=False,
     )
@@ -123,10 +83,10 @@ def _show_version(wanted: bool) -> None:
 def polyrhythm(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Train image classifiers on several workers: in step, out of step, or mixed."""
+    """Do nothing: the options outside verbs act when they are parsed."""
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -137,7 +97,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if sys.stdout is sys.__stdout__:
         tolerate_lost_output()
     _let_all_be_printed()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if arguments[:1] and arguments[0] in _OF_SEVERAL_RANKS:
         adopt_step(os.environ)
     status = _after_last_words(_status(arguments), arguments)
@@ -160,7 +120,7 @@ _LEAVE_FILES = ("train", "simulate", "run", "join")
 
 
 def _after_last_words(status: int, arguments: list[str]) -> int:
-    """Say what could not be printed, and return the exit status: a reader that has left is no failure."""
+    """Report output that could not be written, and return the exit status; a closed pipe is no failure."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -200,7 +160,7 @@ def _status(arguments: list[str]) -> int:
 
 
 def _said(error: Exception) -> int:
-    """Print what went wrong, on one line if the user can correct it, and return the exit status."""
+    """Print an error, on one line if the user can correct it, and return the exit status."""
     error = fault_of_machine(error) or error
     # Under torchrun the leader has printed the error. torchrun reports the first rank to fail, so this one waits.
     if isinstance(error, SaidByLeader) or (isinstance(error, USAGE_ERROR) and is_silent()):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Collection
+from importlib import resources
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -17,14 +19,16 @@ from polyrhythm.errors import RequestError
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
 Network = Annotated[str | None, typer.Option(help="The network (default: the run's).")]
-TestData = Annotated[str | None, typer.Option(help="What to test on (default: the run's data).")]
+TestData = Annotated[str | None, typer.Option(help="Test data (default: the run's data).")]
 Dense = Annotated[
-    bool, typer.Option("--dense", help="Apply the network at every place of the whole picture.")
+    bool, typer.Option("--dense", help="Apply the network at every position of the whole image.")
 ]
-TenCrop = Annotated[bool, typer.Option("--ten-crop", help="Corners and centre, and these mirrored.")]
-Flip = Annotated[bool, typer.Option("--flip", help="Mirror images too.")]
+TenCrop = Annotated[
+    bool, typer.Option("--ten-crop", help="Average over corners, center, and their mirror images.")
+]
+Flip = Annotated[bool, typer.Option("--flip", help="Average over mirror images, too.")]
 Scales = Annotated[
-    str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; each counts alike.")
+    str | None, typer.Option(metavar="224,256,…", help="Pixels of the shorter side; average over all.")
 ]
 """Options of several verbs."""
 Number = TypeVar("Number", int, float)
@@ -87,6 +91,8 @@ def _option(name: str, *, hidden: bool) -> inspect.Parameter:
     assert isinstance(extra, dict)
     is_flag = info.annotation is bool
     text = info.description or ""
+    if name in _CHOICES:
+        text = f"{text} Choices: {', '.join(_names_in(*_CHOICES[name]))}."
     if not is_flag and info.default is not None:
         text = f"{text.removesuffix('.')} (default: {info.default})."
     option = typer.Option(
@@ -105,4 +111,24 @@ def _option(name: str, *, hidden: bool) -> inspect.Parameter:
 def _metavar(annotation: Any) -> str:
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in annotation.__args__ if part is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(typing.get_args(annotation))
     return {int: "N", float: "X", bool: ""}.get(annotation, "TEXT")
+
+
+_CHOICES = {
+    "compress": ("compression/compressors",),
+    "optimizer": ("training/optimizers", "training/joint_optimizers"),
+    "schedule": ("training/schedules",),
+    "batch_schedule": ("training/batch_schedules",),
+    "loss": ("training/losses",),
+    "augment": ("augmentation/transforms",),
+    "size_schedule": ("training/size_schedules",),
+}
+"""Folders whose modules are the choices of an option."""
+
+
+def _names_in(*folders: str) -> list[str]:
+    """Return the names of choices; the folders are not imported, because torch would be."""
+    files = (path for folder in folders for path in (resources.files("polyrhythm") / folder).iterdir())
+    return sorted(path.name.removesuffix(".py") for path in files if re.fullmatch(r"[a-z]\w*\.py", path.name))

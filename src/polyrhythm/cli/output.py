@@ -3,21 +3,65 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from polyrhythm.escaping import shell
+from polyrhythm.reporting.quantities import percent
+
+WIDTH = 100
+"""Columns of what is printed, at most."""
+_LABEL, _HELD = 12, "\N{NO-BREAK SPACE}"
+
 UNBROKEN = ("name", "paper", "strategy", "layer")
 """Columns of names, which are unreadable when wrapped."""
 JSON_HELP = "Print exactly one JSON object on standard output."
 
 
+def width() -> int:
+    """Return the width of what is printed: the terminal's, and at most 100 columns."""
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
 def tell(text: str) -> None:
-    """Print a line about what is going on, at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line of progress at once, on standard error."""
+    print(wrapped(text, "    "), file=sys.stderr, flush=True)
+
+
+def say(label: str, text: str, indent: int = _LABEL) -> None:
+    """Print a label and what it labels, whose lines begin at column `indent`."""
+    head = f"{label:<{indent}}"
+    print(wrapped(f"{head}{text}", " " * indent) if text else head.rstrip())
+
+
+def say_command(label: str, command: str) -> None:
+    """Print a command that can be copied whole: its lines are joined by backslashes."""
+    lines, room = [""], width() - _LABEL - 2
+    for word in map(shell, shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
+        lines[-1] += f"{' ' if lines[-1] else ''}{word}"
+    print(f"{label:<{_LABEL}}" + f" \\\n{' ' * _LABEL}".join(lines))
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return a text in lines of at most `width()`, with an indent from the second on.
+
+    Long words stay whole, and so does what is in backticks, so that both can be copied.
+    """
+    held = re.sub(r"`[^`]*`| (?=%)", lambda found: found[0].replace(" ", _HELD), text)
+    lines = textwrap.fill(
+        held, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace(_HELD, " ")
 
 
 def print_json(value: Any) -> None:
@@ -27,7 +71,9 @@ def print_json(value: Any) -> None:
 
 def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     """Print a table at most as wide as the terminal, below its title, which may be wider than the table."""
-    console = Console(markup=False, emoji=False)  # names of classes and files stand as they are
+    console = Console(
+        markup=False, emoji=False, width=width()
+    )  # names of classes and files stand as they are
     if title:
         console.print(title, style="italic", highlight=False, soft_wrap=True)
     table = Table(header_style="bold", box=None, pad_edge=False)
@@ -39,30 +85,37 @@ def print_table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 
 def say_members(figures: dict[str, Any]) -> None:
-    """Print what the members of an ensemble came to, alone and together."""
+    """Print the accuracy of an ensemble's members, alone and together."""
     if "members" in figures and figures["ensemble"]:
-        print(f"members     {', '.join(percent(each['test_top1']) for each in figures['members'])}")
-        print(f"together    {percent(figures['ensemble']['test_top1'])}")
+        say("members", ", ".join(percent(each["test_top1"]) for each in figures["members"]))
+        say("together", percent(figures["ensemble"]["test_top1"]))
 
 
-def say_what_held_back(figures: dict[str, Any]) -> None:
-    """Print what held a run back, and which workers straggled."""
-    if figures["held_back"]:
-        print(f"held back   by {figures['held_back']['text']}")
+def say_bottleneck(figures: dict[str, Any]) -> None:
+    """Print a run's bottleneck with its remedy, and the shares of the workers' time."""
+    found = figures["held_back"]
+    if found:
+        say("bottleneck", found["problem"])
+        if found["remedy"]:
+            say("remedy", f"{found['remedy']}: up to {100 * found['gain']:+.0f} % images/s")
+        say("time", found["time"])
+        if found["lock_step"]:
+            say("asynchrony", found["lock_step"]["text"])
     if "noise_scale" in figures:
-        print(f"batch       {figures['noise_scale']['text']}")
-    for worker, times in figures["stragglers"].items():
-        print(f"straggler   worker {worker}: its own part of a step took {times:.1f} times the median's")
+        say("batch size", figures["noise_scale"]["text"])
+    if not found or found["cause"] != "stragglers":
+        for worker, times in figures["stragglers"].items():
+            say("straggler", f"worker {worker}, {times:.1f}× slower than the median")
 
 
 def say_what_was_left_out(figures: dict[str, Any]) -> None:
-    """Print how much of the work did not count: gradients that came too late, and images that nobody took."""
+    """Print the number of dropped gradients and of images that were not trained on."""
     gradients = figures.get("gradients_dropped", 0)  # a head that is fitted on features has none
     images = figures.get("images_not_seen", 0)  # a run without gradients has no images
     parts = [f"{gradients:,} gradient{'s' * (gradients != 1)} too late to count"] * bool(gradients)
     parts += [f"{images:,} image{'s' * (images != 1)} of the epochs not seen"] * bool(images)
     if parts:
-        print(f"left out    {', '.join(parts)}")
+        say("left out", ", ".join(parts))
 
 
 def say_timings(figures: dict[str, Any]) -> None:
@@ -70,7 +123,7 @@ def say_timings(figures: dict[str, Any]) -> None:
     from polyrhythm.reporting.timings import remark, timing_lines
 
     if "timings" in figures:
-        print("", *timing_lines(figures["timings"]), remark(figures["timings"]), "", sep="\n")
+        print("", *timing_lines(figures["timings"]), wrapped(remark(figures["timings"])), "", sep="\n")
 
 
 def say_cache(figures: dict[str, Any]) -> None:
@@ -78,20 +131,15 @@ def say_cache(figures: dict[str, Any]) -> None:
     from polyrhythm.reporting.figures import cache_line
 
     if "cache" in figures:
-        print(f"cache       {cache_line(figures['cache'])}")
+        say("cache", cache_line(figures["cache"]))
 
 
 def say_where_the_report_is(folder: Path) -> None:
     """Print the path of the report, if there was room for it on the disk."""
     if (folder / "report.html").exists():
-        print(f"report      {folder}/report.html")
+        say("report", f"{folder}/report.html")
 
 
 def rate(images_per_s: float) -> str:
     """Format images a second: `1,203`, and `0.3` of a few pictures over and over."""
     return f"{images_per_s:,.0f}" if images_per_s >= 10 else f"{images_per_s:.1f}"
-
-
-def percent(fraction: float) -> str:
-    """Format a fraction as a percentage."""
-    return f"{100 * fraction:.2f} %"

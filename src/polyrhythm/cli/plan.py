@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, numbers, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, say_command, tell
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 
@@ -22,46 +22,49 @@ _SHOWN = 12
 @partial(with_run_options, left_out=("strategy", "workers", "seed", "until"), unmentioned=REAL_ONLY)
 def plan(
     cluster: Annotated[str, typer.Option(help="A cluster file or a ready cluster; `profile` writes yours.")],
-    target: Annotated[str, typer.Option(help="What is to be reached: top1=0.9, top5=0.99 or loss=0.3.")],
+    target: Annotated[str, typer.Option(help="Target: top1=0.9, top5=0.99 or loss=0.3.")],
     strategies: Annotated[
-        str | None, typer.Option(help="What to choose among, with ; between (default: ten of all families).")
+        str | None, typer.Option(help="Candidates, separated by ; (default: ten of all families).")
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(help="Numbers of workers, as 1,2,4 (default: up to the cluster's places).")
+        str | None,
+        typer.Option(help="Candidate numbers of workers, as 1,2,4 (default: up to the size of the cluster)."),
     ] = None,
     batch_sizes: Annotated[
-        str | None, typer.Option(help="Batch sizes of a worker to choose among, as 32,64.")
+        str | None, typer.Option(help="Candidate per-worker batch sizes, as 32,64.")
     ] = None,
-    rates: Annotated[str | None, typer.Option(help="Learning rates to choose among, as 0.05,0.1.")] = None,
+    rates: Annotated[str | None, typer.Option(help="Candidate learning rates, as 0.05,0.1.")] = None,
     compressors: Annotated[
         str,
         typer.Option(
-            help="What to compress with, as int8; top_k(density=0.01); auto: what gains in rehearsal; or none."
+            help=(
+                "Candidate compressors, as int8; top_k(density=0.01); auto: those that gain in a dry run; or"
+                " none."
+            )
         ),
     ] = "auto",
     machines: Annotated[
         str,
-        typer.Option(
-            help="Machines of the cluster's price list to choose among as well, with ; between, or all."
-        ),
+        typer.Option(help="Candidate machines of the cluster's price list, separated by ;, or all."),
     ] = "",
-    budget: Annotated[str | None, typer.Option(help="At most so much money, as 20 or 20USD.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="At most so long, as 90s, 30m or 2h.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Highest price, as 20 or 20USD.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Longest time, as 90s, 30m or 2h.")] = None,
     optimise: Annotated[
-        str | None, typer.Option(help="time or money (default: money with a deadline alone, else time).")
+        str | None,
+        typer.Option(
+            metavar="time|money", help="Objective (default: money with a deadline alone, else time)."
+        ),
     ] = None,
     trials: Annotated[
-        int, typer.Option(metavar="N", help="Most candidates that are trained in simulation.")
+        int, typer.Option(metavar="N", help="Largest number of candidates that are trained in simulation.")
     ] = 24,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", help="Seeds of candidates within reach of the best.")
-    ] = 3,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of candidates that may be the best.")] = 3,
     trial_epochs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Most epochs of a trial (default: 8 times --epochs)."),
+        typer.Option(metavar="N", help="Largest number of epochs of a trial (default: 8 times --epochs)."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Trials at a time (default: one a core).")
+        int | None, typer.Option(metavar="N", help="Parallel trials (default: one per core).")
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="The folder of the trials (default: a new one in runs/).")
@@ -69,7 +72,7 @@ def plan(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Find out how a job is best run on a cluster: strategy, workers, servers, for time or money."""
+    """Recommend a strategy, workers and servers for a cluster, by simulated time or price to a target."""
     from polyrhythm.api.plan import CONSIDERED
     from polyrhythm.api.plan import plan as planned
 
@@ -103,17 +106,18 @@ def plan(
 
 def _say(found: Plan) -> None:
     table = found.table()
+    say("recommended", table.reason)
+    say_command("run it", table.command)
+    print()
     print_table(table.heading, list(table.heads), [list(row) for row in table.rows[:_SHOWN]])
     print()
     for text in table.notes:
-        print(text)
+        say("", text)
     for what, why in table.left_out[:_SHOWN]:
-        print(f"left out    {what}: {why}")
+        say("left out", f"{what}: {why}")
     if len(table.left_out) > _SHOWN:
-        print(f"            and {len(table.left_out) - _SHOWN} more; see the report")
-    print(f"recommended {table.reason}")
-    print(f"report      {found.folder}/report.html")
-    print(f"run it      {table.command}")
+        say("", f"and {len(table.left_out) - _SHOWN} more, in the report")
+    say("report", f"{found.folder}/report.html")
 
 
 def _money(text: str | None) -> tuple[float | None, str]:

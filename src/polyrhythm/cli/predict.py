@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Dense, Device, Flip, Json, Network, Scales, TenCrop, numbers
-from polyrhythm.cli.output import percent, print_json, print_table
+from polyrhythm.cli.output import print_json, print_table
 from polyrhythm.errors import RequestError
+from polyrhythm.reporting.quantities import percent
 
 _PORT = 8000
 
@@ -20,10 +21,10 @@ def predict(
         typer.Option(help="A run folder or a file of weights; several stand side by side, and vote."),
     ],
     images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Picture files, or folders of them.")
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files, or folders of them.")
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many classes of each picture.")] = 5,
-    data: Annotated[str | None, typer.Option(help="What it was trained on (default: as it says).")] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Number of classes per image.")] = 5,
+    data: Annotated[str | None, typer.Option(help="Training data (default: as recorded).")] = None,
     model: Network = None,
     device: Device = "auto",
     dense: Dense = False,
@@ -35,17 +36,18 @@ def predict(
         typer.Option(metavar="T", help="Of the probabilities (default: as evaluate --calibrate found it)."),
     ] = None,
     none_below: Annotated[
-        float, typer.Option(metavar="P", help="Probability below which a picture shows none of the classes.")
+        float,
+        typer.Option(metavar="P", help="Probability below which an image counts as none of the classes."),
     ] = 0.0,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out pictures that cannot be read.")
+        bool, typer.Option("--skip-unreadable", help="Skip images that cannot be read.")
     ] = False,
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="A table or JSON to write, by its ending: .csv or .json."),
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Show a page, on this machine alone, on which one drops pictures.")
+        bool, typer.Option("--serve", help="Serve a page for dropping images, on this machine only.")
     ] = False,
     port: Annotated[
         int | None,
@@ -53,7 +55,7 @@ def predict(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Name what pictures show: the likeliest classes, with their probabilities."""
+    """Classify images: the likeliest classes with their probabilities."""
     given: dict[str, Any] = {"data": data, "model": model, "dense": dense, "ten_crop": ten_crop, "flip": flip}
     given["scales"] = numbers("--scales", scales, int, "224,256")
     options: Any = {name: value for name, value in given.items() if value}

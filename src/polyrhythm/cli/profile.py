@@ -8,21 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, say, say_command
 
 _SHOWN_LAYERS = 12
 
 
 def profile(
     model: Annotated[str, typer.Option(help="Whose step is measured.")] = "lenet5",
-    data: Annotated[str, typer.Option(help="What it learns from: a name or a folder.")] = "fashion-mnist",
+    data: Annotated[str, typer.Option(help="Training data: a name or a folder.")] = "fashion-mnist",
     batch_size: Annotated[int, typer.Option(metavar="N", min=1, help="Images in a worker's batch.")] = 64,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Compute threads of a worker.")] = 1,
     steps: Annotated[int, typer.Option(metavar="N", help="How many steps to measure.")] = 30,
     out: Annotated[str, typer.Option(help="The cluster file to write; it must not exist.")] = "profile.yaml",
     json: Json = False,
 ) -> None:
-    """Measure this host, its links and a model's step; under torchrun, those of several hosts."""
+    """Measure this host, its links and a model's step time; under torchrun those of several hosts."""
     from polyrhythm.api.profile import profile as measured
     from polyrhythm.api.train import prepare_process
 
@@ -43,8 +43,8 @@ def profile(
     else:
         _say(found)
         again = ["--model", model, "--data", data, "--batch-size", str(batch_size), "--gradients", "none"]
-        print(f"written     {found['file']}")
-        print(f"try         polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
+        say("written", f"{found['file']}")
+        say_command("try", f"polyrhythm simulate --cluster {shlex.join([found['file'], *again])}")
 
 
 def _say(found: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def _say(found: dict[str, Any]) -> None:
             f"host        {host['name']}: {host['cores']} cores{chips}, {host['memory_bytes'] / 2**30:.0f} GiB, "
             f"copies {host['memory_bandwidth_bytes_per_s'] / 1e9:.1f} GB/s, speed {host['speed']:.2f}"
         )
-    print(f"inside      {_link(found['inside'])}")
+    say("inside", f"{_link(found['inside'])}")
     between = found["between"]
     print(
         f"between     {_link(between) if between else 'not measured: start this with torchrun on every host'}"

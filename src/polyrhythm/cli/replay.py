@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json
+from polyrhythm.cli.output import print_json, say
 
 DIFFERS = 1
 
@@ -20,7 +20,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Play a run again in the simulator, bit for bit; leaves with 1 if it differs."""
+    """Replay an asynchronous run bit for bit; exits with 1 if it differs."""
     from polyrhythm.api.replay import replay as replay_run
 
     found = replay_run(run, out=out)
@@ -36,10 +36,10 @@ def _say(found: dict[str, Any]) -> None:
     digests, difference = found["parameters_sha256"], found["first_difference"]
     if found["same"]:
         print(f"the same, bit for bit: {digests['replayed']}")
-        print(f"played      {found['messages']:,} messages in {found['seconds']:.1f} s")
+        say("played", f"{found['messages']:,} messages in {found['seconds']:.1f} s")
         return
     print(f"differs {difference['where']}: {difference['text']}")
     for cause in difference["possible_causes"]:
         print(f"may be due to {cause}")
-    print(f"recorded    {digests['recorded']}")
-    print(f"replayed    {digests['replayed'] or 'came to no end'}")
+    say("recorded", f"{digests['recorded']}")
+    say("replayed", f"{digests['replayed'] or 'came to no end'}")

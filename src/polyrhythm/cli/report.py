@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Json, names_in
-from polyrhythm.cli.output import print_json
+from polyrhythm.cli.output import print_json, say
 from polyrhythm.errors import RequestError
 
 
@@ -19,15 +19,18 @@ def report(
     cluster: Annotated[
         str | None,
         typer.Option(
-            help="The machines of the runs, as `profile` wrote them: rehearse each run, and show what that predicts."
+            help="Cluster file of the runs' machines, as `profile` writes it: add a dry run to each report."
         ),
     ] = None,
     plots: Annotated[
-        str, typer.Option(help="Write every plot as a picture, too: png, svg, pdf, or several with commas.")
+        str,
+        typer.Option(
+            help=("Write every plot as an image file, too: png, svg, pdf, or several, separated by commas.")
+        ),
     ] = "",
     json: Json = False,
 ) -> None:
-    """Write the report of each run from its events, as far as it came; of comparisons, the plots."""
+    """Write the reports of runs again from their events; of comparisons, their plots."""
     from polyrhythm.api.compare import PLAN_FILE, plots_of_comparison
     from polyrhythm.api.why import predict_run
     from polyrhythm.reporting.pages.plots import FOLDER, write_plots
@@ -60,6 +63,6 @@ def report(
         print_json(told)
         return
     for path in written:
-        print(f"report      {path}")
+        say("report", f"{path}")
     for path in pictures:
-        print(f"plot        {path}")
+        say("plot", f"{path}")

@@ -14,7 +14,7 @@ def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", help="How many workers; servers come on top.")] = 2,
+    workers: Annotated[int, typer.Option(metavar="N", help="Number of workers; servers are added.")] = 2,
     threads: Annotated[
         int | None,
         typer.Option(metavar="N", help="Compute threads of a worker (default: its share of the cores)."),
@@ -30,7 +30,7 @@ def run(
         bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for python -m.")
     ] = False,
 ) -> None:
-    """Run a script with a training loop of your own on several workers of this machine."""
+    """Run a script with your own training loop on several workers of this machine."""
     from polyrhythm.launch.script import run_script
 
     run_script(script, arguments or [], workers=workers, threads=threads, restarts=restarts, module=module)

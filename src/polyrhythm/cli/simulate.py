@@ -11,17 +11,18 @@ import typer
 
 from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
-    percent,
     print_json,
+    say,
+    say_bottleneck,
     say_members,
     say_timings,
-    say_what_held_back,
     say_what_was_left_out,
     say_where_the_report_is,
 )
 from polyrhythm.config.run_config import REAL_ONLY
 from polyrhythm.errors import RequestError
 from polyrhythm.launch.signals import INTERRUPTED
+from polyrhythm.reporting.quantities import counted, duration, percent
 
 if TYPE_CHECKING:
     from polyrhythm.simulation.trials import Failure
@@ -33,10 +34,14 @@ def simulate(
         str, typer.Option(help="A cluster file, or a ready cluster: office, spot, bsc, h100_pair, …")
     ],
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+        str | None, typer.Argument(help="A YAML file of options; the command line overrides it.")
     ] = None,
     gradients: Annotated[
-        str, typer.Option(help="real: train; none: only messages and times, for thousands of workers.")
+        str,
+        typer.Option(
+            metavar="real|none",
+            help="real: train; none: dry run, messages and times only, for thousands of workers.",
+        ),
     ] = "real",
     steps: Annotated[
         int | None,
@@ -44,22 +49,20 @@ def simulate(
     ] = None,
     step_time: Annotated[
         str | None,
-        typer.Option(
-            help="Compute time of a step, for example exponential(mean=0.1) (default: the cluster's)."
-        ),
+        typer.Option(help="Compute time of a step, as exponential(mean=0.1) (default: the cluster's)."),
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option(help="What goes wrong, for example kill(rank=1, at_s=2); slow(rank=2, factor=3)."),
+        typer.Option(help="Faults to inject, as kill(rank=1, at_s=2); slow(rank=2, factor=3)."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="With --gradients none: watch the strategy's invariants.")
+        bool, typer.Option("--check", help="With --gradients none: check the strategy's invariants.")
     ] = False,
     seeds: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="With --gradients none: try N seeds, with faults drawn from each unless --faults says which.",
+            help="With --gradients none: try N seeds, with random faults unless --faults is given.",
         ),
     ] = None,
     out: Annotated[
@@ -68,7 +71,7 @@ def simulate(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Train, or do a dry run, in virtual time on a cluster that you describe: modelled hosts and links."""
+    """Train in virtual time on a simulated cluster, or do a dry run without gradients."""
     given: dict[str, Any] = {
         "recipe": recipe,
         "cluster": cluster,
@@ -85,9 +88,9 @@ def simulate(
 
 def _simulate(options: dict[str, Any], *, as_json: bool) -> None:
     from polyrhythm.api.simulate import simulate as simulate_run
-    from polyrhythm.reporting.progress import progress_for
+    from polyrhythm.reporting.progress import VIRTUAL, progress_for
 
-    observer = progress_for(sys.stderr)
+    observer = progress_for(sys.stderr, mark=VIRTUAL)
     try:
         run = simulate_run(**options, observers=[observer])
     finally:
@@ -105,33 +108,28 @@ _WORTH_SAYING = 0.01
 
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
-    from polyrhythm.reporting.quantities import counted, duration
-
     price = figures["price"]
-    said = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
+    cost = "not known" if price is None else f"{price:.4f} {figures['currency'] or '(currency not given)'}"
     learns = figures["gradients"] == "real"
     if learns:
-        print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+        say("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
         say_members(figures)
-    done = "trained in  " if learns else "dry run in  "
     while_all = figures["sustained_images_per_s"]
     differs = while_all is not None and while_all > (1 + _WORTH_SAYING) * figures["images_per_s"]
-    sustained = f" ({while_all:,.0f} while all were at work)" if differs else ""
-    print(
-        f"{done}{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}"
+    sustained = f" ({while_all:,.0f} while all workers trained)" if differs else ""
+    say(
+        "trained in" if learns else "dry run in",
+        f"{duration(figures['seconds'])} of virtual time at {figures['images_per_s']:,.0f} images/s{sustained}",
     )
-    idle = figures["nothing_left_share"]
-    left = f", {percent(idle)} with nothing left to do" if idle >= _WORTH_SAYING else ""
-    print(f"waiting     {percent(figures['waiting_share'])} of the workers' time{left}")
-    say_what_held_back(figures)
+    say_bottleneck(figures)
     say_what_was_left_out(figures)
     say_timings(figures)
-    print(f"cluster     {figures['cluster']}, {counted(figures['hosts'], 'host')}, price {said}")
+    say("cluster", f"{figures['cluster']}, {counted(figures['hosts'], 'host')}, price {cost}")
     if learns and (folder / "model.safetensors").exists():  # of an ensemble each member has its own
-        print(f"model       {folder}/model.safetensors")
+        say("model", f"{folder}/model.safetensors")
     say_where_the_report_is(folder)
     if (folder / "trace.json").exists():
-        print(f"timeline    {folder}/trace.json (for ui.perfetto.dev)")
+        say("timeline", f"{folder}/trace.json (for ui.perfetto.dev)")
 
 
 FAILED = 1

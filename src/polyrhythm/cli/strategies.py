@@ -18,7 +18,7 @@ def strategies(
     name: Annotated[str | None, typer.Argument(help="One strategy, in detail.")] = None,
     json: Json = False,
 ) -> None:
-    """List the strategies, with their paper and cost."""
+    """List the strategies with their papers and costs."""
     from polyrhythm.api.strategies import strategies as known
 
     found = known(name)

@@ -21,12 +21,10 @@ def submit(
         str, typer.Option(help="slurm(nodes=2), ray, kubernetes(image='…') or ssh(hosts='hosts.txt').")
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Stay until the job has ended.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the engine would get, and hand nothing in.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job without submitting it.")] = False,
     json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
-    """Hand a job to an engine (Slurm, Ray, Kubernetes, ssh) that places it, queues it and starts it again."""
+    """Submit a job to Slurm, Ray, Kubernetes or hosts over SSH."""
     from polyrhythm.api.submit import engine_from, submission_of
 
     if not engine:

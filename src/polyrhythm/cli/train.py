@@ -9,35 +9,36 @@ import typer
 
 from polyrhythm.cli.options import Json, with_run_options
 from polyrhythm.cli.output import (
-    percent,
     print_json,
     rate,
+    say,
+    say_bottleneck,
     say_cache,
     say_members,
     say_timings,
-    say_what_held_back,
     say_what_was_left_out,
     say_where_the_report_is,
 )
 from polyrhythm.launch.process import loading
 from polyrhythm.launch.signals import INTERRUPTED, PREEMPTED
+from polyrhythm.reporting.quantities import duration, percent
 
 
 @with_run_options
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A YAML file of options; those given here win.")
+        str | None, typer.Argument(help="A YAML file of options; the command line overrides it.")
     ] = None,
     out: Annotated[
         str | None, typer.Option(help="The run folder, new or empty (default: a new one in runs/).")
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help="The folder of a run to continue; auto: that of --out, if it is there.")
+        str | None, typer.Option(help="The folder of a run to resume; auto: that of --out, if it exists.")
     ] = None,
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Train a classifier on several workers; leaves a run folder with the model and a report."""
+    """Train an image classifier on several workers; writes a run folder with the model and a report."""
     with loading():
         from polyrhythm.api.train import prepare_process
         from polyrhythm.api.train import train as train_run
@@ -69,21 +70,22 @@ def train(
 
 
 def _say(folder: Any, figures: dict[str, Any]) -> None:
-    print(f"test top-1  {percent(figures['test_top1'])}    top-5  {percent(figures['test_top5'])}")
+    say("test", f"top-1 {percent(figures['test_top1'])}, top-5 {percent(figures['test_top5'])}")
     best = figures.get("best")
     if best is not None and best["test_top1"] > figures["test_top1"]:
-        print(
-            f"highest     {percent(best['test_top1'])} after epoch {best['epoch']}, by the test images; --keep-best "
-            "keeps such a network, and evaluate --best tests it"
+        say(
+            "highest",
+            f"top-1 {percent(best['test_top1'])} after epoch {best['epoch']}, selected on the test images, hence "
+            "optimistic; --keep-best keeps such a network, and evaluate --best tests it",
         )
     if "fine_tuning" in figures:
-        print(f"kept        {figures['fine_tuning']['text']}")
+        say("kept", figures["fine_tuning"]["text"])
     say_members(figures)
-    print(f"trained in  {figures['seconds']:.1f} s at {rate(figures['images_per_s'])} images/s")
-    say_what_held_back(figures)
+    say("trained in", f"{duration(figures['seconds'])} at {rate(figures['images_per_s'])} images/s")
+    say_bottleneck(figures)
     say_what_was_left_out(figures)
     say_cache(figures)
     say_timings(figures)
     if (folder / "model.safetensors").exists():  # of an ensemble each member has its own
-        print(f"model       {folder}/model.safetensors")
+        say("model", f"{folder}/model.safetensors")
     say_where_the_report_is(folder)

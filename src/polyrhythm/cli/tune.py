@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from polyrhythm.cli.options import Json, with_run_options
-from polyrhythm.cli.output import print_json, print_table, tell
+from polyrhythm.cli.output import print_json, print_table, say, say_command, tell, wrapped
 from polyrhythm.errors import RequestError
+from polyrhythm.escaping import shell
 from polyrhythm.user_files import parse_yaml, read_text
 
 INTERRUPTED = 130
@@ -24,31 +25,30 @@ def tune(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="A YAML file of options that all runs have.")] = None,
     method: Annotated[
-        str, typer.Option(help="grid, random, tpe, hyperband, evolution, pbt or darts.")
+        str, typer.Option(help="Method: grid, random, tpe, hyperband, evolution, pbt or darts.")
     ] = "tpe",
     budget: Annotated[
-        str, typer.Option(help="60 trials, 2h (virtual time where runs are simulated) or 20USD.")
+        str, typer.Option(help="Budget: 60 trials, 2h (virtual time of simulated runs) or 20USD.")
     ] = "20 trials",
     goal: Annotated[
         str,
-        typer.Option(help="top1, top5 or loss of the last test; seconds or price until --until is reached."),
+        typer.Option(help="Objective: top1, top5 or loss of the last test; seconds or price to --until."),
     ] = "top1",
     prune: Annotated[
-        str, typer.Option(help="What ends trials early: none, median, halving or curve (extrapolated).")
+        str, typer.Option(help="Early stopping of trials: none, median, halving or curve (extrapolation).")
     ] = "none",
     population: Annotated[
-        int | None, typer.Option(metavar="N", help="Of evolution (default 10) and pbt (default 8).")
+        int | None,
+        typer.Option(metavar="N", help="Population size of evolution (default 10) and pbt (default 8)."),
     ] = None,
-    interval: Annotated[
-        int, typer.Option(metavar="N", help="Of pbt: epochs between two looks at the others.")
-    ] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the search, and of every run in it.")] = 0,
+    interval: Annotated[int, typer.Option(metavar="N", help="Epochs between exchanges of pbt.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed of the search and of its runs.")] = 0,
     cluster: Annotated[
         str | None, typer.Option(help="Simulate on a cluster file or a ready cluster (default: real runs).")
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Runs at a time (default: simulated ones one a core, real ones one)."),
+        typer.Option(metavar="N", help="Parallel runs (default: one per core if simulated, else one)."),
     ] = None,
     storage: Annotated[
         str | None,
@@ -64,7 +64,7 @@ def tune(
     json: Json = False,
     **options: Any,
 ) -> None:
-    """Search a job's options for the best: many runs, chosen and ended early by rule; a report and a recipe."""
+    """Search for the best hyperparameters in many runs; writes a report and a recipe."""
     from polyrhythm.api import tune as tuning
 
     if (space is None) == (resume is None):
@@ -91,14 +91,15 @@ def tune(
     if json:
         print_json(done.search.to_json())
     else:
+        for text in done.search.verdict():
+            print(wrapped(text))
+        if done.search.best() is not None:
+            say_command("run it", f"polyrhythm train {shell(done.folder / tuning.BEST_FILE)}")
+        print()
         heads, rows = done.search.table(ROWS)
         print_table("", heads, rows)
         print()
-        for text in done.search.verdict():
-            print(text)
-        print(f"report      {done.folder}/{tuning.REPORT_FILE}")
-        if done.search.best() is not None:
-            print(f"best        polyrhythm train {done.folder}/{tuning.BEST_FILE}")
+        say("report", f"{done.folder}/{tuning.REPORT_FILE}")
     if done.interrupted:
-        tell(f"interrupted; go on with: polyrhythm tune --resume {done.folder}")
+        tell(f"interrupted; continue with: polyrhythm tune --resume {done.folder}")
         raise typer.Exit(INTERRUPTED)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from polyrhythm.cli.options import Json
-from polyrhythm.cli.output import print_json, print_table
+from polyrhythm.cli.output import print_json, print_table, say
 
 _WORTH_SAYING = 0.02
 
@@ -16,11 +16,13 @@ def why(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     cluster: Annotated[
         str | None,
-        typer.Option(help="Other machines, or what `profile` wrote (default: those that the run was on)."),
+        typer.Option(
+            help="Machines to simulate: a cluster file or a ready cluster (default: the run's own)."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Say what bound a finished run, and what would help most, by rehearsing it otherwise."""
+    """Find the bottleneck of a finished run and the best remedy, by simulating the run with one change at a time."""
     from polyrhythm.api.why import why as explained
     from polyrhythm.reporting.quantities import whole
 
@@ -28,35 +30,48 @@ def why(
     if json:
         print_json(found.to_json())
         return
-    if found.held_back:
-        print(f"bound by    {found.held_back}")
-    where = f"on {found.cluster}" + (
-        ", which --cluster names: not what the run was on" if found.another else ""
-    )
-    print(
-        f"speed       {whole(found.images_per_s)} images/s; its dry run {whole(found.rehearsed_images_per_s)}, {where}"
-    )
-    if found.compression:
-        print(f"compression {found.compression}")
-    print()
-    rows = [
-        [
-            each.what,
-            f"{100 * each.gain:+.0f} %",
-            each.remedy,
-            f"{100 * each.remedy_gain:+.0f} %" if each.remedy else "",
-        ]
-        for each in found.causes
-        if each.gain > _WORTH_SAYING
-    ]
-    if rows:
-        print_table("what costs most", ["cause", "images/s without it", "remedy", "images/s with it"], rows)
-        print()
-    else:
-        print("no cause of slowness: without any of them it would be faster by 2 % at most\n")
+    causes = [each for each in found.causes if each.gain > _WORTH_SAYING]
     helping = [each for each in found.changes if each.gain > _WORTH_SAYING]
-    rows = [[each.what, f"{100 * each.gain:+.0f} %", each.caution] for each in helping]
-    if rows:
-        print_table("what would help", ["change", "images/s", "but"], rows)
+    if causes:
+        say("bottleneck", f"{causes[0].what}: {_gain(causes[0].gain)} without it")
     else:
-        print("nothing that was tried would make it faster by more than 2 %")
+        say("bottleneck", f"none: without any other cause than computing {_gain(_WORTH_SAYING)} at most")
+    if helping:
+        say("remedy", f"{helping[0].what}: {_gain(helping[0].gain)}")
+    else:
+        say("remedy", f"none of the changes that were simulated gains more than {_gain(_WORTH_SAYING)}")
+    if found.time:
+        say("time", found.time)
+    speed, dry = found.images_per_s, found.rehearsed_images_per_s
+    text = f"{whole(speed)} images/s; its dry run {whole(dry)} (virtual), on {found.cluster}"
+    say("speed", text + (", which --cluster names: other machines than the run's" if found.another else ""))
+    if speed > 0 and not 1 / _FAR <= dry / speed <= _FAR:
+        times = dry / speed if dry > speed else speed / dry
+        say(
+            "caution",
+            f"the dry run is {times:.1f}× {'faster' if dry > speed else 'slower'} than the run: gains are ratios of "
+            "dry runs, and hold for the run only roughly",
+        )
+    if found.compression:
+        say("compression", found.compression)
+    if causes:
+        print()
+        rows = [[each.what, _share(each.gain), each.remedy, _share(each.remedy_gain)] for each in causes]
+        rows = [row if row[2] else [*row[:3], ""] for row in rows]
+        print_table("causes", ["cause", "images/s without it", "remedy", "images/s with it"], rows)
+    if helping:
+        print()
+        rows = [[each.what, _share(each.gain), each.caution] for each in helping]
+        print_table("changes", ["change", "images/s", "caution"], rows)
+
+
+_FAR = 1.25
+"""Times the speed of its dry run from which a run is said to differ from it."""
+
+
+def _gain(gain: float) -> str:
+    return f"{_share(gain)} images/s"
+
+
+def _share(gain: float) -> str:
+    return f"{100 * gain:+.0f} %"

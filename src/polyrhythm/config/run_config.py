@@ -25,14 +25,14 @@ def _panel(title: str) -> Callable[..., Any]:
     return partial(Field, json_schema_extra={"panel": title})
 
 
-_job = _panel("The job")
+_job = _panel("Job")
 _learning = _panel("Learning")
-_start = _panel("Starting from other weights")
-_pictures = _panel("Pictures")
+_start = _panel("Fine-tuning")
+_pictures = _panel("Images")
 _speed = _panel("Speed")
-_output = _panel("What the run leaves")
-_faults = _panel("When something dies")
-_network = _panel("The network")
+_output = _panel("Output")
+_faults = _panel("Failures")
+_network = _panel("Network")
 
 
 class RunConfig(BaseModel):
@@ -47,20 +47,26 @@ class RunConfig(BaseModel):
 
     data: Any = _job(
         default="fashion-mnist",
-        description="A name (fashion-mnist, digits), a folder of images, a manifest (photos.csv) or tar shards.",
+        description=(
+            "Training data: a name (fashion-mnist, digits), a folder of images, a manifest (photos.csv) or "
+            "tar shards."
+        ),
     )
     model: Any = _job(
-        default="lenet5", description="A network: mlp, lenet5, deep_image, or any of torchvision and timm."
+        default="lenet5",
+        description="Network: mlp, lenet5, deep_image, or any classifier of torchvision and timm.",
     )
     strategy: Any = _job(
-        default="synchronous", description="How workers share the work; see `polyrhythm strategies`."
+        default="synchronous",
+        description="Training algorithm across workers; `polyrhythm strategies` lists all.",
     )
     compress: Any = _job(
         default=None,
-        description="What shrinks what ranks send, where the strategy allows it: top_k(density=0.01), power_sgd, qsgd "
-        "(default: nothing).",
+        description=(
+            "Compression of messages, where the strategy allows it, as top_k(density=0.01) (default: none)."
+        ),
     )
-    workers: int = _job(default=2, ge=1, le=_MOST_WORKERS, description="How many workers train.")
+    workers: int = _job(default=2, ge=1, le=_MOST_WORKERS, description="Number of workers.")
     epochs: int | None = _job(
         default=None,
         ge=1,
@@ -71,158 +77,187 @@ class RunConfig(BaseModel):
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="How long the whole run is, in place of epochs: steps where workers go in step, batches of all of "
-        "them elsewhere.",
+        description=(
+            "Length of the run instead of epochs: steps of a synchronous run, batches of all workers of an "
+            "asynchronous one."
+        ),
     )
     until: str | None = _job(
         default=None,
-        description="A test result that ends training before its last epoch: top1=0.9, top5=0.99 or loss=0.3.",
+        description="Test result that ends the run early: top1=0.9, top5=0.99 or loss=0.3.",
     )
     batch_size: int = _job(
         default=64,
         ge=1,
         le=10_000_000,
-        description="Images in a worker's batch; with accumulate, in each of its passes.",
+        description="Images per worker and step; with --accumulate, per pass.",
     )
     accumulate: int = _job(
         default=1,
         ge=1,
         le=100_000,
-        description="Passes of batch-size images whose gradients a worker adds up for a step.",
+        description="Passes of --batch-size images whose gradients are accumulated for a step.",
     )
     drop_last: bool = _job(
         default=False,
-        description="Leave out the images of an epoch that make no full step, so that all batches are full (default: "
-        "they are spread, and batches differ by at most one image).",
+        description=(
+            "Drop the incomplete last batch of an epoch (default: batch sizes differ by at most one image "
+            "instead)."
+        ),
     )
     balance: Any = _job(
         default="auto",
-        description="Parts of a global batch where workers go in step: off (equal), measured (by speed; "
-        "measured(profile='FILE') begins as a cluster file says), given(weights=[3, 1]), or auto: measured if an epoch "
-        "shows that workers are uneven by more than a tenth.",
+        description=(
+            "Per-worker shares of the global batch in synchronous training: off (equal), measured (by speed;"
+            " measured(profile='FILE') starts from a cluster file), given(weights=[3, 1]), or auto: measured"
+            " if speeds differ by more than a tenth."
+        ),
     )
     deal: Literal["auto", "drawn", "fixed"] = _job(
         default="auto",
-        description="How batches come to workers: drawn by whoever is free, or a fixed share of every epoch for each "
-        "(auto: drawn where workers go at their own pace).",
+        description=(
+            "Assignment of batches: drawn (dynamic: the next free worker gets the next batch), fixed (equal "
+            "shares), or auto: drawn in asynchronous training."
+        ),
     )
-    seed: int = _job(default=0, ge=0, lt=2**63, description="Fixes everything that can be fixed.")
+    seed: int = _job(default=0, ge=0, lt=2**63, description="Random seed of everything that is random.")
 
     optimizer: Any = _learning(
         default=None,
-        description="For example adam(lr=0.001) (default: sgd, with a rate and a momentum that fit the strategy).",
+        description=(
+            "Optimizer, as adam(lr=0.001) (default: sgd, with a learning rate and momentum that fit the "
+            "strategy)."
+        ),
     )
     schedule: Any = _learning(
-        default="cosine", description="How the learning rate changes, for example cosine(warmup_epochs=1)."
+        default="cosine", description="Learning rate schedule, as cosine(warmup_epochs=1)."
     )
     batch_schedule: Any = _learning(
         default="constant",
-        description="How the batch size changes, for example step(at=[0.5, 0.75], growth=2); auto: it grows with the "
-        "gradient noise scale.",
+        description=(
+            "Batch size schedule, as step(at=[0.5, 0.75], growth=2); auto: growth with the gradient noise "
+            "scale."
+        ),
     )
     batch_norm: Any = _learning(
         default="plain",
-        description="Of which pictures batch normalisation takes its statistics in training: plain (a worker's batch, "
-        "or a pass of it), ghost(size=32), slices of so many, or synchronised, all workers' batches.",
+        description=(
+            "Batch normalization statistics: plain (per worker), ghost(size=32) (per slice of a batch), or "
+            "synchronised (over all workers)."
+        ),
     )
     loss: Any = _learning(
         default="cross_entropy",
-        description="What is minimised: cross_entropy; bootstrapping or small_loss for wrong labels; ensemble or "
-        "oracle for a treenet.",
+        description=(
+            "Loss function; bootstrapping and small_loss tolerate wrong labels, ensemble and oracle belong "
+            "to treenet."
+        ),
     )
     class_weights: Literal["none", "balanced"] = _learning(
-        default="none", description="balanced: rare classes count as much as frequent ones."
+        default="none",
+        description="Class weights of the loss; balanced: rare classes count as much as frequent ones.",
     )
     label_smoothing: float = _learning(
-        default=0.0, ge=0, lt=1, description="Share of every target spread over all classes."
+        default=0.0, ge=0, lt=1, description="Share of every target that is spread over all classes."
     )
     weight_average: float = _learning(
-        default=0.0, ge=0, lt=1, description="Decay of the moving average of weights; 0: none."
+        default=0.0, ge=0, lt=1, description="Decay of the exponential moving average of weights; 0: none."
     )
     teacher: str | None = _learning(
-        default=None, description="Runs or weights to learn from besides the labels, with ; between."
+        default=None, description="Runs or weights to distill from, separated by ;."
     )
     temperature: float = _learning(
         default=4.0,
         gt=0,
         allow_inf_nan=False,
-        description="Temperature of the teachers' and the student's softmax.",
+        description="Softmax temperature of distillation.",
     )
     teacher_share: float = _learning(
-        default=0.7, ge=0, le=1, description="Share of the loss that is the teachers'."
+        default=0.7, ge=0, le=1, description="Share of the distillation loss in the total loss."
     )
 
     distill: str | None = _learning(
         default=None,
-        description="With --strategy ensemble(members=4): the network that learns from its members in a last stage, "
-        "such as lenet5.",
+        description=(
+            "With --strategy ensemble(members=4): network that is distilled from its members, as lenet5."
+        ),
     )
 
     weights: str | None = _start(
         default=None,
-        description="A file (safetensors or state dict), a run folder, or what others trained to start from: "
-        "efficientnet_lite0, torchvision(weights='…') or hub(repository='…').",
+        description=(
+            "Initial weights: a file (safetensors or state dict), a run folder, or a pretrained model: "
+            "efficientnet_lite0, torchvision(weights='…') or hub(repository='…')."
+        ),
     )
     fine_tuning: Literal["auto", "none", "head", "staged"] = _start(
         default="auto",
-        description="head: fit the last layer on kept features of the frozen body; staged: then train more and more "
-        "of the body, as long as held-out pictures gain; none: train as from scratch (default: staged with weights "
-        "of others and no choice about learning, else none).",
+        description=(
+            "head: linear probe on features of the frozen backbone; staged: then unfreeze the backbone step "
+            "by step while held-out accuracy gains; none: train all weights; auto: staged with pretrained "
+            "weights and no other choice about learning, else none."
+        ),
     )
     views: int | None = _start(
         default=None,
         ge=1,
         le=100,
-        description="Views of each training picture that the head is fitted on, the plain one and others by the "
-        "augmentation (default: more for fewer pictures).",
+        description=(
+            "Augmented views of each training image for the linear probe, the plain one included (default: "
+            "more for fewer images)."
+        ),
     )
     freeze: str = _start(
         default="none",
-        description="Parts that are not trained: body (all but the head), norms, or names, as conv_stem,blocks.0.",
+        description="Frozen parameters: body (all but the head), norms, or names, as conv_stem,blocks.0.",
     )
     freeze_epochs: int | None = _start(
         default=None,
         ge=1,
-        description="Epochs for which they are frozen, before all but norms is trained (default: all).",
+        description="Epochs for which --freeze holds, before all but norms is trained (default: all).",
     )
     rate_decay: float = _start(
-        default=1.0, gt=0, le=1, description="Each stage's learning rate over that of the stage after it."
+        default=1.0, gt=0, le=1, description="Learning rate of each stage over that of the stage after it."
     )
 
-    augment: str = _pictures(
-        default="none", description="Random changes of training images, for example crop(padding=2); flip."
-    )
+    augment: str = _pictures(default="none", description="Data augmentation, as crop(padding=2); flip.")
     image_size: int | None = _pictures(
         default=None,
         ge=1,
         le=_MOST_PIXELS,
-        description="Pixels a side (default: as the data are; folders 224).",
+        description="Height and width of images in pixels (default: those of the data; 224 for folders).",
     )
     scale: int | None = _pictures(
         default=None,
         ge=1,
         le=_MOST_PIXELS,
-        description="Pixels a side that pictures are scaled to, for windows of the image size to be cut out of: at "
-        "random in training, in the middle for tests (default: no windows).",
+        description=(
+            "Height and width in pixels to which images are scaled before crops of --image-size: random in "
+            "training, central in tests (default: no crops)."
+        ),
     )
     size_schedule: str = _pictures(
         default="constant",
-        description="How large training pictures are, for example progressive(sizes=[128, 160], until=[0.4, 0.7]); "
-        "tests see the image size.",
+        description=(
+            "Image size schedule in training, as progressive(sizes=[128, 160], until=[0.4, 0.7]); tests use "
+            "--image-size."
+        ),
     )
     pixels: Literal["imagenet", "centred"] | None = _pictures(
         default=None,
-        description="How image files are normalised: imagenet, or centred, (x - 127) / 128 (default: as the weights "
-        "want it, else imagenet).",
+        description=(
+            "Normalization of image files: imagenet, or centred, (x - 127) / 128 (default: as the weights "
+            "need it, else imagenet)."
+        ),
     )
-    skip_unreadable: bool = _pictures(default=False, description="Leave out images that cannot be read.")
+    skip_unreadable: bool = _pictures(default=False, description="Skip images that cannot be read.")
 
     device: str = _speed(
         default="auto",
-        description="cpu, cuda, or auto: GPUs where there are some; or one for each worker, as in cuda,cpu,cpu.",
+        description="cpu, cuda, or auto: GPUs if there are any; or one for each worker, as cuda,cpu,cpu.",
     )
     precision: str = _speed(
-        default="auto", description="float32, bfloat16, float16, or auto: the fastest the device has."
+        default="auto", description="float32, bfloat16, float16, or auto: the fastest of the device."
     )
     threads: int | None = _speed(
         default=None,
@@ -232,87 +267,107 @@ class RunConfig(BaseModel):
     )
     cache: str = _speed(
         default="auto",
-        description="Memory (of the GPU, if there is one) for decoded training images: none, a size as 4GB, or auto: "
-        "half of what is free.",
+        description=(
+            "Memory (of the GPU, if there is one) for decoded training images: none, a size as 4GB, or auto:"
+            " half of the free memory."
+        ),
     )
     decoded: str | None = _speed(
         default=None,
-        description="A folder where decoded image files are kept for this run and later ones (default: they are not).",
+        description="Folder for decoded image files, reused by later runs (default: none).",
     )
     compile: bool = _speed(
         default=False,
-        description="Send full batches through torch.compile: slower to start, then often faster.",
+        description="Compile the network with torch.compile: slower start, often faster steps.",
     )
     channels_last: bool = _speed(
         default=False,
-        description="Hold pictures with their channels innermost in memory, on which many convolutions are faster.",
+        description="Store images in channels-last memory format, which is faster for many convolutions.",
     )
 
     keep_checkpoints: int = _output(
-        default=2, ge=0, description="How many of the newest checkpoints stay; 0 writes none."
+        default=2, ge=0, description="Number of newest checkpoints to keep; 0: no checkpoints."
     )
     keep_best: bool = _output(
-        default=False, description="Keep the checkpoint of the highest test accuracy besides the newest."
+        default=False, description="Keep the checkpoint with the highest test accuracy, too."
     )
     timings: bool = _output(
         default=False,
-        description="Tell where the time of every worker's steps goes, as a table and in trace.json.",
+        description="Measure the phases of every worker's steps: a table and trace.json.",
     )
     tensorboard: bool = _output(default=False, description="Write TensorBoard files into the run folder.")
 
     restarts: int = _faults(
         default=3,
         ge=0,
-        description="How many lost workers and servers are started again, where the strategy goes on without them; and "
-        "how often the whole run, from its last checkpoint, where it does not.",
+        description=(
+            "Number of restarts: of failed workers and servers if the strategy continues without them, else "
+            "of the whole run from its last checkpoint."
+        ),
     )
     min_workers: int = _faults(
-        default=1, ge=1, description="With fewer left, and no restarts, the run ends with a checkpoint."
+        default=1,
+        ge=1,
+        description=(
+            "Number of workers below which the run ends with a checkpoint, once --restarts are used up."
+        ),
     )
     on_loss: Literal["keep_batch", "rescale"] = _faults(
         default="keep_batch",
-        description="When a worker that goes in step with others is lost: they share its part of a step, or leave it "
-        "out and rescale the learning rate.",
+        description=(
+            "Failure of a synchronous worker: keep_batch (the others take over its share) or rescale (leave "
+            "it out and rescale the learning rate)."
+        ),
     )
     silence_s: float = _faults(
         default=3.0,
         gt=0,
         le=_DAY_S,
-        description="Seconds that a rank may be silent at least before the watchdog speaks; after four times as "
-        "long it is taken for lost.",
+        description=(
+            "Seconds without a message after which a rank is reported as unresponsive; after four times as "
+            "long it counts as failed."
+        ),
     )
     gather_s: float = _faults(
         default=1800.0,
         gt=0,
         le=365 * _DAY_S,
-        description="Seconds for which ranks that torchrun has started wait for each other at the start; then the run "
-        "ends, and says who never came.",
+        description=(
+            "Seconds for which ranks under torchrun wait for each other at the start; then the run ends and "
+            "names the missing ones."
+        ),
     )
     notice_s: float | None = _faults(
         default=None,
         gt=0,
         le=_DAY_S,
-        description="Seconds between SIGTERM and the end of a host that is preempted: the run writes a checkpoint "
-        "within them, and leaves with status 75.",
+        description=(
+            "Seconds between SIGTERM and the end of a preempted host, within which the run writes a "
+            "checkpoint and exits with status 75."
+        ),
     )
 
     listen: str | None = _network(
         default=None,
-        description="HOST:PORT of this host, or a PORT of loopback, where others may join (`polyrhythm join`); port 0 "
-        "takes a free one (default: nobody can).",
+        description=(
+            "HOST:PORT of this host, or a PORT of loopback, for workers that join (`polyrhythm join`); port "
+            "0: any free one (default: no joining)."
+        ),
     )
     token_file: str | None = _network(
         default=None,
-        description="The file of the run token that they must know (default: POLYRHYTHM_TOKEN in the environment, else "
-        "a new one in the run folder).",
+        description=(
+            "File of the run token that joining workers need (default: POLYRHYTHM_TOKEN in the environment, "
+            "else a new file in the run folder)."
+        ),
     )
     vacant: int = _network(
         default=0,
         ge=0,
-        description="How many of the workers' places are left to those who join; under torchrun they come on top.",
+        description="Number of the workers that join later; under torchrun in addition to its ranks.",
     )
     port: int = _network(
-        default=0, ge=0, le=65535, description="Where local ranks meet, on loopback; 0 takes a free one."
+        default=0, ge=0, le=65535, description="Loopback port at which local ranks meet; 0: any free one."
     )
 
     @property

@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.escaping import csv_cell
 from polyrhythm.evaluation.target import Target
 from polyrhythm.events import Evaluated
-from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, duration, percent, whole
+from polyrhythm.reporting.quantities import MINUTE_S, UNKNOWN, counted, duration, percent, whole
 from polyrhythm.reporting.summary import Test, read_summary
 from polyrhythm.run_files import read_text_in_run
 from polyrhythm.user_files import parse_yaml
@@ -223,7 +224,14 @@ def differ(first: Sequence[float | None], second: Sequence[float | None]) -> boo
     return mean > limit * spread if spread > 0 else mean > 0
 
 
-_SECONDARY = frozenset({"efficiency", "images", "time", "waiting", "staleness", "kB a step", "seeds"})
+RANK = "rank"
+"""Head of the column that marks the best rows with 1."""
+_NAMED = 3
+"""Rows that a sentence names at most."""
+SECONDARY = frozenset(
+    {"efficiency", "images", "time", "virtual time", "waiting", "staleness", "kB a step", "seeds"}
+)
+"""Heads of columns that do not decide."""
 
 NOT_THE_JOB = frozenset(
     {
@@ -325,46 +333,73 @@ class Comparison:
 
     def fastest(self) -> Row | None:
         """Return the row that reaches the target first with all its seeds; None if none does."""
-        if self.target is None:
-            return None
-        reach = time_to(self.target)
-        return min(self.through(), key=lambda row: row.mean(reach), default=None)
+        return next(iter(self.through()), None)
 
     def through(self) -> list[Row]:
-        """Return the rows that reach the target with all their seeds: a mean over some would leave the others out."""
+        """Return the rows that reach the target with all their seeds, the fastest first."""
         if self.target is None:
             return []
         reach = time_to(self.target)
-        return [row for row in self.rows if all(math.isfinite(reach(run)) for run in row.runs)]
+        rows = [row for row in self.rows if all(math.isfinite(reach(run)) for run in row.runs)]
+        return sorted(rows, key=lambda row: row.mean(reach))
 
     def most_accurate(self) -> Row | None:
         """Return the row with the best mean of its last tests; None without tests."""
-        tested = [row for row in self.rows if row.values(last_top1)]
-        return max(tested, key=lambda row: row.mean(last_top1), default=None)
+        return next(iter(self._by_accuracy()), None)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether all seconds are virtual ones."""
+        return all(run.simulated for row in self.rows for run in row.runs)
+
+    def ranking(self) -> list[tuple[int, Row]]:
+        """Return the rows with their ranks, best first: by time to the target, else by accuracy, else by images/s.
+
+        Rows share a rank that do not differ from its first row by more than their seeds. Rows that miss the target, or
+        have no figure, follow with rank 0.
+        """
+        if self.through() and self.target is not None:
+            ordered, of = self.through(), time_to(self.target)
+        elif self._by_accuracy():
+            ordered, of = self._by_accuracy(), last_top1
+        else:
+            ordered, of = self._by_speed(), throughput
+        ranked: list[tuple[int, Row]] = []
+        first: Row | None = None
+        for place, row in enumerate(ordered, 1):
+            shared = first is not None and _equal(first, row, of)
+            first = first if shared else row
+            ranked.append((ranked[-1][0] if shared else place, row))
+        others = [row for row in self._by_accuracy() if row not in ordered]
+        others += [row for row in self.rows if row not in ordered and row not in others]
+        return [*ranked, *((0, row) for row in others)]
 
     def verdict(self) -> list[str]:
-        """Return what the comparison comes to, in sentences."""
+        """Return the result of the comparison in sentences."""
         said = []
-        fastest, accurate = self.fastest(), self.most_accurate()
         if self.target is not None:
-            said.append(self._about_time(fastest))
-        if accurate is not None:
-            said.append(self._about_accuracy(accurate))
-        quick = max(
-            (row for row in self.rows if row.values(throughput)),
-            key=lambda row: row.mean(throughput),
-            default=None,
-        )
-        if quick is not None:
-            base = self.baseline(quick)
-            against = "" if base is quick else f", {self.speed_up(quick):.2f} times those of {base.name}"
-            said.append(f"Most images a second: {quick.name}, {whole(quick.mean(throughput))}{against}.")
+            said.append(self._about_time())
+        if accurate := self._by_accuracy():
+            said.append(_best("Most accurate in the end", accurate, last_top1, percent))
+        if quick := self._by_speed():
+            base = self.baseline(quick[0])
+            against = (
+                "" if base is quick[0] else f" {self.speed_up(quick[0]):.2f}× the images/s of {base.name}."
+            )
+            said.append(_best("Most images/s", quick, throughput, whole) + against)
         return [*said, *self.notes]
 
-    def _about_time(self, fastest: Row | None) -> str:
+    def _by_accuracy(self) -> list[Row]:
+        tested = [row for row in self.rows if row.values(last_top1)]
+        return sorted(tested, key=lambda row: -row.mean(last_top1))
+
+    def _by_speed(self) -> list[Row]:
+        timed = [row for row in self.rows if row.values(throughput)]
+        return sorted(timed, key=lambda row: -row.mean(throughput))
+
+    def _about_time(self) -> str:
         assert self.target is not None
-        where = str(self.target) + ("" if self.chosen else " (which all have reached)")
-        if fastest is None:
+        if not self.through():
             best = max(
                 (row for row in self.rows if row.runs), key=lambda row: row.mean(lambda run: run.best())
             )
@@ -372,33 +407,31 @@ class Comparison:
                 f"No row reached {self.target} with all its seeds: the best was "
                 f"{percent(best.mean(lambda run: run.best()))} by {best.name}."
             )
-        reach = time_to(self.target)
-        text = f"Fastest to {where}: {fastest.name}, in {duration(fastest.mean(reach))}"
-        others = [row for row in self.through() if row is not fastest]
-        if others:
-            second = min(others, key=lambda row: row.mean(reach))
-            noisy = _remark(differ(*_by_seed(fastest, second, reach)))
-            text += f"; next {second.name}, in {duration(second.mean(reach))}{noisy}"
-        return text + "."
-
-    def _about_accuracy(self, best: Row) -> str:
-        text = f"Most accurate in the end: {best.name}, top-1 {percent(best.mean(last_top1))}"
-        others = [row for row in self.rows if row is not best and row.values(last_top1)]
-        if others:
-            second = max(others, key=lambda row: row.mean(last_top1))
-            noisy = _remark(differ(*_by_seed(best, second, last_top1)))
-            text += f"; next {second.name}, {percent(second.mean(last_top1))}{noisy}"
-        return text + "."
+        where = str(self.target) + ("" if self.chosen else " (which all have reached)")
+        unit = " of virtual time" if self.virtual else ""
+        return _best(
+            f"Fastest to {where}",
+            self.through(),
+            time_to(self.target),
+            lambda time_s: duration(time_s) + unit,
+        )
 
     def table(self, *, short: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Return the heads and the rows of the table, as texts; columns that no run has are left out.
+        """Return the heads and the rows of the table as texts, best first; columns that no run has are left out.
 
         Args:
             short: leave out what does not decide, for a terminal.
         """
         spread = _mean if short else _spread
-        scales = any(self.baseline(row) is not row for row in self.rows)  # else each is told against itself
+        ranked = self.ranking()
+        rank = {id(row): str(place or UNKNOWN) for place, row in ranked}
+        clock = "virtual " if self.virtual else ""
+
+        def against(row: Row, text: str) -> str:
+            return UNKNOWN if self.baseline(row) is row else text
+
         columns: list[tuple[str, Callable[[Row], str]]] = [
+            (RANK, lambda row: rank[id(row)] if len(ranked) > 1 else ""),
             ("strategy", lambda row: row.strategy),
             ("workers", lambda row: str(row.workers)),
         ]
@@ -406,19 +439,19 @@ class Comparison:
             columns.append((key, lambda row, key=key: str(row.options.get(key, ""))))  # type: ignore[misc]
         columns += [
             ("images/s", lambda row: spread(row, throughput, whole)),
-            ("speed-up", lambda row: _number(self.speed_up(row), "{:.2f}") if scales else UNKNOWN),
-            ("efficiency", lambda row: percent(self.efficiency(row)) if scales else UNKNOWN),
+            ("speed-up", lambda row: against(row, _number(self.speed_up(row), "{:.2f}×"))),
+            ("efficiency", lambda row: against(row, percent(self.efficiency(row)))),
             ("top-1", lambda row: spread(row, last_top1, percent)),
         ]
         if self.target is not None:
             reach, images, price = time_to(self.target), images_to(self.target), price_to(self.target)
             columns += [
-                (f"time to {self.target}", lambda row: _until(row, reach, duration, spread)),
+                (f"{clock}time to {self.target}", lambda row: _until(row, reach, duration, spread)),
                 ("images", lambda row: _until(row, images, whole, spread)),
                 ("price", lambda row: _until(row, price, "{:.4g}".format, spread)),
             ]
         columns += [
-            ("time", lambda row: spread(row, seconds, duration)),
+            (f"{clock}time", lambda row: spread(row, seconds, duration)),
             ("waiting", lambda row: percent(row.mean(waiting))),
             ("staleness", lambda row: _number(row.mean(staleness), "{:.2f}")),
             ("kB a step", lambda row: _number(row.mean(bytes_per_step) / 1000, "{:,.1f}")),
@@ -427,14 +460,15 @@ class Comparison:
         filled = [
             (head, cells)
             for head, write in columns
-            if not (short and head in _SECONDARY)
-            and not {UNKNOWN, ""}.issuperset(cells := [write(row) for row in self.rows])
+            if not (short and head in SECONDARY)
+            and not {UNKNOWN, ""}.issuperset(cells := [write(row) for _, row in ranked])
         ]
         heads = [head for head, _ in filled]
         return heads, [list(cells) for cells in zip(*(cells for _, cells in filled), strict=True)]
 
     def to_json(self) -> dict[str, Any]:
         """Return all figures as a JSON-able dict; figures that are not known are None."""
+        ranks = {id(row): place or None for place, row in self.ranking()}
         return {
             "target": None
             if self.target is None
@@ -443,7 +477,8 @@ class Comparison:
             "verdict": self.verdict(),
             "warnings": list(self.warnings),
             "refused": dict(self.refused),
-            "rows": [self._row_json(row) for row in self.rows],
+            "virtual": self.virtual,
+            "rows": [self._row_json(row) | {"rank": ranks[id(row)]} for row in self.rows],
         }
 
     def _row_json(self, row: Row) -> dict[str, Any]:
@@ -579,7 +614,7 @@ def _warnings(runs: Sequence[ComparedRun], rows: Sequence[Row]) -> list[str]:
             said.append(f"{run.folder} was cut short ({run.outcome}): its figures are as far as it came")
     few = [row for row in rows if len(row.runs) < 2]
     if few and len(rows) > 1:
-        said.append("rows with one seed tell nothing about noise: take --seeds 3 or more")
+        said.append("one seed shows nothing of the noise: rows may differ by chance; take --seeds 3 or more")
     rates = {str(run.config.get("optimizer")) for run in runs}
     if len(rows) > 1 and len({row.strategy for row in rows}) > 1 and len(rates) == 1:
         said.append("all strategies had the same learning rate, which may suit some better than others")
@@ -594,10 +629,39 @@ def _by_seed(
     return [found[0].get(seed) for seed in seeds], [found[1].get(seed) for seed in seeds]
 
 
-def _remark(different: bool | None) -> str:
-    if different is None:
-        return ""
-    return " (more than the seeds' noise)" if different else " (within the seeds' noise)"
+def _equal(first: Row, second: Row, of: Callable[[ComparedRun], float]) -> bool:
+    """Return whether two rows do not differ by more than their seeds; with one seed only equal figures are equal."""
+    different = differ(*_by_seed(first, second, of))
+    return first.mean(of) == second.mean(of) if different is None else not different
+
+
+def _best(
+    what: str,
+    ordered: Sequence[Row],
+    of: Callable[[ComparedRun], float],
+    write: Callable[[float], str],
+) -> str:
+    """Return a sentence on which rows are best; those that do not differ are named together.
+
+    Args:
+        what: by what they are the best.
+        ordered: rows, best first.
+        of: the figure that decides.
+        write: writes it.
+    """
+    first, *others = ordered
+    told = [f"{row.name} ({write(row.mean(of))})" for row in ordered]
+    equal = list(takewhile(lambda row: _equal(first, row, of), others))  # as `ranking` has them
+    if equal:
+        named = told[: 1 + len(equal)][:_NAMED]
+        left = 1 + len(equal) - len(named)
+        names = ", ".join(named) + f" and {counted(left, 'other')}" if left else " and ".join(named)
+        return f"{what}: no difference beyond that of seeds between {names}."
+    text = f"{what}: {told[0]}"
+    if others:
+        unsure = differ(*_by_seed(first, others[0], of)) is None
+        text += f"; next {told[1]}" + (", with too few seeds to tell them apart" if unsure else "")
+    return text + "."
 
 
 def _spread(row: Row, of: Callable[[ComparedRun], float], write: Callable[[float], str]) -> str:

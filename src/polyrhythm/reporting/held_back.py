@@ -1,4 +1,4 @@
-"""What held a run back: the cause whose removal would gain most, by the run's own figures.
+"""The bottleneck of a run: the cause whose removal would gain most, by the run's own figures, and its remedy.
 
     gain of a cause  =  1 / (1 - s) - 1        s: share of the run's length that it costs
 
@@ -78,11 +78,13 @@ def lock_step(figures: RunFigures, totals: dict[int, Stretch]) -> LockStep | Non
         free_running_s=free_s,
         lock_step_s=together_s,
         update_s=update_s,
-        text=f"a gradient of every worker took {significant(free_s)} s, and in lockstep would have taken about "
+        text=f"{significant(free_s)} s for a gradient of every worker; synchronous training would take about "
         f"{significant(together_s)} s or more",
     )
 
 
+COMPUTING = "computing"
+"""Name of the bottleneck of a run that has none."""
 _STRAGGLER = 1.25
 """Times the median computing time of a step, from which a worker is called a straggler."""
 _WORTH_NAMING = 0.1
@@ -98,9 +100,14 @@ _BUSY = 0.6
 
 @dataclass(frozen=True, kw_only=True)
 class HeldBack:
-    """What held a run back: shares of the run's length over all workers, and of the busiest server's time.
+    """The bottleneck of a run: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
+        bottleneck: its name, as a noun phrase: `the network`.
+        problem: a sentence with its share of the time, or that there is none.
+        remedy: options that would relieve it; empty without a bottleneck.
+        time: all shares of the workers' time in words; they add up to 100 %.
+        text: problem, remedy, gain, and the comparison with synchronous training, in a line.
         cause: `compute`, `processor`, `stragglers`, `lock-step waiting`, `stages`, `servers`, `network`, `tests`,
             `input` or `nothing left`.
         gain: images/s that would be gained without the cause, as a share; 0 for `compute`.
@@ -116,6 +123,10 @@ class HeldBack:
         lock_step: None where that is no question.
     """
 
+    bottleneck: str
+    problem: str
+    remedy: str
+    time: str
     cause: str
     compute_share: float
     slower_workers_share: float
@@ -178,44 +189,38 @@ def held_back(figures: RunFigures) -> HeldBack | None:
     most = max(costs, key=lambda each: costs[each])
     gain = 1 / max(1 - costs[most], _LEAST_LEFT) - 1
     if gain < _WORTH_NAMING:
-        cause, why, gain = "compute", "computing", 0.0
-    elif most == "nothing left":
-        cause = "nothing left"
-        why = "equal shares on unequal machines, whose faster workers had nothing left to do"
-    elif most == "processor":
-        cause, why = "processor", "the processor, whose cores other processes kept busy"
-    elif most == "tests":
-        cause, why = most, "tests, during which no worker trains"
-    elif most == "input":
-        cause, why = most, "input, since batches are not ready in time"
-    elif most == "stages":
-        cause, why = "stages", "the pipeline, whose stages wait for each other"
-    elif most == "slower":
-        cause, why = _slower_workers(totals)
+        cause, name, gain, remedy = "compute", COMPUTING, 0.0, ""
+        problem = f"none: no cause but computing costs more than {percent(max(costs.values()))} of the time"
     else:
-        cause, why = _exchange(figures, busy, queue)
+        shares = {"slower": slower, "exchange": exchange - server}
+        share = percent(shares.get(most, costs[most]))  # as `time` has it
+        if most == "slower":
+            served = bool(figures.started and figures.started.servers)
+            cause, name, problem, remedy = _slower_workers(totals, served=served)
+        elif most == "exchange":
+            cause, name, problem, remedy = _exchange(figures, busy, queue)
+        else:
+            cause, (name, problem, remedy) = most, _CAUSES[most]
+        problem += f" ({share} of the workers' time)" if cause != "servers" else ""
     together = lock_step(figures, totals)
-    parts = [f"{percent(compute)} of the workers' time was computing"]
-    waits = [] if free_running and slower < _WORTH_SAYING else [(slower, "slower workers")]
-    waits += [(stage, "other stages")] if stage else []
-    if figures.server_loads:
-        waits += [(server, "servers")] if server >= _WORTH_SAYING else []
-        waits += [(exchange - server, "the network")]
-    else:
-        waits += [(exchange, "the network")]
-    for share, what in ((processor, "the processor"), (other["input"], "batches")):
-        waits += [(share, what)] if share >= _WORTH_SAYING else []
-    pauses = [(other["tests"], "testing")] if other["tests"] >= _WORTH_SAYING else []
-    told = compute + sum(share for share, _ in (*waits, *pauses)) + (idle if idle >= _WORTH_SAYING else 0.0)
-    parts += [
-        f"{percent(share)} {'waiting ' if not number else ''}for {what}"
-        for number, (share, what) in enumerate(waits)
+    parts = [
+        (compute, "computing", True),
+        (slower, "waiting for slower workers", not free_running or slower >= _WORTH_SAYING),
+        (stage, "waiting for other stages", stage > 0),
+        (server, "waiting for servers", server >= _WORTH_SAYING),
+        (exchange - server, "communication", True),
+        (processor, "waiting for a core", processor >= _WORTH_SAYING),
+        (other["input"], "waiting for batches", other["input"] >= _WORTH_SAYING),
+        (other["tests"], "tests", other["tests"] >= _WORTH_SAYING),
+        (idle, "idle at the end", idle >= _WORTH_SAYING),
     ]
-    parts += [f"{percent(share)} {what}" for share, what in pauses]
-    parts += [f"{percent(idle)} with nothing left to do"] if idle >= _WORTH_SAYING else []
-    parts += [f"{percent(1 - told)} other waiting"] if 1 - told >= _SHOWN else []
-    gained = f"; without that up to {100 * gain:.0f} % more images/s" if gain else ""
-    text = f"{why}: {', '.join(parts)}{gained}{f'; {together.text}' if together else ''}"
+    named_share = sum(share for share, _, shown in parts if shown)
+    parts.append((1 - named_share, "other waiting", 1 - named_share >= _SHOWN))
+    text = problem
+    if remedy:
+        text += f"; remedy: {remedy}, up to {gain_text(gain)}"
+    if together:
+        text += f"; {together.text}"
     return HeldBack(
         cause=cause,
         compute_share=compute,
@@ -224,6 +229,10 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         servers_busy_share=busy,
         server_queue=queue,
         lock_step=together,
+        bottleneck=name,
+        problem=problem,
+        remedy=remedy,
+        time=", ".join(f"{percent(share)} {what}" for share, what, shown in parts if shown),
         text=text,
         nothing_left_share=idle,
         server_share=server,
@@ -261,34 +270,69 @@ def _slower_and_server_s(
     return max(0.0, waited_s - least_s * sum(total.steps for total in totals.values())), 0.0
 
 
-def _slower_workers(totals: dict[int, Stretch]) -> tuple[str, str]:
+def gain_text(gain: float) -> str:
+    """Write a gain in speed: `+21 % images/s`."""
+    return f"{100 * gain:+.0f} % images/s"
+
+
+_CAUSES = {
+    "nothing left": (
+        "equal shares on unequal machines",
+        "equal shares on unequal machines: faster workers finish early and idle",
+        "`--balance measured` or `--deal drawn`, which give faster workers more batches",
+    ),
+    "processor": (
+        "too few cores",
+        "more busy processes than cores: workers wait for a core",
+        "fewer processes: `--workers` at most the number of free cores",
+    ),
+    "tests": (
+        "tests",
+        "no worker trains while the model is tested",
+        "a smaller test set, or fewer and longer epochs",
+    ),
+    "input": (
+        "the input",
+        "batches are not ready in time",
+        "`--cache`, `--decoded FOLDER` or a cheaper `--augment`",
+    ),
+    "stages": (
+        "pipeline bubbles",
+        "pipeline bubbles: stages wait for each other",
+        "`pipeline(balance=auto)` or more `microbatches`",
+    ),
+}
+"""Of each cause with a single form its name, the problem, and the remedy."""
+
+
+def _slower_workers(totals: dict[int, Stretch], *, served: bool) -> tuple[str, str, str, str]:
     """Distinguish a worker that is slow from steps that are unequally long."""
     step_s = {worker: (total.seconds - total.wait_s) / total.steps for worker, total in totals.items()}
     slowest = max(step_s, key=lambda worker: step_s[worker])
     usual_s = median(step_s.values())
     if usual_s > 0 and step_s[slowest] > _STRAGGLER * usual_s:
-        times = step_s[slowest] / usual_s
-        return (
-            "stragglers",
-            f"stragglers, worker {slowest} first, whose steps take {times:.1f} times the median",
-        )
+        slow = f"worker {slowest} is {step_s[slowest] / usual_s:.1f}× slower than the median"
+        remedy = "`--strategy backup_workers` or an asynchronous one"
+        if not served:
+            remedy = "`--balance measured`, which gives it a smaller share"
+        return "stragglers", slow, f"{slow}, and the others wait for it", remedy
     return (
         "lock-step waiting",
-        "lockstep waiting, since steps take unequally long and whoever is first waits",
+        "unequal step times",
+        "step times vary, and each step waits for the slowest worker",
+        "fewer barriers: `--strategy 'local_sgd(steps=4)'` or `backup_workers`",
     )
 
 
-def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str]:
-    """Distinguish servers that are busy from a network that is slow; say what asynchrony has to do with it."""
-    free_running = figures.staleness.counts and figures.staleness.mean > 0
-    cost = (
-        ", to which every gradient is an update and an answer of its own, where lockstep has one update of all"
-        if free_running
-        else ""
-    )
+def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str, str, str]:
+    """Distinguish servers that are busy from a network that is slow."""
+    started = figures.started
     if busy >= _BUSY:
-        return "servers", f"the servers, busy {percent(busy)} of the time with a queue of {queue:.1f}{cost}"
-    servers = figures.started.servers if figures.started else 0
-    if servers:
-        return "network", f"the network to the servers{cost and ', whose links asynchronous workers share'}"
-    return "network", "the network"
+        load = f"the servers are busy {percent(busy)} of the time, with a queue of {queue:.1f} messages"
+        return "servers", "the servers", load, "more servers (`servers=…`) or a larger `--batch-size`"
+    remedy = "a larger `--batch-size`, `--compress`, or fewer exchanges (`--strategy 'local_sgd(steps=4)'`)"
+    if started and started.servers:
+        shared = figures.staleness.counts and figures.staleness.mean > 0
+        load = "communication with the servers" + (", over links that all workers share" if shared else "")
+        return "network", "the network to the servers", load, remedy
+    return "network", "the network", "communication", remedy

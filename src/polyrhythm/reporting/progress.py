@@ -42,13 +42,22 @@ if TYPE_CHECKING:
     from polyrhythm.reporting.figures import Stretch
 
 
-def progress_for(stream: TextIO) -> Observer:
-    """Pick the progress that a stream can show: live if it is a terminal that can move its cursor."""
+VIRTUAL = " (virtual)"
+"""What follows seconds of a simulation."""
+
+
+def progress_for(stream: TextIO, *, mark: str = "") -> Observer:
+    """Pick the progress that a stream can show: live if it is a terminal that can move its cursor.
+
+    Args:
+        stream: that it is written to.
+        mark: what follows every duration; `VIRTUAL` for a simulation.
+    """
     if stream.isatty():
         console = Console(file=stream)
         if not console.is_dumb_terminal:
-            return LiveProgress(console)
-    return PlainProgress(stream)
+            return LiveProgress(console, mark=mark)
+    return PlainProgress(stream, mark=mark)
 
 
 REFRESHES_PER_S = 4
@@ -57,10 +66,14 @@ _OTHER_LINES = 15  # what a drawing has beside the rows of its tables, and the p
 
 
 class LiveProgress:
-    """Draws the state of all workers and servers in place, and leaves the last one on the screen."""
+    """Draws the state of all workers and servers in place.
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+    The last drawing stays on the screen unless the run is done: then its result follows.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic, mark: str = "") -> None:
         self._console = console
+        self._mark = mark
         self._clock = clock
         self._figures = RunFigures()
         self._heard_s = clock()
@@ -87,13 +100,15 @@ class LiveProgress:
             self._draw()
 
     def close(self) -> None:
-        """Draw the last state and release the terminal."""
+        """Draw the last state, unless the run is done, and release the terminal."""
         self._draw()
+        ended = self._figures.ended
+        self._live.transient = ended is not None and ended.outcome == "done"
         self._live.stop()
 
     def _draw(self) -> None:
         self._drawn_s = self._clock()
-        self._drawing = drawing(self._figures, self._console.height)
+        self._drawing = drawing(self._figures, self._console.height, self._mark)
 
     def _screen(self) -> RenderableType:
         quiet_s = self._clock() - self._heard_s
@@ -102,7 +117,7 @@ class LiveProgress:
         return Group(self._drawing, Text(f" no news from any rank for {duration(quiet_s)}", style="yellow"))
 
 
-def drawing(figures: RunFigures, height: int) -> RenderableType:
+def drawing(figures: RunFigures, height: int, mark: str = "") -> RenderableType:
     """Draw a run; workers and servers for which `height` lines have no room are only counted."""
     room = max(2, height - _OTHER_LINES)
     servers = min(len(figures.versions), max(1, room // 4))
@@ -113,7 +128,7 @@ def drawing(figures: RunFigures, height: int) -> RenderableType:
         parts += [_server_table(figures, servers), Text()]
     if figures.evaluations:
         parts.append(_accuracy(figures))
-    parts.append(_bar(figures))
+    parts.append(_bar(figures, mark))
     return Group(*parts)
 
 
@@ -186,14 +201,14 @@ def _accuracy(figures: RunFigures) -> Text:
     )
 
 
-def _bar(figures: RunFigures) -> Table:
+def _bar(figures: RunFigures, mark: str) -> Table:
     if figures.ended:
         known = facts(figures)
         images_per_s = known.get("images_per_s", figures.images_per_s)
-        state = f"{figures.ended.outcome} after {duration(known['seconds'])}"
+        state = f"{figures.ended.outcome} after {duration(known['seconds'])}{mark}"
     else:
         images_per_s = figures.recent_images_per_s
-        state = f"{duration(figures.time_s)} gone, {duration(figures.time_left_s)} left"
+        state = f"{duration(figures.time_s)} gone, {duration(figures.time_left_s)} left{mark}"
     rate = f"{whole(images_per_s)} images/s"
     # Four columns, of which the bar takes what the others leave.
     line = Table.grid(padding=(0, 1), expand=True)
@@ -211,10 +226,11 @@ def _epoch(figures: RunFigures) -> str:
 
 
 class PlainProgress:
-    """Writes a line at the start, every `every_s` seconds of run time, at every test and notice, and at the end."""
+    """Writes a line at the start, every `every_s` seconds of run time, at tests and notices, and at an early end."""
 
-    def __init__(self, stream: TextIO, every_s: float = 5.0) -> None:
+    def __init__(self, stream: TextIO, every_s: float = 5.0, mark: str = "") -> None:
         self._stream = stream
+        self._mark = mark
         self._every_s = every_s
         self._next_s = every_s
         self._figures = RunFigures()
@@ -228,13 +244,14 @@ class PlainProgress:
                 self._write(start_line(event))
             case WorkerProgress() if event.time_s >= self._next_s and self._figures.most_reported:
                 self._next_s = event.time_s + self._every_s
-                self._write(training_line(self._figures))
+                self._write(training_line(self._figures) + self._mark)
             case Evaluated():
-                self._write(evaluation_line(event, self._figures))
+                self._write(evaluation_line(event, self._figures) + self._mark)
             case Notice() | WorkerLost() | WorkerJoined():
                 self._write(f"notice: {event.text}")
             case RunEnded():
-                self._write(end_line(event, self._figures))
+                if line := end_line(event, self._figures):
+                    self._write(line)
 
     def close(self) -> None:
         """Do nothing: every line is out already."""
@@ -291,13 +308,12 @@ def evaluation_line(event: Evaluated, figures: RunFigures) -> str:
 
 
 def end_line(event: RunEnded, figures: RunFigures) -> str:
-    """Return how the run ended, with its main figures."""
-    known = facts(figures)
-    parts = [f"{event.outcome} after {duration(known['seconds'])}"]
-    if "test_top1" in known:
-        parts.append(f"test top-1 {percent(known['test_top1'])}")
-    if "images_per_s" in known:
-        parts.append(f"{whole(known['images_per_s'])} images/s")
+    """Return how the run ended; of one that is done, whose result follows, only its restarts."""
+    known, parts = facts(figures), []
+    if event.outcome != "done":
+        parts.append(f"{event.outcome} after {duration(known['seconds'])}")
+        parts += [f"test top-1 {percent(known['test_top1'])}"] if "test_top1" in known else []
+        parts += [f"{whole(known['images_per_s'])} images/s"] if "images_per_s" in known else []
     again = [notice.updates_lost for notice in figures.notices if isinstance(notice, Restarted)]
     if again:
         parts.append(f"started again {counted(len(again), 'time')}, {counted(sum(again), 'update')} lost")

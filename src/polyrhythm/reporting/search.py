@@ -9,7 +9,7 @@ from typing import Any
 
 from polyrhythm.reporting.quantities import UNKNOWN, counted, duration, percent
 
-CHOSEN_BY_TEST = "It was chosen by the test images, so its figure is a little too good."
+CHOSEN_BY_TEST = "It was selected on the test images, so its figure is optimistic."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class Search:
         return found
 
     def verdict(self) -> list[str]:
-        """Return in sentences what has come of it."""
+        """Return the result in sentences."""
         states = {
             state: sum(trial.state == state for trial in self.trials)
             for state in ("done", "stopped", "failed")
@@ -109,14 +109,16 @@ class Search:
         texts = [f"{counted(len(self.trials), 'trial')} by {self.method}{early}{failed}."]
         best = self.best()
         if best is None:
-            return [*texts, f"None has come to a {self.goal} at its end."]
+            return [*texts, f"No trial has ended with a {self.goal}."]
         chosen = ", ".join(f"{key} {_text(value)}" for key, value in best.options.items())
         texts.append(
             f"The best {self.goal} is {shown(self.goal, best.value)}, of trial {best.number}: {chosen}."
         )
         if self.importance:
             name, share = max(self.importance.items(), key=lambda each: each[1])
-            texts.append(f"Most depends on {name}: {percent(share)} of what differs between trials.")
+            texts.append(
+                f"The most important option is {name}: {percent(share)} of the variance between trials."
+            )
         if self.goal in {"top1", "top5", "loss"}:
             texts.append(CHOSEN_BY_TEST)
         return texts
@@ -130,7 +132,7 @@ class Search:
         names = list(dict.fromkeys(name for trial in self.trials for name in trial.shown))
         ranked = self.ranked()
         others = [trial for trial in self.trials if trial not in ranked]
-        heads = ["trial", self.goal, *names, "time", "price"]
+        heads = ["trial", self.goal, *names, "virtual time" if self.simulated else "time", "price"]
         priced = any(trial.price for trial in self.trials)
         rows = []
         for trial in [*ranked, *others][:most]:

@@ -21,9 +21,11 @@ _LABELS = {
     "parameters": "Parameters",
     "workers": "Workers",
     "servers": "Servers",
-    "workers_lost": "Workers lost",
-    "workers_joined": "Successors of lost workers",
-    "workers_ejected": "Workers let go by servers",
+    "workers_lost": "Workers failed",
+    "workers_joined": "Replacements of failed workers",
+    "workers_ejected": "Workers evicted by servers",
+    "servers_lost": "Servers failed",
+    "servers_joined": "Replacements of failed servers",
     "images_not_seen": "Training images not seen",
     "gradients_dropped": "Gradients dropped, too late",
     "gradients_not_finite": "Gradients left out, not finite",
@@ -32,12 +34,12 @@ _LABELS = {
     "steps": "Steps",
     "seconds": "Time",
     "images_per_s": "Images per second",
-    "sustained_images_per_s": "Images per second while all were at work",
+    "sustained_images_per_s": "Images per second while all workers trained",
+    "test_images": "Test images",
     "train_loss": "Training loss",
     "test_loss": "Test loss",
     "test_top1": "Test top-1",
     "test_top5": "Test top-5",
-    "waiting_share": "Time spent waiting",
     "staleness": "Staleness",
     "bytes_sent_per_step": "Bytes sent per step",
     "gradients": "Gradients",
@@ -61,7 +63,6 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "sustained_images_per_s": whole,
     "test_top1": percent,
     "test_top5": percent,
-    "waiting_share": percent,
     "train_loss": lambda value: f"{value:.4f}",
     "test_loss": lambda value: f"{value:.4f}",
     "bytes_sent_per_step": whole,
@@ -75,12 +76,15 @@ _IF_NOT_ZERO = {
     "workers_lost",
     "workers_joined",
     "workers_ejected",
+    "servers_lost",
+    "servers_joined",
     "images_not_seen",
     "gradients_dropped",
     "gradients_not_finite",
     "messages_refused",
 }
-_ELSEWHERE = {"per_class", "confusion", "test_top1_interval"}
+_ELSEWHERE = {"per_class", "confusion", "test_top1_interval", "waiting_share", "nothing_left_share"}
+"""Figures that have a section of their own; the bottleneck's has all shares of the time."""
 
 
 def facts(figures: RunFigures) -> dict[str, Any]:
@@ -110,12 +114,22 @@ def facts(figures: RunFigures) -> dict[str, Any]:
 
 
 def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write `facts` as labels and texts; a name that has no label stands as it is."""
+    """Write `facts` as labels and texts."""
     names = [name for name in _LABELS if name in known] + [
         name for name in known if name not in _LABELS and name not in _ELSEWHERE
     ]
     said = [name for name in names if known[name] or name not in _IF_NOT_ZERO]
-    return [(_LABELS.get(name, name), _fact(name, known[name])) for name in said]
+    return [(_LABELS.get(name) or _label(name), _fact(name, known[name])) for name in said]
+
+
+def _label(name: str) -> str:
+    """Return the name of a figure as words: `Gpu energy` of `gpu_energy`."""
+    return name.replace("_", " ").capitalize()
+
+
+def is_virtual(known: Mapping[str, Any]) -> bool:
+    """Return whether the seconds of a run are virtual ones."""
+    return "cluster" in known
 
 
 def _fact(name: str, value: Any) -> str:
@@ -133,12 +147,14 @@ def text(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{str(key).replace('_', ' ')} {text(each)}" for key, each in value.items())
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write whatever is known of the machine as labels and texts."""
-    return [(name.replace("_", " "), text(value)) for name, value in environment.items()]
+    return [(_label(name), text(value)) for name, value in environment.items()]
 
 
 def class_rows(per_class: Any) -> list[dict[str, Any]]:

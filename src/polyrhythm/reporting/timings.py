@@ -138,10 +138,10 @@ def remark(timings: Mapping[str, Any]) -> str:
     """Return a remark on how to read communication and waiting."""
     if timings["tells_waiting"]:
         return (
-            "Communication is what the worker that stood still least in a step stood still for it, "
-            "waiting what others stood still longer; both only as far as no computing hid them."
+            "Communication: the shortest pause of any worker in a step; waiting: the longer pauses of the others. "
+            "Neither includes what was overlapped with computing."
         )
-    return "Workers do not go in step, so waiting cannot be told from communication; what computing hid is in neither."
+    return "Asynchronous workers: communication includes waiting, but not what was overlapped with computing."
 
 
 def _cells(worker: Mapping[str, Any], tells_waiting: bool) -> list[str]:

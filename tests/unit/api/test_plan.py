@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import random
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from polyrhythm.api import race
 from polyrhythm.api.compare import carry_out, read_plan
 from polyrhythm.api.plan import Choice, plan
 from polyrhythm.api.rehearsal import Candidate, rehearse, with_servers
+from polyrhythm.cli.plan import _say
 from polyrhythm.errors import RequestError
 from polyrhythm.evaluation.target import Target
 from polyrhythm.reporting.quantities import duration
@@ -180,7 +183,7 @@ def test_a_trial_continues_beyond_the_epochs_of_the_job(tmp_path: Path) -> None:
     assert "--until top1=0.7" in found.recommended.command
 
 
-def test_what_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
+def test_what_is_not_known_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {
         **JOB,
         "strategies": "synchronous",
@@ -198,6 +201,21 @@ def test_what_is_not_known_is_said_to_be_so(tmp_path: Path) -> None:
     assert found.recommended.command in page
     assert f"synchronous, 8 workers: {other.left_out}" in page
     assert page.index("Recommended") < page.index("Ranking") < page.index("Left out") < page.index("Trials")
+    _say(found)
+    printed = capsys.readouterr().out
+    assert printed.startswith("recommended synchronous, 1 worker: ")
+    command = printed.replace(" \\\n", " ").partition("run it")[2].partition("\n")[0]
+    assert shlex.split(command) == shlex.split(found.recommended.command)
+    assert "virtual time" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_a_plan_without_a_recommendation_says_why_in_its_report(tmp_path: Path) -> None:
+    asked = {**JOB, "strategies": "synchronous", "workers": [1], "seeds": 1, "jobs": 1, "compressors": "none"}
+    with pytest.raises(RequestError, match="nothing reaches top-1 60") as wrong:
+        plan(**asked, target="top1=0.6", epochs=1, trial_epochs=1, deadline_s=1e-3, out=tmp_path / "plan")
+    page = (tmp_path / "plan" / "report.html").read_text()
+    assert f"No recommendation: {wrong.value}." in html.unescape(page)
 
 
 @pytest.mark.parametrize(("target", "reached"), [("top1=0.88", True), ("top1=0.95", False)])

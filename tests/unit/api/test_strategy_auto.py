@@ -77,8 +77,8 @@ def test_a_run_says_what_was_taken_and_why(tmp_path: Path, monkeypatch: pytest.M
     assert said.startswith("strategy auto takes synchronous: ")
     assert "strategy: synchronous\n" in (out / "config.yaml").read_text()
     page = (out / "report.html").read_text()
-    assert "Predicted, and what happened" in page
-    assert "Rehearsed in virtual time on c:" in page
+    assert "Prediction and run" in page
+    assert "A dry run in virtual time on c, " in page
     with pytest.raises(RequestError, match="decides at a run's start"):
         train(resume=out, strategy="auto", start_method="fork")
 

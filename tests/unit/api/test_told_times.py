@@ -130,6 +130,6 @@ def test_the_highest_test_stands_beside_the_last(tmp_path: Path, capsys: pytest.
     assert run.figures["best"] == {"epoch": highest.epoch, "test_top1": highest.test_top1}
 
     say(run.folder, {**run.figures, "best": {"epoch": 1, "test_top1": 0.99}, "test_top1": 0.95})
-    assert "highest     99.00 % after epoch 1" in capsys.readouterr().out
+    assert "highest     top-1 99.0 % after epoch 1" in capsys.readouterr().out
     say(run.folder, {**run.figures, "best": {"epoch": 2, "test_top1": 0.95}, "test_top1": 0.95})
     assert "after epoch 2" not in capsys.readouterr().out

@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 import re
 import resource
+import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
 
-from polyrhythm.cli.main import VERBS, _status
+from polyrhythm.cli.help import EXAMPLES, PANELS
+from polyrhythm.cli.main import VERBS, _status, command_line, main
 from polyrhythm.config.run_config import REAL_ONLY, RunConfig
 
 WITHOUT_TORCH = """
@@ -52,7 +56,7 @@ def test_every_field_of_a_recipe_is_an_option(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert _status(["train", "--help"]) == 0
+    assert _status(["train", "--help", "all"]) == 0
     text = capsys.readouterr().out
     for name in RunConfig.model_fields:
         assert f"--{name.replace('_', '-')} " in text
@@ -62,7 +66,7 @@ def test_every_option_has_one_panel(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert _status(["train", "--help"]) == 0
+    assert _status(["train", "--help", "all"]) == 0
     panel, found = "", []
     for line in capsys.readouterr().out.splitlines():
         if title := re.match(r"╭─ (.+?) ─", line):
@@ -70,6 +74,62 @@ def test_every_option_has_one_panel(
         if panel != "Options" and (option := re.match(r"│ [* ]*--([a-z-]+)", line)):
             found.append(option[1].replace("-", "_"))
     assert sorted(found) == sorted(RunConfig.model_fields)
+
+
+ALL_VERBS = [verb for verbs in VERBS.values() for verb in verbs]
+
+
+def test_polyrhythm_alone_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([])
+    assert left.value.code == 0
+    shown = capsys.readouterr()
+    assert "Usage:" in shown.out
+    assert shown.err == ""
+    assert all(f" {verb} " in shown.out for verb in ALL_VERBS)
+
+
+@pytest.mark.parametrize("verb", ["", *ALL_VERBS])
+def test_help_has_two_examples_that_the_verb_accepts_and_no_line_over_100_columns(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert _status([verb, "--help"] if verb else ["--help"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    assert [line.split()[0] for line in text.partition(" Examples:")[2].split("\n") if line] == [
+        "polyrhythm"
+    ] * 2
+    for example in EXAMPLES[verb]:
+        assert f"   polyrhythm {example}\n" in text
+        name, *arguments = shlex.split(example)
+        command: Any = typer.main.get_command(command_line(name))
+        command.commands[name].make_context(name, arguments)  # raises a usage error
+
+
+@pytest.mark.parametrize("verb", ["train", "simulate", "plan", "compare", "tune"])
+def test_help_describes_a_verbs_own_options_and_names_those_of_every_run(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _status([verb, "--help"]) == 0
+    described, _, named = capsys.readouterr().out.partition("Options of every run")
+    assert not [panel for panel in PANELS[1:] if f"─ {panel} ─" in described]
+    assert ("─ Job ─" in described) == (verb == "train")
+    assert described.index("--out ") < described.find("--data ") % len(described)
+    assert "--label-smoothing " in named
+    assert "--optimizer " in named
+    assert _status([verb, "--help", "all"]) == 0
+    everything = capsys.readouterr().out
+    assert "Share of every target that is spread over all" in everything
+    assert "Options of every run" not in everything
+
+
+def test_help_lists_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _status(["train", "--help", "all"]) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "auto|drawn|fixed" in text
+    assert "Choices: adagrad, " in text or "Choices: adadelta, " in text or "Choices: adam, " in text
+    assert " terngrad, threshold, top_k." in text
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verbs in VERBS.values() for verb in verbs)])
@@ -89,7 +149,7 @@ def test_what_a_simulation_refuses_is_not_offered(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    assert _status(["simulate", "--help"]) == 0
+    assert _status(["simulate", "--help", "all"]) == 0
     text = capsys.readouterr().out
     assert [name for name in REAL_ONLY if f"--{name.replace('_', '-')} " in text] == []
 

@@ -194,7 +194,12 @@ def test_a_dry_run_of_many_leaves_a_bounded_folder(tmp_path: Path, capfd: pytest
 
 def test_people_are_told_where_it_ran(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _status(["simulate", *TINY, "--out", str(tmp_path / "run"), "--cluster", "office"]) == 0
-    printed, _ = capfd.readouterr()
+    printed, progress = capfd.readouterr()
+    tests = [line for line in progress.splitlines() if " done  test " in line]
+    assert tests
+    assert all(line.endswith("s (virtual)") for line in tests)
+    assert "done after" not in progress, "the result follows, with the same figures"
     assert re.search(r"trained in  \d[\d.]* m?s of virtual time at", printed)
+    assert max(map(len, printed.splitlines())) <= 100
     assert "cluster     office, 2 hosts" in printed
     assert "trace.json" in printed

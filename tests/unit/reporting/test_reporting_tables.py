@@ -38,17 +38,24 @@ def test_figures_of_the_result_win_unless_they_are_missing(story, ended):
 
 
 def test_rows_are_written_in_a_fixed_order_and_unknown_ones_follow():
-    known = {"odd": True, "test_top1": 0.5, "strategy": "synchronous", "seconds": 61.25, "per_class": []}
+    known = {
+        "odd": True,
+        "nothing_left_share": 0.5,
+        "test_top1": 0.5,
+        "strategy": "synchronous",
+        "seconds": 61.25,
+        "per_class": [],
+    }
     assert fact_rows(known) == [
         ("Strategy", "synchronous"),
         ("Time", "0:01:01 (61.2 s)"),
         ("Test top-1", "50.0 %"),
-        ("odd", "yes"),
+        ("Odd", "yes"),
     ]
 
 
 def test_a_figure_of_another_shape_is_shown_as_it_is():
-    assert fact_rows({"staleness": {"mean": None}}) == [("Staleness", '{"mean": null}')]
+    assert fact_rows({"staleness": {"mean": None}}) == [("Staleness", "mean –")]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_what_servers_kept_out_is_said_where_there_was_any():
     assert fact_rows(nothing) == []
     some = {"messages_refused": {"payload": 3, "step": 1}, "gradients_not_finite": 5, "workers_ejected": 1}
     assert fact_rows(some) == [
-        ("Workers let go by servers", "1"),
+        ("Workers evicted by servers", "1"),
         ("Gradients left out, not finite", "5"),
         ("Messages refused", "3 payload, 1 step"),
     ]

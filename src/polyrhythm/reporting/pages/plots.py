@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.reporting.figures import grouped
+from polyrhythm.reporting.tables import is_virtual
 from polyrhythm.run_files import read_json_in_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from polyrhythm.reporting.figures import RunFigures, Series, Stretch
@@ -61,6 +62,32 @@ class Plot:
             **{key: value for key, value in self.axes.items() if key not in {"xaxis", "yaxis"}},
         }
         return {"data": self.traces, "layout": layout}
+
+
+_SKIPPED = 10
+"""One of so many first points of a curve of accuracies may lie outside of its plot."""
+
+
+def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None) -> dict[str, Any]:
+    """Return an axis of accuracies on which the end of the curves is not flattened by their beginning.
+
+    Args:
+        curves: accuracies in the order of the tests.
+        target: a line that the plot has to show, too.
+    """
+    shown = [value for curve in curves for value in list(curve)[math.ceil(len(curve) / _SKIPPED) :] or curve]
+    shown += [] if target is None else [target]
+    low, high = min(shown), max(shown)
+    margin = max(0.05 * (high - low), 0.005)
+    return {
+        "tickformat": ".0%" if high - low > _SMALL_SHARE else ".1%",
+        "range": [max(0.0, low - margin), high + margin],
+    }
+
+
+def seconds_of(known: Mapping[str, Any]) -> str:
+    """Return the title of an axis of a run's seconds."""
+    return "virtual seconds" if is_virtual(known) else "seconds"
 
 
 def plots(figures: RunFigures) -> list[Plot]:
@@ -160,6 +187,15 @@ def _accuracy(figures: RunFigures, x: list[float]) -> list[dict[str, Any]]:
     ]
 
 
+def _accuracies(figures: RunFigures) -> dict[str, Any]:
+    tests = figures.evaluations
+    return accuracy_axis([[each.test_top1 for each in tests], [each.test_top5 for each in tests]])
+
+
+def _seconds(figures: RunFigures) -> str:
+    return seconds_of(figures.ended.result if figures.ended else {})
+
+
 def _whole_ticks(largest: float) -> dict[str, Any]:
     """Return an axis of whole numbers with about eight ticks, none of them between two numbers."""
     return {"tickformat": "d", "tick0": 0, "dtick": max(1, math.ceil(largest / 8))}
@@ -174,7 +210,7 @@ def _accuracy_over_epochs(figures: RunFigures) -> Plot | None:
         traces=_accuracy(figures, [event.epoch for event in figures.evaluations]),
         x="epochs done",
         y="test accuracy",
-        axes={"yaxis": {"tickformat": ".0%"}, "xaxis": _whole_ticks(figures.evaluations[-1].epoch)},
+        axes={"yaxis": _accuracies(figures), "xaxis": _whole_ticks(figures.evaluations[-1].epoch)},
     )
 
 
@@ -185,9 +221,9 @@ def _accuracy_over_time(figures: RunFigures) -> Plot | None:
         title="Test accuracy over time",
         caption="The same, over the seconds since training started.",
         traces=_accuracy(figures, [event.time_s for event in figures.evaluations]),
-        x="seconds",
+        x=_seconds(figures),
         y="test accuracy",
-        axes={"yaxis": {"tickformat": ".0%"}},
+        axes={"yaxis": _accuracies(figures)},
     )
 
 
@@ -197,10 +233,10 @@ def _images_per_s(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Speed of each worker",
-        caption="Images per second since a worker's last report; a dip is a test, a wait or a slow host."
+        caption="Images per second since a worker's last report; a dip is a test, waiting or a slow host."
         + _of_all(figures),
         traces=lines,
-        x="seconds",
+        x=_seconds(figures),
         y="images/s",
         axes={"yaxis": {"rangemode": "tozero"}},
     )
@@ -246,8 +282,8 @@ def _waiting(figures: RunFigures) -> Plot | None:
     }
     return Plot(
         title="Waiting",
-        caption=f"The share of each worker's time that it waited for others; "
-        f"{100 * figures.waiting_share:.1f} % of all.{_of_all(figures)}",
+        caption="Share of each worker's step time that it waited for other workers, servers or the network."
+        + _of_all(figures),
         traces=[bars],
         x="worker",
         y="share of time",

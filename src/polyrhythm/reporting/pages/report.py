@@ -11,12 +11,20 @@ from polyrhythm.escaping import html as escape
 from polyrhythm.escaping import shell
 from polyrhythm.reporting.event_log import LOG_FILE, read_events
 from polyrhythm.reporting.figures import cache_line, noise_scale
-from polyrhythm.reporting.held_back import held_back
+from polyrhythm.reporting.held_back import gain_text, held_back
 from polyrhythm.reporting.pages.plots import Plot, plots, timeline
-from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, section
+from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, prose, section, table
 from polyrhythm.reporting.quantities import counted, duration, percent, whole
 from polyrhythm.reporting.summary import Summary, state_of, summarised, write_summary
-from polyrhythm.reporting.tables import class_rows, columns, environment_rows, fact_rows, facts, text
+from polyrhythm.reporting.tables import (
+    class_rows,
+    columns,
+    environment_rows,
+    fact_rows,
+    facts,
+    is_virtual,
+    text,
+)
 from polyrhythm.reporting.timings import HEADING, remark, timing_table
 from polyrhythm.run_files import exists_in_run, parse_json, read_in_run, read_json_in_run
 from polyrhythm.user_files import parse_yaml
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
 
 _MANY_CLASSES = 20
 PREDICTION_FILE = "prediction.json"
-"""In a run folder: what a rehearsal has said of the run."""
+"""In a run folder: the dry run of it."""
 
 
 def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
@@ -97,16 +105,16 @@ def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[
     lonely = len(drawn) - 1 if len(drawn) % 2 == 0 else 0
     sections = [
         _banner(figures),
-        _headline(title, known),
+        _headline(title, known, environment),
+        section("Bottleneck", _bottleneck(figures)),
         curves(drawn, "the figures below do", wide=(0, lonely)),
+        section("Prediction and run", _predicted(folder, figures, known)),
+        section(HEADING, _timings(figures)),
+        section("Source of the training images", _cache(figures)),
+        section("Notices", _notices(figures)),
         _classes(with_intervals(class_rows(known.get("per_class", [])))),
         _confusion(known),
         _pictures(folder),
-        section("What held it back", _held_back(figures)),
-        section("Predicted, and what happened", _predicted(folder, figures, known)),
-        section(HEADING, _timings(figures)),
-        section("Where training images came from", _cache(figures)),
-        section("Notices", _notices(figures)),
         section("Figures of the run", _fact_table(fact_rows(known))),
         section("How to repeat it", _repeat(folder, config, known) if config else ""),
         section("Environment", _fact_table(environment_rows(environment)) if environment else ""),
@@ -136,36 +144,62 @@ def _banner(figures: RunFigures) -> str:
     )
 
 
-def _headline(title: str, known: Mapping[str, Any]) -> str:
+def _headline(title: str, known: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
     written = {
         "test_top1": ("test top-1", percent),
         "test_top5": ("test top-5", percent),
-        "seconds": ("time", duration),
+        "seconds": ("virtual time" if is_virtual(known) else "time", duration),
         "images_per_s": ("images/s", whole),
         "workers": ("workers", whole),
         "servers": ("servers", whole),
     }
+    more = [counted(known["epochs"], "epoch")]
+    more += [f"simulated on {known['cluster']}"] if is_virtual(known) else []
+    started = str(environment.get("started", ""))
+    more += [f"{started[:10]} {started[11:16]} UTC"] if started.endswith("+0000") else []
+    more += [f"Polyrhythm {environment['polyrhythm']}"] if "polyrhythm" in environment else []
     tiles = [
-        f'<div class="tile{" main" if name == "test_top1" else ""}">'
+        f'<div class="tile{_standing(known) if name == "test_top1" else ""}">'
         f"<dt>{label}</dt><dd>{write(known[name])}{_interval(known) if name == 'test_top1' else ''}</dd></div>"
         for name, (label, write) in written.items()
         if name in known and (known[name] or name != "servers")
     ]
-    epochs = counted(known["epochs"], "epoch")
     return (
         f"<header><h1>{escape(title)}</h1>\n"
-        f'<p class="soft"><code>{escape(str(known["strategy"]))}</code> · {epochs}</p>\n'
+        f'<p class="soft"><code>{escape(str(known["strategy"]))}</code> · {escape(" · ".join(more))}</p>\n'
         f'<dl class="tiles">{"".join(tiles)}</dl></header>'
     )
 
 
+def _guess(known: Mapping[str, Any]) -> float | None:
+    """Return the accuracy of always predicting the most frequent class; None if class sizes are not known."""
+    rows = class_rows(known.get("per_class", []))
+    sizes: list[int] = [row["images"] for row in rows if isinstance(row.get("images"), int)]
+    return max(sizes) / sum(sizes) if sum(sizes) else None
+
+
+def _standing(known: Mapping[str, Any]) -> str:
+    """Return the classes of the tile of the accuracy: `bad` if it may be that of guessing, `good` if far above it."""
+    guess, interval = _guess(known), known.get("test_top1_interval")
+    if guess is None:
+        return " main"
+    low = interval[0] if interval else known["test_top1"]
+    if low <= guess:
+        return " main bad"
+    # Halfway and more of what guessing leaves to be learned.
+    return " main good" if low >= (1 + guess) / 2 else " main"
+
+
 def _interval(known: Mapping[str, Any]) -> str:
-    found = known.get("test_top1_interval")
-    if not found or "test_images" not in known:
-        return ""
-    low, high = found
-    text = f"{percent(low)} to {percent(high)} with 95 % confidence, of {whole(known['test_images'])} images"
-    return f'<span class="interval">{escape(text)}</span>'
+    found, guess, texts = known.get("test_top1_interval"), _guess(known), []
+    if found and "test_images" in known:
+        low, high = found
+        texts.append(
+            f"{percent(low)} to {percent(high)} with 95 % confidence, of {whole(known['test_images'])} images"
+        )
+    if guess is not None:
+        texts.append(f"always predicting the most frequent class: {percent(guess)}")
+    return f'<span class="interval">{escape("; ".join(texts))}</span>' if texts else ""
 
 
 def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -252,19 +286,19 @@ def _fact_table(rows: Sequence[tuple[str, str]]) -> str:
 
 def _classes(rows: Sequence[Mapping[str, Any]]) -> str:
     names = columns(rows)
-    head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in names)
-    lines = ["<tr>" + "".join(_class_cell(row.get(name, "")) for name in names) + "</tr>" for row in rows]
-    table = f'<div class="scroll"><table class="classes"><tr>{head}</tr>{"".join(lines)}</table></div>'
+    shown = table(
+        [name.replace("_", " ") for name in names],
+        [[_class_cell(row.get(name, "")) for name in names] for row in rows],
+    )
     if len(rows) > _MANY_CLASSES:
-        table = f"<details><summary>{counted(len(rows), 'row')}</summary>{table}</details>"
-    return section("Accuracy by class", table if rows else "")
+        shown = f"<details><summary>{counted(len(rows), 'row')}</summary>{shown}</details>"
+    return section("Accuracy by class", shown if rows else "")
 
 
 def _class_cell(value: Any) -> str:
     if isinstance(value, float) and 0 <= value <= 1:
-        bar = f'<span class="share" style="--part: {100 * value:.1f}%"></span>'
-        return f"<td>{percent(value)}{bar}</td>"
-    return f"<td>{escape(text(value))}</td>"
+        return f'{percent(value)}<span class="share" style="--part: {100 * value:.1f}%"></span>'
+    return escape(text(value))
 
 
 def _notices(figures: RunFigures) -> str:
@@ -275,14 +309,21 @@ def _notices(figures: RunFigures) -> str:
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
-def _held_back(figures: RunFigures) -> str:
+def _bottleneck(figures: RunFigures) -> str:
     found = held_back(figures)
     if found is None:
         return ""
-    noise = noise_scale(figures.noise)
-    more = f"<p>Of the batch: {escape(noise['text'])}.</p>" if noise else ""
+    texts = [f'<p class="answer">{prose(found.problem[:1].upper() + found.problem[1:])}.</p>']
+    if found.remedy:
+        texts.append(f"<p>Remedy: {prose(found.remedy)}: up to {gain_text(found.gain)}.</p>")
+    texts.append(f'<p class="soft">Time of the workers: {escape(found.time)}.</p>')
+    if found.lock_step:
+        texts.append(f'<p class="soft">Asynchrony: {escape(found.lock_step.text)}.</p>')
     loads = [f"<li>{_load(server, load)}</li>" for server, load in sorted(figures.server_loads.items())]
-    return f"<p>{escape(found.text)}.</p>" + (f"<ul>{''.join(loads)}</ul>" if loads else "") + more
+    texts += [f"<ul>{''.join(loads)}</ul>"] if loads else []
+    noise = noise_scale(figures.noise)
+    texts += [f'<p class="soft">Batch size: {escape(noise["text"])}.</p>'] if noise else []
+    return "".join(texts)
 
 
 def _cache(figures: RunFigures) -> str:
@@ -294,11 +335,8 @@ def _timings(figures: RunFigures) -> str:
         return ""
     found = figures.timings.to_json()
     head, *rows = timing_table(found)
-    lines = ["".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-    table = "".join(f"<tr>{line}</tr>" for line in lines)
     note = f'<p class="soft small">{escape(remark(found))}</p>'
-    return f'<div class="scroll"><table class="classes">{table}</table></div>{note}'
+    return table(head, [list(map(escape, row)) for row in rows]) + note
 
 
 def _load(server: int, load: ServerLoad) -> str:
@@ -321,22 +359,13 @@ def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> s
     if rate > 0 and happened > 0 and figures.images_seen:
         times = figures.images_seen / rate, figures.images_seen / happened
         rows.append(("time of these images", *map(duration, times), _off(*times)))
-    rows.append(("time spent waiting", percent(waiting), percent(figures.waiting_share), ""))
+    rows.append(("waiting, of the step time", percent(waiting), percent(figures.waiting_share), ""))
     found = held_back(figures)
-    rows.append(("bound by", bound, found.text.partition(":")[0] if found else "", ""))
-    head = "".join(
-        f'<th scope="col">{cell}</th>' for cell in ("", "predicted", "happened", "prediction is off by")
-    )
-    lines = [
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for name, *cells in rows
-    ]
-    note = f"Rehearsed in virtual time on {where}: a dry run, which knows nothing of tests and checkpoints."
+    rows.append(("bottleneck", bound, found.bottleneck if found else "", ""))
+    heads = ("", "dry run", "run", "dry run is off by")
+    note = f"A dry run in virtual time on {where}, without tests and checkpoints."
     return (
-        f'<div class="scroll"><table class="classes"><tr>{head}</tr>{"".join(lines)}</table></div>'
-        f'<p class="soft small">{escape(note)}</p>'
+        table(heads, [list(map(escape, row)) for row in rows]) + f'<p class="soft small">{escape(note)}</p>'
     )
 
 
@@ -360,6 +389,5 @@ def _repeat(folder: Path, config: str, known: Mapping[str, Any]) -> str:
         command = f"polyrhythm simulate {recipe} --cluster {shell(cluster)}{_options(known, config)}"
     return (
         f"{command_to_copy(command)}\n"
-        f'<p class="soft small">with this as <code>config.yaml</code>:</p>\n'
-        f"<pre><code>{escape(config)}</code></pre>"
+        f"<details><summary>config.yaml</summary><pre><code>{escape(config)}</code></pre></details>"
     )

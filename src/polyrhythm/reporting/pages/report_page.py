@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+from datetime import UTC, datetime
 from importlib import resources
+from importlib.metadata import metadata, version
 from typing import TYPE_CHECKING
 
 from polyrhythm.escaping import html as escape
+from polyrhythm.reporting.quantities import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -48,7 +52,10 @@ code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans 
 .tile dd { margin: 0; font-size: 1.45rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
 .tile.main { flex-basis: 100%; }
 .tile.main dd { font-size: clamp(3rem, 9vw, 4.4rem); font-weight: 650; line-height: 1; letter-spacing: -.03em;
-  color: var(--good); }
+  color: var(--ink); }
+.tile.good dd { color: var(--good); }
+.tile.bad dd { color: var(--alarm); }
+.answer { font-size: 1.1rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1.2rem; }
 figure { margin: 0; min-width: 0; background: var(--panel); border: 1px solid var(--rule); border-radius: 8px;
   padding: 1rem 1rem .4rem; }
@@ -64,10 +71,11 @@ th { text-align: left; font-weight: 500; color: var(--soft); }
 th, td { padding: .38rem 1.2rem .38rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .facts th { width: 15rem; white-space: nowrap; }
-.unbroken td { white-space: nowrap; overflow-wrap: normal; }
 .best td { font-weight: 650; }
-.ranking td:nth-child(n+3), .ranking th:nth-child(n+3) { text-align: right; }
-.classes td:not(:first-child), .classes th:not(:first-child) { text-align: right; white-space: nowrap; }
+.stack th, .stack td { padding-right: .8rem; vertical-align: bottom; }
+.stack td:not(.number) { min-width: 3rem; overflow-wrap: normal; }
+.stack .number { text-align: right; white-space: nowrap; }
+.stack th.number { white-space: normal; }
 .share { display: inline-block; width: 5rem; height: .5rem; margin-left: .7rem; border-radius: 3px;
   background: linear-gradient(to right, var(--accent) var(--part), var(--rule) var(--part)); }
 .interval { display: block; font-size: .875rem; font-weight: 400; letter-spacing: 0; line-height: 1.5;
@@ -101,8 +109,15 @@ footer { margin-top: 3rem; color: var(--soft); font-size: .875rem; }
   .facts th { border-bottom: 0; padding-bottom: 0; }
   .facts td { padding-top: 0; }
   .share { display: none; }
-  .ranking { font-size: .875rem; }
-  .ranking td, .ranking th { padding-right: .5rem; }
+  .stack thead { display: none; }
+  .stack, .stack tbody, .stack tr, .stack td, .stack td.number { display: block; text-align: left;
+    white-space: normal; }
+  .stack tr { border-bottom: 1px solid var(--rule); padding: .5rem 0; }
+  .stack td { border: 0; padding: .1rem 0; }
+  .stack td:not(.number) { overflow-wrap: anywhere; }
+  .stack td:not(:first-child) { display: flex; justify-content: space-between; gap: 1rem; text-align: right; }
+  .stack td::before { content: attr(data-head); color: var(--soft); font-weight: 400; padding-right: .6rem;
+    text-align: left; overflow-wrap: normal; }
 }
 @media print { * { print-color-adjust: exact; } .plots { display: block; }
   figure { break-inside: avoid; margin-bottom: 1rem; }
@@ -188,12 +203,65 @@ def curves(
     return section("Curves", f'{hint}<div class="plots">{"".join(boxes)}</div>' if boxes else "")
 
 
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], best: Container[int] = ()) -> str:
+    """Return a table, whose rows are stacked on a small screen.
+
+    Args:
+        heads: of the columns.
+        rows: cells, as HTML; columns of numbers are aligned on the right.
+        best: numbers of the rows that stand out.
+    """
+    rows = list(rows)
+    columns = [[re.sub("<[^>]*>", "", row[column]) for row in rows] for column in range(len(heads))]
+    kinds = [
+        ' class="number"' if place and all(map(_is_number, cells)) else ""
+        for place, cells in enumerate(columns)
+    ]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(heads, kinds, strict=True)
+    )
+    lines = []
+    for index, cells in enumerate(rows):
+        line = "".join(
+            f'<td{kind} data-head="{escape(name)}">{cell}</td>'
+            for name, kind, cell in zip(heads, kinds, cells, strict=True)
+        )
+        lines.append(f"<tr{' class=best' if index in best else ''}>{line}</tr>")
+    return (
+        f'<div class="scroll"><table class="stack"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _is_number(text: str) -> bool:
+    return not text or text in (UNKNOWN, "not reached", "not known") or bool(re.match(r"[-+]?[0-9]", text))
+
+
+def prose(text: str) -> str:
+    """Return a text as HTML, in which what is in backticks is code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
+
+
+def written_at() -> str:
+    """Return the date of now, for the head of a page."""
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def command_to_copy(command: str) -> str:
     """Return a command line with a button that copies it; nothing if there is none."""
     if not command:
         return ""
     button = '<button type="button">Copy</button>'
     return f'<div class="copyable"><pre><code>{escape(command)}</code></pre>{button}</div>'
+
+
+def _documentation() -> str:
+    """Return a link to the documentation that the installed package declares, else where it is."""
+    for entry in metadata("polyrhythm").get_all("Project-URL") or ():
+        label, _, address = entry.partition(", ")
+        if label == "Documentation":
+            return f'<a href="{escape(address)}">documentation</a>'
+    return "documentation: <code>docs/</code> of the source, <code>polyrhythm --help</code>"
 
 
 def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source: str = "") -> str:
@@ -211,7 +279,10 @@ def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source
         "<", "\\u003c"
     )
     library = f'<script type="text/plain" id="library">{_library()}</script>' if plots else ""
-    made = f"<footer>Made by Polyrhythm{f' from {source}' if source else ''}; this page needs no network.</footer>"
+    made = (
+        f"<footer>Polyrhythm {escape(version('polyrhythm'))}, written {written_at()}"
+        f"{f' from {source}' if source else ''}; {_documentation()}. This page needs no network.</footer>"
+    )
     body = "\n".join(filter(None, [*sections, made]))
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -8,14 +8,17 @@ from __future__ import annotations
 import base64
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from polyrhythm.errors import RequestError
 from polyrhythm.escaping import html as escape
 from polyrhythm.reporting.comparison import (
+    RANK,
+    SECONDARY,
     ComparedRun,
     Comparison,
     Row,
@@ -24,13 +27,15 @@ from polyrhythm.reporting.comparison import (
     time_to,
     waiting,
 )
-from polyrhythm.reporting.pages.plots import Plot, color
-from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, section
+from polyrhythm.reporting.pages.plots import Plot, accuracy_axis, color
+from polyrhythm.reporting.pages.report_page import command_to_copy, curves, page, section, table
 from polyrhythm.reporting.quantities import counted, duration, percent
 from polyrhythm.reporting.search import Search, Tried, shown
 from polyrhythm.reporting.summary import Test
 
 FIRST = "Accuracy over time"
+_NAME = 30
+"""Characters of a line of a name on an axis."""
 LONGEST_LEGEND = 12
 MOST_ROWS, MOST_CURVES = 20, 60
 _FAINT, _STRONG = "#8b93a3", "#e0752d"
@@ -41,25 +46,12 @@ def _title(text: str) -> str:
 
 
 def _verdict(sentences: Iterable[str]) -> str:
-    return section("Verdict", "".join(f"<p>{escape(text)}</p>" for text in sentences))
+    return section("Result", "".join(f"<p>{escape(text)}</p>" for text in sentences))
 
 
 def _list(heading: str, items: Iterable[str]) -> str:
     told = "".join(f"<li>{item}</li>" for item in items)
     return section(heading, f"<ul>{told}</ul>" if told else "")
-
-
-def _table(
-    heading: str, heads: Sequence[str], rows: Iterable[Sequence[str]], best: int | None, note: str = ""
-) -> str:
-    """Return a section with a table, whose cells are HTML, and whose row number `best` stands out."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    lines = [
-        f"<tr{' class=best' if index == best else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-        for index, cells in enumerate(rows)
-    ]
-    table = f'<table class="classes unbroken"><tr>{head}</tr>{"".join(lines)}</table>'
-    return section(heading, f'<div class="scroll">{table}</div>{note}')
 
 
 def _link(run: Path, folder: Path, text: str) -> str:
@@ -98,8 +90,8 @@ def render_comparison(comparison: Comparison, folder: Path, command: str) -> str
     drawn = comparison_plots(comparison)
     sections = [
         _title(title),
-        *(f'<div class="banner" role="note">{escape(text)}.</div>' for text in comparison.warnings),
         _verdict(comparison.verdict()),
+        *(f'<div class="banner" role="note">{escape(text)}.</div>' for text in comparison.warnings),
         _figures(comparison),
         curves(drawn, "the table above does"),
         _list("Left out", [f"{escape(what)}: {escape(why)}" for what, why in comparison.refused.items()]),
@@ -143,40 +135,49 @@ def render_plan(plan: PlanTable, comparison: Comparison, folder: Path, command: 
     """
     first = comparison.rows[0].runs[0]
     drawn = comparison_plots(comparison)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in plan.heads)
-    lines = [
-        f"<tr{' class=best' if index == 0 else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for index, cells in enumerate(plan.rows)
-    ]
     notes = "".join(f'<p class="soft small">{escape(text)}</p>' for text in plan.notes)
     left_out = [f"{escape(what)}: {escape(why)}" for what, why in plan.left_out]
+    ranking = table(plan.heads, [list(map(escape, cells)) for cells in plan.rows], best={0})
     sections = [
         _title(f"{first.known['model']} on {first.known['data']}, {plan.heading}"),
-        section("Recommended", f"<p>{escape(plan.reason)}</p>{command_to_copy(plan.command)}"),
-        section("Ranking", f'<table class="ranking"><tr>{head}</tr>{"".join(lines)}</table>{notes}'),
+        section("Recommended", f'<p class="answer">{escape(plan.reason)}</p>{command_to_copy(plan.command)}'),
+        section("Ranking", ranking + notes),
         _list("Left out", left_out),
-        _figures(comparison, "Trials"),
         curves(drawn, "the tables above do"),
+        section("Trials", _trials_of_plan(comparison)),
         _list("Reports of the trials", [_reports(row, folder) for row in comparison.rows]),
         section("How to repeat it", command_to_copy(command)),
     ]
     return page(plan.heading, sections, drawn, source="simulated trials")
 
 
-def _figures(comparison: Comparison, heading: str = "Figures") -> str:
+def _figures(comparison: Comparison) -> str:
     heads, rows = comparison.table()
-    best = comparison.fastest() or comparison.most_accurate()
     against = {
         comparison.baseline(row).name for row in comparison.rows if comparison.baseline(row) is not row
     }
     note = "± is the standard deviation over seeds."
-    note += f" Speed-up is told against {'; '.join(sorted(against))}." if against else ""
-    return _table(
-        heading,
-        heads,
-        [[escape(cell) for cell in cells] for cells in rows],
-        next((index for index, row in enumerate(comparison.rows) if row is best), None),
-        f'<p class="soft small">{escape(note)}</p>',
+    note += f" The baseline of speed-up is {'; '.join(sorted(against))}." if against else ""
+    if len(rows) > 1:
+        note += " Rows of one rank do not differ by more than their seeds."
+    best = {index for index, (rank, _) in enumerate(comparison.ranking()) if rank == 1 and len(rows) > 1}
+    shown = _without(SECONDARY, heads, rows, best)
+    whole = f"<details><summary>All figures</summary>{_without((), heads, rows, best)}</details>"
+    return section("Figures", f'{shown}<p class="soft small">{escape(note)}</p>{whole}')
+
+
+def _trials_of_plan(comparison: Comparison) -> str:
+    """Return the figures of a plan's trials, without ranks: those of the plan count the seeds of all candidates."""
+    heads, rows = comparison.table()
+    return f"<details><summary>Figures of all trials</summary>{_without((RANK,), heads, rows)}</details>"
+
+
+def _without(
+    left_out: Container[str], heads: Sequence[str], rows: Sequence[Sequence[str]], best: Container[int] = ()
+) -> str:
+    kept = [place for place, head in enumerate(heads) if head not in left_out]
+    return table(
+        [heads[place] for place in kept], [[escape(row[place]) for place in kept] for row in rows], best
     )
 
 
@@ -190,9 +191,7 @@ def _reports(row: Row, folder: Path) -> str:
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
     """Return every plot for which the runs have data."""
-    clock = (
-        "virtual seconds" if all(run.simulated for row in comparison.rows for run in row.runs) else "seconds"
-    )
+    clock = _clock(comparison)
     found = [
         _tests(comparison, FIRST, clock, lambda run, test: test.event.time_s),
         _tests(
@@ -209,6 +208,21 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         _shares(comparison),
     ]
     return [plot for plot in found if plot is not None]
+
+
+def _clock(comparison: Comparison) -> str:
+    return "virtual seconds" if comparison.virtual else "seconds"
+
+
+def _names(comparison: Comparison, rows: Sequence[Row]) -> list[str]:
+    """Return short names of rows for an axis: without what all rows share, in lines of a few words."""
+    workers = len({row.workers for row in comparison.rows}) > 1
+    found = []
+    for row in rows:
+        parts = [row.strategy, *([counted(row.workers, "worker")] if workers else [])]
+        parts += [f"{key}={value}" for key, value in row.options.items()]
+        found.append("<br>".join(line for part in parts for line in wrap(part, _NAME)))
+    return found
 
 
 def _price(run: ComparedRun, test: Test) -> float:
@@ -269,7 +283,10 @@ def _tests(
         x=x,
         y="test accuracy",
         axes={
-            "yaxis": {"tickformat": ".0%"},
+            "yaxis": accuracy_axis(
+                ([test.event.test_top1 for test in run.tests] for row in comparison.rows for run in row.runs),
+                target.value if shapes and target is not None else None,
+            ),
             "xaxis": {"rangemode": "tozero"},
             "shapes": shapes,
             **_legend(comparison, first=title == FIRST),
@@ -360,13 +377,13 @@ def _times(comparison: Comparison) -> Plot | None:
     rows = comparison.through()
     if not rows:
         return None
-    rows.sort(key=lambda row: row.mean(reach), reverse=True)
+    rows.reverse()
     times, errors = [row.mean(reach) for row in rows], _errors([row.deviation(reach) for row in rows])
     return Plot(
         title=f"Time to {target}",
         caption="Of the first test that reaches it, mean over seeds; rows of which a seed never does are left out.",
-        traces=[_bars([row.name for row in rows], times, _colours(comparison, rows), error_x=errors)],
-        x="seconds",
+        traces=[_bars(_names(comparison, rows), times, _colours(comparison, rows), error_x=errors)],
+        x=_clock(comparison),
         y="",
     )
 
@@ -405,7 +422,7 @@ def _pareto(comparison: Comparison) -> Plot | None:
         + "; ".join(row.name for row in best)
         + ".",
         traces=[points, line],
-        x="seconds",
+        x=_clock(comparison),
         y="price",
         axes={"xaxis": {"rangemode": "tozero"}, "yaxis": {"rangemode": "tozero"}, "showlegend": False},
     )
@@ -415,7 +432,7 @@ def _shares(comparison: Comparison) -> Plot | None:
     rows = sorted((row for row in comparison.rows if row.values(waiting)), key=lambda row: row.mean(waiting))
     if not any(row.mean(waiting) > 0 for row in rows):
         return None
-    names, shares = [row.name for row in rows], [row.mean(waiting) for row in rows]
+    names, shares = _names(comparison, rows), [row.mean(waiting) for row in rows]
     return Plot(
         title="Waiting",
         caption="The share of workers' time that was spent waiting for others or the network.",
@@ -457,7 +474,7 @@ def _trials(search: Search, folder: Path) -> str:
     lines = [[_link(folder / folders[cells[0]], folder, cells[0]), *map(escape, cells[1:])] for cells in rows]
     more = len(search.trials) - len(rows)
     note = f'<p class="soft small">{more} more in search.json.</p>' if more > 0 else ""
-    return _table("Best trials", heads, lines, 0 if search.best() else None, note)
+    return section("Best trials", table(heads, lines, {0} if search.best() else ()) + note)
 
 
 def search_plots(search: Search) -> list[Plot]:
@@ -632,10 +649,10 @@ def render_ensemble(figures: Mapping[str, Any], *, student: bool) -> str:
     note += " The student learned from these, and is one network." if student else ""
     of = f"{figures['strategy']} on {figures['data']}, {counted(int(figures['workers']), 'worker')}"
     heads = ("run", "top-1", "top-5", "loss", "time")
-    best = len(members) if figures["ensemble"] else None
+    best = {len(members)} if figures["ensemble"] else ()
     sections = [
         f"<header><h1>{escape(title)}</h1><p class=soft>{escape(of)}</p></header>",
-        _table("Networks", heads, rows, best, f"<p class=soft>{note}</p>"),
+        section("Networks", table(heads, rows, best) + f"<p class=soft>{note}</p>"),
     ]
     return page(title, sections)
 

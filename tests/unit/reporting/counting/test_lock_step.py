@@ -56,7 +56,7 @@ def test_a_straggler_makes_it_quicker_than_lock_step() -> None:
     assert found is not None
     assert found.free_running_s == pytest.approx(2 / (1 + 0.25))
     assert found.lock_step_s == pytest.approx(3.9 + max(2 * 0.025 + 0.025, 0.1 - 0.025))
-    assert "in lockstep would have taken about 3.98 s or more" in found.text
+    assert "synchronous training would take about 3.98 s or more" in found.text
 
 
 def test_in_lock_step_and_alone_nothing_is_compared() -> None:

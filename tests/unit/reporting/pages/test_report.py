@@ -1,16 +1,19 @@
 import base64
 import gzip
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.metadata import version
 
 import pytest
 
 from polyrhythm.errors import RequestError
 from polyrhythm.events import Notice, RunEnded
 from polyrhythm.reporting.event_log import EventLog
-from polyrhythm.reporting.pages.report import write_report
+from polyrhythm.reporting.held_back import gain_text, held_back
+from polyrhythm.reporting.pages.report import read_figures, write_report
 
 LOADING = {"src", "href", "srcset", "data", "poster", "action", "background"}
 
@@ -94,14 +97,60 @@ def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
         "Parameters 61,706",
         "Coat 1,000 81.2 %",
         "5.0 s worker 1 is slow <b>today</b>",
-        "torch 2.13.0+cpu",
-        "cores 2",
-        'gpus ["<none>"]',
+        "Torch 2.13.0+cpu",
+        "Cores 2",
+        'Gpus ["<none>"]',
         "model: lenet5",
     ):
         assert shown in page.text
     assert f"polyrhythm train '{folder}/config.yaml'" in page.text
     assert "This run" not in page.text
+
+
+def headings(page):
+    return re.findall("<h2>(.*?)</h2>", page)
+
+
+def test_a_report_answers_first_and_shows_pictures_and_details_below(folder, story, ended):
+    """Result, bottleneck and remedy, curves; then classes and the confusion matrix; no figure by its raw key."""
+    log = EventLog(folder / "events.jsonl")
+    classes = [{"name": name, "images": 10, "recall": 0.9, "precision": 0.9} for name in ("cat", "dog")]
+    result = {**ended.result, "per_class": classes, "confusion": [[9, 1], [1, 9]], "nothing_left_share": 0.25}
+    for event in [*story, RunEnded(time_s=9.5, outcome="done", result=result)]:
+        log.on_event(event)
+    log.close()
+    (folder / "environment.json").write_text(
+        json.dumps({"started": "2026-11-28T21:30:21+0000", "polyrhythm": "0.1.0"})
+    )
+    html = write_report(folder).read_text(encoding="utf-8")
+    shown = headings(html)
+    assert shown[:2] == ["Bottleneck", "Curves"]
+    assert shown.index("Accuracy by class") < shown.index("Confusion matrix") < shown.index("Environment")
+    page = Page(html)
+    assert "2 epochs · 2026-11-28 21:30 UTC · Polyrhythm 0.1.0" in page.text
+    assert f"Polyrhythm {version('polyrhythm')}, written 20" in page.text
+    assert "documentation" in page.text
+    assert "nothing_left_share" not in page.text
+    found = held_back(read_figures(folder))
+    assert f"Time of the workers: {found.time}." in page.text
+    assert f"up to {gain_text(found.gain)}." in page.text
+    assert page.text.count(" waiting for slower workers") == 1, "one split of the time on a page"
+
+
+@pytest.mark.parametrize(
+    ("top1", "interval", "standing"),
+    [(0.52, [0.4, 0.62], "main bad"), (0.6, [0.55, 0.65], "main"), (0.9, [0.85, 0.94], "main good")],
+)
+def test_accuracy_is_colored_by_what_is_learned_beyond_guessing(folder, story, top1, interval, standing):
+    log = EventLog(folder / "events.jsonl")
+    classes = [{"name": name, "images": 50, "recall": top1, "precision": top1} for name in ("cat", "dog")]
+    result = {"test_top1": top1, "test_top1_interval": interval, "test_images": 100, "per_class": classes}
+    for event in [*story, RunEnded(time_s=9.5, outcome="done", result=result)]:
+        log.on_event(event)
+    log.close()
+    html = write_report(folder).read_text(encoding="utf-8")
+    assert f'<div class="tile {standing}"><dt>test top-1</dt>' in html
+    assert "always predicting the most frequent class: 50.0 %" in html
 
 
 def test_every_plot_has_its_box_and_its_data(folder, story):

@@ -7,7 +7,7 @@ from polyrhythm.events import RunEnded
 from polyrhythm.reporting.comparison import Comparison, read_run
 from polyrhythm.reporting.event_log import EventLog
 from polyrhythm.reporting.pages.report import write_report
-from polyrhythm.reporting.pages.several_runs import render_comparison
+from polyrhythm.reporting.pages.several_runs import PlanTable, render_comparison, render_plan
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="needs a browser: apt-get install chromium")
 
@@ -57,6 +57,61 @@ def test_the_browser_finds_errors(browser, tmp_path):
     browser.open(page)
     assert browser.errors
     assert browser.evaluate(WIDTH_OF_PAGE) > 1280
+
+
+CUT = (
+    "[...document.querySelectorAll('.scroll')].filter(each => each.scrollWidth > each.clientWidth + 1).length"
+)
+HEADS = "[...document.querySelectorAll('.stack thead')].filter(each => each.offsetHeight > 0).length"
+EDGES = "[...document.querySelectorAll('.stack tr.best td')].map(each => Math.round(each.getBoundingClientRect().left))"
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_no_table_of_a_plan_is_cut_and_a_small_screen_stacks_the_cells_of_a_row(
+    browser, tmp_path, story, width
+):
+    folders = []
+    for number in range(6):
+        folder = tmp_path / f"trial-{number}"
+        folder.mkdir()
+        spec = (
+            f"parameter_server(servers={1 + number}, consistency=bounded_staleness(s=3), placement=dedicated)"
+        )
+        (folder / "config.yaml").write_text(f"strategy: {spec}\nworkers: {2 + number % 2}\nseed: 0\n")
+        log = EventLog(folder / "events.jsonl")
+        for event in [
+            *story,
+            RunEnded(time_s=9.5, outcome="done", result={"price": 1.0, "cluster": "office"}),
+        ]:
+            log.on_event(event)
+        log.close()
+        folders.append(folder)
+    comparison = Comparison.of([read_run(each) for each in folders])
+    plan = PlanTable(
+        heading="to top-1 85.0 % on office, best for time first",
+        reason="synchronous, 4 workers: 2.6 s (2.3 s to 2.9 s), the fastest.",
+        command="polyrhythm train --strategy synchronous --workers 4",
+        heads=["rank", "candidate", "virtual time", "price EUR"],
+        rows=[
+            ["1", row.name, "2.6 s (2.3 s to 2.9 s)", "0.0123 (0.0101 to 0.0145)"] for row in comparison.rows
+        ],
+        notes=[],
+        left_out=[],
+    )
+    page = tmp_path / "report.html"
+    page.write_text(render_plan(plan, comparison, tmp_path, "polyrhythm plan"), encoding="utf-8")
+    browser.open(page, width=width)
+    browser.evaluate("drawn")
+    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.evaluate(WIDTH_OF_PAGE) <= width
+    assert browser.evaluate(CUT) == 0
+    assert (browser.evaluate(HEADS) == 0) == (width == 375)
+    assert (len(set(browser.evaluate(EDGES))) == 1) == (width == 375)
+    page.write_text(render_comparison(comparison, tmp_path, "polyrhythm compare"), encoding="utf-8")
+    browser.open(page, width=width)
+    browser.evaluate("drawn")
+    browser.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.evaluate(CUT) == 0
 
 
 @pytest.mark.parametrize("width", [1280, 375])

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from polyrhythm.events import Notice, RunEnded, WorkerLost, WorkerProgress
 from polyrhythm.reporting.figures import RunFigures
-from polyrhythm.reporting.progress import LiveProgress, PlainProgress, drawing, progress_for
+from polyrhythm.reporting.progress import VIRTUAL, LiveProgress, PlainProgress, drawing, progress_for
 
 
 class Terminal(io.StringIO):
@@ -38,8 +38,17 @@ def test_plain_lines_of_a_whole_run(story, ended):
         # (320 · 0.5 + 200 · 2.5) / 520; 80 + 50; (4 · 1 + 2 · 2 + 4 · 3) / 24; ten steps of 0.4 s
         "epoch 1/2  step 10/20  loss 1.27  130 images/s  staleness 0.8 (max 3)  left 4.0 s",
         "epoch 2/2 done  test top-1 90.6 %  top-5 98.4 %  loss 0.5  after 9.0 s",
-        "done after 1:02:05  test top-1 90.4 %  5,812 images/s",
-    ]
+    ]  # and no line on the end: the result follows, with the same figures
+
+
+def test_virtual_seconds_are_marked(story, ended):
+    lines = plain(story, mark=VIRTUAL)
+    assert lines[1].endswith("after 4.5 s (virtual)")
+    assert lines[3].endswith("left 4.0 s (virtual)")
+    figures = RunFigures.of(story)
+    console = Console(file=io.StringIO(), width=100, height=40, color_system=None)
+    console.print(drawing(figures, 40, VIRTUAL))
+    assert "9.0 s gone, 2.7 s left (virtual)" in console.file.getvalue()
 
 
 @pytest.mark.parametrize(("every_s", "lines"), [(0.5, 3), (4.0, 2), (100.0, 0)])
@@ -103,17 +112,26 @@ def test_drawing_fits_a_terminal_however_many_workers(story, width, height):
     assert "images/s 9.0 s gone" in lines[-1]
 
 
-def test_live_progress_leaves_the_last_state_and_gives_the_cursor_back(story, ended):
+def test_live_progress_clears_the_screen_for_the_result_of_a_run_that_is_done(story, ended):
     console = Console(file=Terminal(), force_terminal=True, width=100, height=40)
     progress = LiveProgress(console)
     for event in [*story, ended]:
+        progress.on_event(event)
+    progress.close()
+    assert console.file.getvalue().endswith("\x1b[1A\x1b[2K")  # up a line, and erased
+
+
+def test_live_progress_leaves_the_last_state_and_gives_the_cursor_back(story):
+    console = Console(file=Terminal(), force_terminal=True, width=100, height=40)
+    progress = LiveProgress(console)
+    for event in [*story, RunEnded(time_s=9.4, outcome="interrupted", result={})]:
         progress.on_event(event)
     progress.close()
     progress.close()
     written = console.file.getvalue()
     assert "notice: worker 1 is slow <b>today</b>" in written
     last = written[written.rindex("lenet5 on fashion-mnist") :]
-    assert "5,812 images/s done after 1:02:05" in last  # as the lines below it say
+    assert "images/s interrupted after 9.4 s" in last
     assert written.rstrip().endswith("\x1b[?25h")
 
 
@@ -133,7 +151,7 @@ def test_live_progress_draws_at_most_four_times_a_second(story, monkeypatch):
     drawings = []
     monkeypatch.setattr(
         "polyrhythm.reporting.progress.drawing",
-        lambda figures, height: drawings.append(figures.time_s) or "",
+        lambda figures, height, mark: drawings.append(figures.time_s) or "",
     )
     now_s = 0.0
     progress = LiveProgress(Console(file=Terminal(), force_terminal=True), clock=lambda: now_s)
