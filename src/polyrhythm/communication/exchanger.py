@@ -117,6 +117,11 @@ class Exchanger(Generic[_Sums]):
         self.prepare()
         self._begin()
 
+    def begin_anew(self, workers: Communicator, members: tuple[int, ...]) -> None:
+        """Forget all entries, and go on with other workers; all of them must call it at the same place."""
+        self.log = Log()
+        self.over(workers, members)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what a newcomer needs to go on from this worker's place: the log, tensors and the rest."""
         kept = self.log.kept

@@ -19,7 +19,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
+from polyrhythm.strategies.averaging.rounds.rounds_worker import KEPT, RoundsWorker
 from polyrhythm.strategies.fault_policy import FaultPolicy, OnLoss, Rejoin
 from polyrhythm.strategies.gradient_mean import GradientMean
 from polyrhythm.strategies.parameter_server.composition.served import (
@@ -81,7 +82,6 @@ from polyrhythm.strategies.worker_part import (
     SkipsSteps,
     Step,
     UsesServers,
-    WorkerCalls,
     WorkerPart,
     WorkerSetting,
     Writes,
@@ -483,7 +483,9 @@ class Models(InsidePart):
         self.steps = inside.traits(group.size).exchange_every
         self._flat = setting.flat
         self._group = group
-        self._part = WorkerCalls(inside.worker(replace(setting, workers=group)))
+        part = inside.worker(replace(setting, workers=group))
+        assert isinstance(part, RoundsWorker), "others are refused"
+        self._part = part
         self.follows = self._part.follows
         self._worker = setting.workers.rank
         self._read = torch.zeros_like(setting.flat.vector)
@@ -494,6 +496,8 @@ class Models(InsidePart):
         """What is being pushed; the way back itself is in the flat gradients."""
         self._moved: Tensor | None = None
         """What this member has moved by since `_read`, while its group regroups."""
+        self._presented = self._presented_to_all = _NEW
+        """Steps done at the latest presentation, of this member and of any."""
         self._stop_requested = False
         self._saved: State | None = None
 
@@ -521,10 +525,9 @@ class Models(InsidePart):
 
     def begin(self, step: Step) -> None:
         self._begun = step.number + 1
-        self._part.begin(step)
 
     def bucket_ready(self, bucket: int) -> None:
-        self._part.bucket_ready(bucket)
+        """Nothing travels before a round's end."""
 
     def contribute(self, step: Step, learning_rate: float) -> Contribution | None:
         """Take a step; at the end of a round all members hold the same, and the way back is in their gradients."""
@@ -550,7 +553,7 @@ class Models(InsidePart):
 
     def break_off(self) -> None:
         """Give up whatever is under way, and keep what this member has moved by: servers' parameters overwrite it."""
-        self._part.break_off()
+        self._part.exchanger.break_off()
         if self.apart and self._moved is None:
             flat = self._flat
             self._moved = flat.gradients.neg() if self._held is not None else flat.vector - self._read
@@ -567,15 +570,31 @@ class Models(InsidePart):
         contributions, told = found.share(flat, max(known, places[0].reached), float(stops))
         self.stopped |= bool(told)
         self._go_on_at(group, places, int(contributions))
-        self._part.regroup(group, found.members)
+        self._skip_what_some_have_had(group, found.members)
+        self._part.exchanger.begin_anew(group, found.members)
         return self._done
 
     def _places_of_all(self, group: Communicator, reached: int) -> list[_Place]:
-        own = _Place(_NEW if self._is_new else self._known, self._held is not None, self._begun, reached)
+        known = _NEW if self._is_new else self._known
+        own = _Place(known, self._held is not None, self._begun, reached)
+        return [_Place(*row) for row in self._rows(group, own)]
+
+    def _rows(self, group: Communicator, own: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of all members, in their order."""
         told = torch.zeros(group.size, len(own), dtype=torch.float64, device=self._flat.vector.device)
         told[group.rank] = told.new_tensor([float(number) for number in own])
         group.all_reduce(told)
-        return [_Place(int(row[0]), bool(row[1]), int(row[2]), int(row[3])) for row in told.tolist()]
+        return [[int(number) for number in row] for row in told.tolist()]
+
+    def _skip_what_some_have_had(self, group: Communicator, members: tuple[int, ...]) -> None:
+        """Leave out presentations, and means inside, that broke for this member only."""
+        part, size = self._part, self._part.group or 1
+        rows = self._rows(group, (self._presented, part.group_met))
+        near = members[group.rank] // size
+        self._presented_to_all = max(presented for presented, _ in rows)
+        part.met_by_any = max(
+            met for member, (_, met) in zip(members, rows, strict=True) if member // size == near
+        )
 
     def _push_for(self, holder: int, number: int, found: Reunion) -> bool:
         """Push the mean of a round that one of the members has, and a server lacks; return whether to stop.
@@ -645,12 +664,17 @@ class Models(InsidePart):
                 group.send(rank, Message(Kind.HANDOVER, told))
 
     def _enter(self, newest: State, contributions: int, done: int, *, apart: bool) -> None:
-        self._done = self._begun = self._part.take_over(newest, _NEW, done)
+        tensors, facts = newest
+        own = {name: value for name, value in tensors.items() if not name.startswith(KEPT)}
+        self._part.load_state((own, facts))
+        self._done = self._begun = self._presented = done  # it is at no presentation
+        self._part.group_met = done - 1
         self._rounds, self._is_new, self.apart = contributions, False, apart
 
     def _miss(self, newest: State, contributions: int, read: Tensor) -> None:
         """Begin another round, after a mean that others, or only servers, have heard of."""
-        self._done = self._part.take_over(newest, self._begun - 1, self._begun)
+        self._part.begin_round(newest)
+        self._done = self._begun
         self._flat.vector.copy_(read)
         self._rounds, self._moved, self.apart = contributions, None, False
 
@@ -674,7 +698,8 @@ class Models(InsidePart):
         return self._way_back()
 
     def present(self) -> Tensor | None:
-        return self._part.present()
+        self._presented = self._done
+        return self._part.present() if self._done > self._presented_to_all else None
 
     def state(self) -> State:
         tensors, facts = self._part.state()
@@ -715,7 +740,7 @@ class _Place(NamedTuple):
     """
 
     known: int
-    holds: bool
+    holds: int
     taken: int
     reached: int
 

@@ -170,6 +170,18 @@ class LocalOptimizer:
             ):
                 part.copy_(value.view(part.shape))
 
+    def missed_average(self, newest: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Treat the state as after an average that only others have seen.
+
+        Args:
+            newest: tensors of the state of a worker that has seen it, and may have taken further steps.
+            facts: the rest of that state.
+        """
+        if self._at_average == "average":
+            self.load_state(newest, facts)
+        else:
+            self.models_averaged(None)
+
     def state(self) -> State:
         """Return everything that a resumed optimizer needs."""
         return self._optimizer.state()

@@ -183,10 +183,15 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     Args:
         setting: the worker's.
         rounds: how it spends them.
+
+    Attributes:
+        group_met: the step of its group's latest mean.
+        met_by_any: the same of all of its group, where a mean that broke is not repeated.
     """
 
     def __init__(self, setting: WorkerSetting, rounds: Rounds) -> None:
         super().__init__()
+        self.group_met = self.met_by_any = _NEVER
         self._workers = setting.workers
         self._flat = setting.flat
         self._rounds = rounds
@@ -234,8 +239,13 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         if self._rounds.ends(step.number):
             self._end_round()
             self.exchanger.since = step.number + 1
-        elif self._of_group is not None and self._rounds.group_ends(step.number):
+        elif (
+            self._of_group is not None
+            and self._rounds.group_ends(step.number)
+            and step.number > self.met_by_any
+        ):
             self._meet_group()
+            self.group_met = step.number
         self._done = step.number + 1
         return self._heard or (self._stop_requested and self.exchanger.workers.size == 1)
 
@@ -282,6 +292,20 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
     def has_stopped(self) -> bool:
         """Whether it has heard so in a mean after which nobody has gone on; in a round, all stop a step later."""
         return self._heard and not self._apart
+
+    def begin_round(self, newest: State) -> None:
+        """Begin another round after a mean that only others have seen; the flat vector holds what came of it.
+
+        Args:
+            newest: the state of a worker that has seen it.
+        """
+        tensors, facts = newest
+        self.exchanger.sums.commit()
+        self._optimizer.missed_average(below(_OPTIMIZER, tensors), facts["optimizer"])
+        for prefix, rule in self._rules():
+            if prefix == _OUTER:
+                rule.load_state((below(prefix, tensors), facts[prefix]))
+        self._apart, self._weight, self._beginning = False, 1.0, None
 
     def to_enter_with(self) -> State:
         tensors, facts = self.state()
