@@ -303,6 +303,8 @@ _CAUSES = {
     ),
 }
 """Of each cause with a single form its name, the problem, and the remedy."""
+_AVERAGING = ("local_sgd", "diloco", "bmuf", "slowmo", "hierarchical_averaging", "ng_sgd", "post_local_sgd")
+"""Strategies that exchange once in several `steps`."""
 
 
 def _slower_workers(totals: dict[int, Stretch], *, served: bool) -> tuple[str, str, str, str]:
@@ -330,7 +332,9 @@ def _exchange(figures: RunFigures, busy: float, queue: float) -> tuple[str, str,
     if busy >= _BUSY:
         load = f"the servers are busy {percent(busy)} of the time, with a queue of {queue:.1f} messages"
         return "servers", "the servers", load, "more servers (`servers=…`) or a larger `--batch-size`"
-    remedy = "a larger `--batch-size`, `--compress`, or fewer exchanges (`--strategy 'local_sgd(steps=4)'`)"
+    rounds = started is not None and started.strategy.startswith(_AVERAGING)
+    seldom = "a larger `steps`" if rounds else "`--strategy 'local_sgd(steps=4)'`"
+    remedy = f"a larger `--batch-size`, `--compress`, or fewer exchanges ({seldom})"
     if started and started.servers:
         shared = figures.staleness.counts and figures.staleness.mean > 0
         load = "communication with the servers" + (", over links that all workers share" if shared else "")

@@ -151,6 +151,14 @@ def test_known_causes_of_simulated_runs() -> None:
     assert simulated_cause("parameter_server", ConstantCluster(bandwidth_bytes_per_s=1e9)).cause == "compute"
 
 
+def test_a_run_is_not_advised_the_strategy_that_it_has() -> None:
+    thin = ConstantCluster(bandwidth_bytes_per_s=2e4)
+    often, seldom = (simulated_cause(spec, thin) for spec in ("synchronous", "local_sgd(steps=2)"))
+    assert "`--strategy 'local_sgd(steps=4)'`" in often.remedy
+    assert "local_sgd" not in seldom.remedy
+    assert "a larger `steps`" in seldom.remedy
+
+
 def test_servers_say_what_they_have_done_until_the_end() -> None:
     events = simulated(
         make_job("backup_workers(servers=2)", 3), ConstantCluster(step_s=lambda w: 0.01 * (1 + w))
