@@ -364,6 +364,7 @@ class FragmentMeans:
         self._means = [self._mean_of(fragment, workers, flat, terms) for fragment in fragments]
 
     def over(self, workers: Communicator) -> FragmentMeans:
+        """Return the means over other workers, with what is known of the links."""
         made = copy(self)
         made._alone = workers.size == 1
         made._add_up = AllReduce(self._add_up.passed_on(), workers, "fragments", in_turn=True)
@@ -372,6 +373,7 @@ class FragmentMeans:
         return made
 
     def prepare(self) -> None:
+        """Let the collectives measure the links, if they need to; all workers must call it."""
         if not self._alone:
             self._add_up.prepare()
             self.whole.prepare()
@@ -380,6 +382,7 @@ class FragmentMeans:
         """Nothing is under way but what the exchanger has started."""
 
     def commit(self) -> None:
+        """Note that the latest mean of a fragment was complete for others."""
         self._means[self.latest].commit()
 
     def start(self, number: int, movement: Tensor, step: Step, before: State | None) -> Callable[[], Result]:
