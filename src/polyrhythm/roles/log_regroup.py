@@ -3,8 +3,8 @@
 worker, suspended in an exchange                 leader (worker 0)
   revoke ──────────────────────────────────────▶ revoke ──▶ all other workers are suspended as well
   StepBroken(view, report on its log) ─────────▶ waits for this from all workers that are connected; `form`
-  ◀──────────────── MembershipView(workers, newest, behind, hands)
-  the newest worker ─▶ those without the state: its own, and its log
+  ◀──────────────── MembershipView(workers, gives, hands, begins)
+  a worker with the state ─▶ one that lacks it: its own, and its log
   a worker with a result ─▶ one that lacks it
   all: sums over the new communicator; the exchange goes on, or has its result
 

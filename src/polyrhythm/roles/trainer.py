@@ -786,9 +786,6 @@ class StepRetry:
         self._fresh: Tensor | None = None
         self._step = Step(-1)
         self._rate = 0.0
-        self._place = 0
-        self._averaged: int | None = None
-        """How many means there were in the step before the latest; None where a step is exchange and update in one."""
 
     def take(self, step: Step, learning_rate: float) -> None:
         """Exchange the gradients and update the parameters.
@@ -800,9 +797,6 @@ class StepRetry:
         if self.trainer.regrouping is None:
             self._exchange(step, learning_rate)
             return
-        if self._replica.part.uses_before_use:
-            # The step before may not be whole, and its gradients are still kept.
-            self.guard(self._replica.part.settle)
         self._keep()
         self._step, self._rate = step, learning_rate
         self.trainer.step = step.number
@@ -810,55 +804,9 @@ class StepRetry:
             self._repeat()
         self.trainer.step = step.number + 1
 
-    def average(self, step: Step, place: int = 0) -> None:
-        """Overwrite the gradients with the workers' mean, where the part holds it; `update` follows.
-
-        Args:
-            step: as for `HoldsMeanGradient.average`.
-            place: likewise.
-
-        Raises:
-            OutOfStep: this worker is not where the others are.
-            PeerLost: a rank is gone without which the run cannot go on.
-        """
-        self._replica.flat.gather_gradients()
-        if self.trainer.regrouping is None:
-            self._replica.average(step, place)
-            return
-        self._keep()
-        self._place = place
-        self._step, self._averaged = step, self._replica.part.averaged
-        self.trainer.step = step.number
-        if self.trainer.guard(lambda: self._exchange(step, 0.0)) is None:
-            self._repeat()
-
-    def update(self, step: int, learning_rate: float) -> None:
-        """Update with gradients that were averaged, unless another worker has passed the update on."""
-        if self.trainer.regrouping is None:
-            self._replica.update(step, learning_rate)
-            return
-        if self.trainer.step <= step:
-            self._replica.update(step, learning_rate)
-        self.trainer.step = step + 1
-
     def sum(self, vector: Tensor) -> None:
         """Overwrite a vector with the sum of all workers'."""
         self.trainer.workers.all_reduce(vector)
-
-    def share_anew(self, name: str) -> None:
-        """Have the strategy's part go on with a flat vector of another size, made equal to worker 0's.
-
-        All workers call it between two steps, when the last one is whole everywhere.
-
-        Args:
-            name: tells this occasion from others.
-        """
-        workers = self.trainer.workers
-        anew = workers.subgroup(name, range(workers.size))
-        members = self.trainer.members
-        self._kept = None
-        anew.broadcast(self._replica.flat.vector)
-        self._replica.part.regroup(anew, tuple(range(workers.size)) if members is None else members)
 
     def regroup(self) -> None:
         """Regroup with whoever is there, between two steps; a step that was half done is repeated.
@@ -900,24 +848,13 @@ class StepRetry:
 
     def _repeat(self) -> None:
         """Repeat the latest exchange until it succeeds, unless another worker has passed its result on."""
-        while self._kept is not None and self._is_due:
+        while self._kept is not None and self.trainer.step <= self._step.number:
             self._replica.flat.gradients.copy_(self._kept)
             if self.trainer.guard(lambda: self._exchange(self._step, self._rate)) is not None:
-                if self._averaged is None:
-                    self.trainer.step = self._step.number + 1
+                self.trainer.step = self._step.number + 1
                 return
 
-    @property
-    def _is_due(self) -> bool:
-        """Whether neither this worker nor one whose state it has taken over has come through the latest exchange."""
-        if self.trainer.step > self._step.number:
-            return False
-        return self._averaged is None or self._replica.part.averaged == self._averaged
-
     def _exchange(self, step: Step, learning_rate: float) -> bool:
-        if self._averaged is not None:
-            self._replica.average(step, self._place)
-            return True
         self._replica.begin(step)
         return self._replica.exchange(step, learning_rate)
 
@@ -930,27 +867,37 @@ class StepRetry:
 
 
 class LoggedSteps(StepRetry):
-    """Takes the steps of a user's loop whose exchanges are entries of a log: no loss leaves them."""
+    """Takes the steps of a user's loop whose exchanges are entries of a log: a failure does not end an exchange."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
-        assert trainer.replica.part.logged is not None, "made for it"
-        self._exchanger = trainer.replica.part.logged.exchanger
+        assert trainer.replica.part.exchanger is not None, "made for it"
+        self._exchanger = trainer.replica.part.exchanger
         self._exchanger.keeps = True
 
     def take(self, step: Step, learning_rate: float) -> None:
         self._replica.flat.gather_gradients()
         self.trainer.step = step.number
-        self._replica.begin(step)
-        self._replica.exchange(step, learning_rate)
+        self._exchange(step, learning_rate)
         self.trainer.step = step.number + 1
 
     def average(self, step: Step, place: int = 0) -> None:
+        """Overwrite the gradients with the workers' mean, where the part holds it; `update` follows.
+
+        Args:
+            step: as for `HoldsMeanGradient.average`.
+            place: likewise.
+
+        Raises:
+            OutOfStep: this worker is not where the others are.
+            PeerLost: a rank is gone without which the run cannot go on.
+        """
         self._replica.flat.gather_gradients()
         self.trainer.step = step.number
         self._replica.average(step, place)
 
     def update(self, step: int, learning_rate: float) -> None:
+        """Update with gradients that were averaged."""
         self._replica.update(step, learning_rate)
         self.trainer.step = step + 1
 
@@ -958,6 +905,13 @@ class LoggedSteps(StepRetry):
         vector.copy_(self._exchanger.sum(vector))
 
     def share_anew(self, name: str) -> None:
+        """Continue with a flat vector of another size, made equal to worker 0's.
+
+        All workers call it between two steps, when the last one is whole everywhere.
+
+        Args:
+            name: tells this occasion from others.
+        """
         workers = self.trainer.workers
         anew = workers.subgroup(name, range(workers.size))
         anew.broadcast(self._replica.flat.vector)
