@@ -220,7 +220,7 @@ def test_the_last_worker_goes_on_as_a_whole_with_the_momentum_that_it_has() -> N
         flat, part = scene.enter(rank)
         step(part, flat, rank, 0)
         states.append({name: value.clone() for name, value in part.state()[0].items()})
-        part.exchanger.over(scene.cluster.communicator(rank).subgroup(f"alone {rank}", [rank]))
+        part.exchanger.over(scene.cluster.communicator(rank).subgroup(f"alone {rank}", [rank]), (rank,))
         assert not isinstance(part._optimizer, BucketwiseUpdate)
         assert all(torch.equal(value, states[0][name]) for name, value in part.state()[0].items())
 

@@ -198,9 +198,12 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         self._worker = setting.workers.rank
         self.group = rounds.group if rounds.group > 1 else 0
         self._of_group: ModelMean | None = None
+        self._met_workers = setting.workers
         make = rounds.mean or (lambda group, flat: ModelMean(group, flat, rounds.collective))
         self.exchanger = Exchanger(setting.workers, make(setting.workers, setting.flat), self._met)
         self.exchanger.keeps = True
+        if self.group:
+            self._of_group = ModelMean(self._near(setting.workers), setting.flat, rounds.collective)
         self._optimizer = LocalOptimizer(setting.plan, setting.flat, rounds.optimizer_state)
         self.writes = Writes.KEPT
         self.follows = Follows.OBJECT if self._optimizer.is_own else Follows.NOTHING
@@ -369,17 +372,18 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
 
     def _met(self, workers: Communicator) -> None:
         """Meet the neighbours that are there."""
-        if not self.group:
+        if self._of_group is None:
             return
+        if workers is not self._met_workers:
+            self._met_workers = workers
+            self._of_group = self._of_group.over(self._near(workers))
+        self._of_group.prepare()
+
+    def _near(self, workers: Communicator) -> Communicator:
         members = self.exchanger.members
         number = members[workers.rank] // self.group
         near = [place for place, member in enumerate(members) if member // self.group == number]
-        others = workers.subgroup(f"averaging group {number}", near)
-        if self._of_group is None:
-            self._of_group = ModelMean(others, self._flat, self._rounds.collective)
-        else:
-            self._of_group = self._of_group.over(others)
-        self._of_group.prepare()
+        return workers.subgroup(f"averaging group {number}", near)
 
     def _go_apart(self) -> None:
         """Keep the start of a round where what moves in it travels."""
