@@ -37,9 +37,9 @@ def tell(text: str) -> None:
 
 
 def say(label: str, text: str, indent: int = _LABEL) -> None:
-    """Print a label and what it labels, whose lines begin at column `indent`."""
-    head = f"{label:<{indent}}"
-    print(wrapped(f"{head}{text}", " " * indent) if text else head.rstrip())
+    """Print a label and what it labels, whose lines begin at column `indent`; a long path stays beside its label."""
+    head = f"{label:<{indent}}".replace(" ", _HELD)
+    print(wrapped(f"{head}{text}", " " * indent) if text else label)
 
 
 def say_command(label: str, command: str) -> None:

@@ -207,7 +207,7 @@ def test_what_is_not_known_is_said_to_be_so(tmp_path: Path, capsys: pytest.Captu
     command = printed.replace(" \\\n", " ").partition("run it")[2].partition("\n")[0]
     assert shlex.split(command) == shlex.split(found.recommended.command)
     assert "virtual time" in printed
-    assert max(map(len, printed.splitlines())) <= 100
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
 
 
 def test_a_plan_without_a_recommendation_says_why_in_its_report(tmp_path: Path) -> None:
