@@ -1,4 +1,4 @@
-"""What a network costs before anything is run, for the verb `analyze`.
+"""Cost of a network before anything is run, for the verb `analyze`.
 
 Layers and memory are counted on shapes (`planning/analysis.py`), bytes a step by a dry run of every strategy, and what
 cutting the fully connected layers over workers would save by the formulas of `cost/hybrid.py`.
@@ -48,12 +48,12 @@ def analyze(
 
     Args:
         model: a spec, or a module, which is not changed.
-        data: gives the number of classes and the size of pictures; not opened if `classes` and `image_size` are given.
-        batch_size: of a worker.
-        workers: for bytes a step and model parallelism.
+        data: gives the number of classes and the size of images; not opened if `classes` and `image_size` are given.
+        batch_size: batch size of a worker.
+        workers: workers for bytes a step and model parallelism.
         classes: instead of the data's.
         image_size: pixels a side, instead of the data's.
-        channels: of a picture, instead of the data's; 3 without data.
+        channels: channels of an image, instead of the data's; 3 without data.
 
     Returns:
         A JSON-able dict: totals (`multiply_adds` of the forward pass of one image, work and depth of a step),
@@ -172,9 +172,9 @@ def _remark(traits: Traits) -> str:
 def _model_parallelism(
     shapes: nn.Module, image_shape: tuple[int, int, int], workers: int, batch_size: int
 ) -> dict[str, Any] | None:
-    """Compare what a worker receives a step for the layers at the end: their gradients, or their activations.
+    """Compare the bytes that a worker receives per step for the last layers: gradients, or activations.
 
-    Those before them are told apart (`trunk`): cut by channels, or by the height of pictures.
+    The layers before them are compared separately (`trunk`): cut by channels, or by the height of images.
 
     None where nothing can be cut, or one worker is alone.
     """

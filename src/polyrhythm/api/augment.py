@@ -1,9 +1,9 @@
-"""A contact sheet of changed pictures, for the verb `augment`.
+"""A contact sheet of changed images, for the verb `augment`.
 
-original | changed | changed | …        a row per picture: what augmentation makes of it, epoch by epoch
+original | changed | changed | …        a row per image: what augmentation makes of it, epoch by epoch
 cat      | rotation -8.1 | …            its label, and what was drawn
 
-original | severity 1 | … | 5           a row per picture and corruption
+original | severity 1 | … | 5           a row per image and corruption
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from polyrhythm.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from polyrhythm.user_files import check_output
 
 _MOST = 100
-"""Largest number of pictures, and of variants of each, on one sheet."""
+"""Largest number of images, and of variants of each, on one sheet."""
 _RECIPES = (".yaml", ".yml")
 _OF_DATA = ("data", "image_size", "scale", "pixels")
 
@@ -50,16 +50,16 @@ def augment(
     seed: int | None = None,
     corruptions: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Write a contact sheet: training pictures, each beside its variants in `variants` epochs.
+    """Write a contact sheet: training images, each next to its variants in `variants` epochs.
 
     Args:
-        chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`; or a recipe, or the `config.yaml`
-            of a run, whose data, picture sizes, augmentations and seed are used; None with `corruptions`.
-        preview: the picture file to write; its suffix is its format.
+        chain: augmentations, as `train` takes them, such as `crop(padding=2); flip`; or a recipe, or a run's
+            `config.yaml`, with data, image sizes, augmentations and seed; None with `corruptions`.
+        preview: the image file to write; its suffix is its format.
         data: a name, a folder or objects, as in `train`; None: the recipe's, else `fashion-mnist`.
-        pictures: number of pictures, drawn from the readable training data.
-        variants: of each.
-        seed: chooses the pictures and their changes; None: the recipe's, else 0.
+        pictures: number of images, drawn from the readable training data.
+        variants: variants of each.
+        seed: chooses the images and their changes; None: the recipe's, else 0.
         corruptions: names of corruptions to show at every severity instead; empty: all of them.
 
     Returns:
@@ -121,7 +121,7 @@ def augment(
 def _augmented(
     dataset: Dataset, chain: Chain, indices: Tensor, variants: int, seed: int
 ) -> tuple[Tensor, list[list[str]]]:
-    """Return pictures and their variants, (rows, columns, C, H, W), with a caption each."""
+    """Return images and their variants, (rows, columns, C, H, W), with a caption each."""
     split, labels = dataset.train, dataset.train.labels
     chain = chain.on(Tones(dataset.black, dataset.white))
     mixer = Mixer(chain.mixings, len(dataset.classes)) if chain.mixings else None
@@ -150,8 +150,8 @@ def _augmented(
 
 
 def _drawn(chain: Chain, images: Tensor, keys: Tensor) -> list[str]:
-    """Return what each picture of (B, C, H, W) draws from every augmentation of a chain."""
-    # One by one: a chain goes through large pictures in parts, each of which would begin at its first number again.
+    """Return what each image of (B, C, H, W) draws from every augmentation of a chain."""
+    # One by one: a chain goes through large images in parts, and each part would restart its random numbers.
     return [_drawn_for(chain, image[None], key[None]) for image, key in zip(images, keys, strict=True)]
 
 
@@ -162,7 +162,7 @@ def _drawn_for(chain: Chain, image: Tensor, key: Tensor) -> str:
         start = len(texts)
         image = replace(chain, transforms=(transform,)).changed(image, draws)
         own = texts[start:]
-        if own[:1] == ["no"]:  # what it would have drawn besides is of no effect
+        if own[:1] == ["no"]:  # further choices have no effect
             own = own[:1]
         elif own[:1] == ["yes"] and len(own) > 1:
             own = own[1:]
@@ -180,7 +180,7 @@ def _shares(targets: Tensor, dataset: Dataset) -> str:
 
 
 def _corrupted(dataset: Dataset, indices: Tensor, names: list[str]) -> tuple[Tensor, list[list[str]]]:
-    """Return pictures and what corruptions make of them, a row a picture and corruption, with a caption each."""
+    """Return images and what corruptions make of them, a row an image and corruption, with a caption each."""
     tones, images = Tones(dataset.black, dataset.white), dataset.train.images(indices)
     labels = dataset.train.labels[indices].tolist()
     rows, captions = [], []
@@ -193,7 +193,7 @@ def _corrupted(dataset: Dataset, indices: Tensor, names: list[str]) -> tuple[Ten
 
 
 TILE = 96
-"""Smaller pictures are enlarged, by an integer factor, to at least this many pixels a side."""
+"""Smaller images are enlarged, by an integer factor, to at least this many pixels a side."""
 
 _GAP = 4
 _PAPER = 255
@@ -204,7 +204,7 @@ _MOST_LINES = 8
 
 
 def contact_sheet(pictures: Tensor, tones: Tones, captions: Sequence[Sequence[str]] = ()) -> Tensor:
-    """Arrange pictures on a sheet.
+    """Arrange images on a sheet.
 
     Args:
         pictures: (rows, columns, C, H, W) float, C being 1 or 3.

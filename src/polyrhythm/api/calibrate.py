@@ -35,9 +35,9 @@ from polyrhythm.simulation.step_times.log_normal import LogNormal
 from polyrhythm.user_files import check_new_file
 
 _WORK, _FEWEST_STEPS, _MOST_STEPS, _ROUNDS = 2400, 12, 200, 4
-"""Of all measurements together, steps of a dry run times its messages in a step, about; and limits of the steps."""
+"""Total work of all measurements in steps of a dry run times messages a step, and limits of the steps."""
 _MOST_SCALING = 1.5
-"""How many times the throughput of one worker each of several may have: their batches may fit caches better."""
+"""Largest speedup over one worker per worker: smaller batches may fit caches better."""
 _BANDWIDTHS = ("nic_bandwidth", "inside_bandwidth", "server_bandwidth", "server_update")
 _FELT = 0.05
 """By what a further measurement must change when an unknown changes e-fold."""
@@ -50,9 +50,9 @@ class Measurement:
     """A measured throughput.
 
     Attributes:
-        strategy: its spec.
-        workers: how many trained.
-        images_per_s: of all of them.
+        strategy: spec of the strategy.
+        workers: number of workers.
+        images_per_s: images per second of all of them.
     """
 
     strategy: str
@@ -64,8 +64,8 @@ class Measurement:
         """Read `8 workers: 378 images/s`, or with the strategy first, as `easgd, 8 workers: 378`.
 
         Args:
-            text: what was measured.
-            strategy: where the text names none.
+            text: measurement.
+            strategy: strategy of a text that names none.
 
         Raises:
             RequestError: it cannot be read.
@@ -111,11 +111,11 @@ def calibrate(
     Args:
         cluster: a ready cluster or a cluster file; the fit begins at its values.
         throughput: measurements, as `8 workers: 378 images/s` or `easgd, 8 workers: 378 images/s`.
-        unknowns: what to fit, of `UNKNOWNS`.
+        unknowns: quantities to fit, of `UNKNOWNS`.
         model: network that was trained.
         data: data set that gives classes and image size, unless `classes` and `image_size` do.
-        batch_size: of a worker.
-        strategy: of measurements that name none.
+        batch_size: batch size of a worker.
+        strategy: strategy of measurements that name none.
         classes: number of classes, instead of the data's.
         image_size: pixels a side, instead of the data's.
         out: cluster file to write, which must not exist; None: none is written.
@@ -211,7 +211,7 @@ class _SetUp:
 
     Attributes:
         dry_run: the dry run.
-        layout: its ranks on the cluster's hosts.
+        layout: placement of its ranks on the cluster's hosts.
     """
 
     dry_run: DryRun
@@ -282,7 +282,7 @@ def _check_scaling(seen: Sequence[Measurement]) -> None:
 
 
 def _check_arithmetic(seen: Sequence[Measurement], config: RunConfig) -> None:
-    """Refuse a throughput whose arithmetic no accelerator could do.
+    """Reject a throughput that no accelerator could reach.
 
     Raises:
         RequestError: with the arithmetic.
@@ -305,7 +305,7 @@ def _further(
     fitted: CostFit,
     with_costs: Callable[[Numbers], Cluster],
 ) -> str | None:
-    """Return the set-up whose measurement would determine most of what the others leave open; None if none would.
+    """Return the set-up whose measurement would determine most of the open costs; None if none would.
 
     Of one worker and of as many as there are places (8 at most), without and with a server, each is simulated at the
     fit, with every cost a little larger, and the one that leaves the least variance is best.
@@ -353,7 +353,7 @@ UNKNOWNS = (
     "server_bandwidth",
     "server_update",
 )
-"""What can be fitted: by how much steps are longer than the file says, the rest in its own units."""
+"""Quantities that can be fitted: the factor of the step time, and the others in their own units."""
 
 
 def value_of(cluster: Cluster, unknown: str) -> float:
@@ -411,7 +411,7 @@ def with_values(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 
 
 def _paced(cluster: Cluster, factor: float) -> dict[str, object]:
-    """Return what makes steps longer by a factor; where it follows from arithmetic, that is told of less of it."""
+    """Return changes that make steps longer by a factor; with known arithmetic, a lower share of peak."""
     of, scaled = cluster.step_of, {"step_factor": cluster.step_factor * factor}
     if of is None or of.factor(1.0) is None:
         return dict(scaled)

@@ -1,4 +1,4 @@
-"""PyTorch's own DistributedDataParallel on a job of ours, as the peer that `compare` puts beside the strategies.
+"""PyTorch's own DistributedDataParallel on a job of ours, as the peer that `compare` puts next to the strategies.
 
 It trains the same network on the same batches with the same optimizer, schedule and objective as `synchronous`,
 through `torch.nn.parallel.DistributedDataParallel` over gloo, a process each worker, and leaves an ordinary run
@@ -98,7 +98,7 @@ def _opening(job: Job) -> RunStarted:
 
 
 def _run(job: Job, threads: int | None, emit: Callable[[Event], None], folder: Path) -> None:
-    """Run the processes, and pass on what the first of them tells."""
+    """Run the processes, and forward the first one's events."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -151,7 +151,7 @@ def _rank(rank: int, job: Job, port: int, threads: int, tell: Connection, folder
 
 
 def _ignore(event: Event) -> None:
-    """What other ranks would say is said by the first."""
+    """Drop the other ranks' events: they repeat the first one's."""
 
 
 def _train(rank: int, job: Job, say: Callable[[Event], None], folder: Path) -> None:
@@ -271,7 +271,7 @@ def with_rate(options: Mapping[str, Any], rate: Any) -> dict[str, Any]:
 
 
 def of_ours(strategy: str) -> Strategy:
-    """Return the strategy whose defaults a spec has: PyTorch's DDP those of `synchronous`, stages those of the first.
+    """Return the strategy that provides a spec's defaults: `synchronous` for PyTorch's DDP, the first one for stages.
 
     An ensemble has those of its members.
 

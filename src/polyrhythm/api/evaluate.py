@@ -43,21 +43,22 @@ def evaluate(
     Args:
         weights: a run folder, a file of weights or a checkpoint of a run; several make an ensemble, the mean of their
             probabilities.
-        data: what to test on; None: what the run was trained on.
+        data: test data; None: the data that the run was trained on.
         model: the network; None: the run's.
         batch_size: images at a time.
         device: `cpu`, `cuda` or `auto`.
-        **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and `scales`
-            (a list of pixels), see `Views`; `best`: test the runs' checkpoints of the highest test accuracy; `greedy`:
-            choose the members on every second test image, and test on the others; `calibrate`: find the temperature of
-            the probabilities on every second test image, and say on the others what it does.
+        **options: `image_size` and `skip_unreadable`, as for `train`; `dense`, `ten_crop`, `flip` and
+            `scales` (a list of pixels), see `Views`; `best`: test the runs' checkpoints of the highest test
+            accuracy; `greedy`: choose the members on every second test image, and test on the others;
+            `calibrate`: fit the temperature of the probabilities on every second test image, and report its
+            effect on the others.
 
     Returns:
         `weights`, `data`, `model`, `images`, `test_loss`, `test_top1`, `test_top5`, `test_balanced_accuracy`
         (fractions), `test_top1_interval` (95 %), `per_class` and `confused`; `views` and `dense` unless the only view
-        is the picture itself; `region`, where these views see what training did not; `members` and `selected` of an
+        is the image itself; `region`, where these views see what training did not; `members` and `selected` of an
         ensemble; `calibration`: `temperature`, `images`, `loss` and `error` (expected calibration error) without it
-        and with it, `answered` by threshold, and the `file` beside the weights, where `predict` finds it, of one
+        and with it, `answered` by threshold, and the `file` next to the weights, where `predict` finds it, of one
         network.
 
     Raises:

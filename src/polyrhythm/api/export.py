@@ -29,14 +29,14 @@ def export(
     Args:
         weights: a run folder or a file of weights.
         out: the file; its suffix is the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
-        dense: apply the network at every place of pictures of training size and larger, as `evaluate` does.
-        any_size: take pictures of other sizes as they are, which networks that end in a global pooling can.
+        dense: apply the network at every place of images of training size and larger, as `evaluate` does.
+        any_size: take images of other sizes as they are, which networks that end in a global pooling can.
         **options: `data` and `model`, if the weights do not record them.
 
     Returns:
         `file`, `format`, `model`, `classes`, `image_shape`, `dense`, `any_size`, `temperature` (as `evaluate` with
         `calibrate` has found it, else 1), and `largest_difference` between the outputs of the file and of the network
-        for random pictures.
+        for random images.
 
     Raises:
         RequestError: the request is invalid.

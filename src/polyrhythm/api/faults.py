@@ -20,14 +20,14 @@ IN_TURNS = ("d_psgd",)
 WAITING_IN_STEP = ("parameter_server(consistency=synchronous)",)
 """Also tested with worker 0 killed: others wait for it in lockstep, and what it waits for must not wait for it."""
 IN_SHARED_MEMORY = ("hogwild",)
-"""Also tested with worker 0 killed: its successor finds the state of the run in the memory of the others."""
+"""Also tested with worker 0 killed: its replacement finds the state of the run in the memory of the others."""
 
 VARIATIONS = (
     "parameter_server(consistency=synchronous)",
     "parameter_server(servers=2, replicas=2)",
     "easgd(mode=synchronous, tau=1)",
 )
-"""Strategies whose outcomes differ from those with their default keys."""
+"""Strategies with outcomes that differ from those with their default keys."""
 
 
 class Fault(StrEnum):
@@ -58,10 +58,10 @@ class Outcome(StrEnum):
 
 
 def outcomes(strategy: Strategy, workers: int = 3) -> dict[Fault, Outcome]:
-    """Return the outcome of every fault, if `train` may start a successor of a lost worker.
+    """Return the outcome of every fault, if `train` may start a replacement of a lost worker.
 
     Args:
-        strategy: of the run.
+        strategy: strategy of the run.
         workers: number of workers.
     """
     traits, faults = strategy.traits(workers), strategy.faults(workers)

@@ -1,11 +1,11 @@
-"""Fine-tuning by default: the head on features of a body that stands still, then more and more of the body.
+"""Fine-tuning by default: the head on features of a frozen backbone, then more and more of the backbone.
 
-    pictures ─▶ frozen body ─▶ features, kept on disk ─▶ logistic regression ─▶ head
+    images ─▶ frozen backbone ─▶ features, kept on disk ─▶ logistic regression ─▶ head
                                                                                   │  strength: by cross-validation
-    four fifths of the pictures:  head ─▶ upper half, some epochs ─▶ everything, some epochs
+    four fifths of the images:    head ─▶ upper half, some epochs ─▶ everything, some epochs
                                     │            │                       │   each is judged on the other fifth,
-                                    ▼            ▼                       ▼   and kept if it is surely better
-    all pictures:                 the same again, for the best number of epochs; tested once, at the end
+                                    ▼            ▼                       ▼   and kept if it is significantly better
+    all images:                   the same again, for the best number of epochs; tested once, at the end
 
 A linear classifier on frozen features is a strong base line (S. Kornblith, J. Shlens, Q. Le, "Do better ImageNet models
 transfer better?", CVPR 2019, arXiv:1805.08974). Thawing starts from it, since gradients of a random head distort the
@@ -89,7 +89,7 @@ _OWN_CHOICES = (
     "epochs",
     "updates",
 )
-"""Options that say how to learn: whoever gives one of them trains by them."""
+"""Options that define the training; a user's choice of any of them replaces the default procedure."""
 
 
 def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
@@ -100,7 +100,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
         alone: whether this process starts all ranks.
 
     Raises:
-        RequestError: fine-tuning was asked for without weights, or beside options that contradict it.
+        RequestError: fine-tuning was asked for without weights, or next to options that contradict it.
     """
     given = config.model_fields_set
     chosen = [name for name in _OWN_CHOICES if name in given]
@@ -140,14 +140,14 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
 
 @dataclass(frozen=True)
 class _Round:
-    """One round of thawing, on the pictures to learn from.
+    """One round of thawing, on the images to learn from.
 
     Attributes:
-        name: of the stage.
-        freeze: what stays.
-        rate_decay: of each stage of the network.
-        rate: over the learning rate of training from random weights.
-        epochs: after which held-out accuracy was best.
+        name: name of the stage.
+        freeze: frozen parts.
+        rate_decay: rate decay of each stage of the network.
+        rate: learning rate, as a multiple of that of training from random weights.
+        epochs: number of epochs with the best held-out accuracy.
         file: weights of the model after them.
     """
 
@@ -164,10 +164,10 @@ class FineTuning:
 
     Args:
         train: `polyrhythm.train`, for the rounds.
-        config: with `fine_tuning` of `head` or `staged`.
-        folder: of the run.
+        config: configuration with `fine_tuning` of `head` or `staged`.
+        folder: folder of the run.
         observers: receive its events, and notices about the rounds.
-        start_method: of workers, and of processes that compute features.
+        start_method: start method of processes of workers, and of processes that compute features.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class FineTuning:
 
     @property
     def _epochs(self) -> int:
-        """Epochs of a round: the fewer pictures there are, the more."""
+        """Epochs of a round: the fewer images there are, the more."""
         return self._config.epochs or min(4, 1 + ceil(1000 / len(self._labels)))
 
     def _features(self, views: int) -> tuple[Tensor, Tensor]:
@@ -383,7 +383,7 @@ class FineTuning:
         return done, "done"
 
     def _repeat(self, rounds: list[_Round]) -> tuple[Path, Run | None]:
-        """Take the rounds again with all pictures; return the folder of the last."""
+        """Take the rounds again with all images; return the folder of the last."""
         before: Path = self._stage("head.safetensors")
         run = None
         for number, each in enumerate(rounds, start=1):
@@ -515,14 +515,14 @@ class _Watcher:
 
 
 def surely_better(now: Tensor, before: Tensor) -> bool:
-    """Whether a model beats another on the same pictures by more than chance would.
+    """Whether a model beats another on the same images by more than chance would.
 
-    Of the pictures that only one of them has right, b and c, the difference b - c has a standard deviation of
+    Of the images that only one of them has right, b and c, the difference b - c has a standard deviation of
     sqrt(b + c) where both are equally good (Q. McNemar, Psychometrika 12, 1947); more than one of them is asked for.
 
     Args:
-        now: (n,) bool, which pictures it has right.
-        before: (n,) bool, likewise for the other.
+        now: (n,) bool, which images it has right.
+        before: (n,) bool, also for the other.
     """
     gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
     return gained - lost > sqrt(gained + lost)
@@ -539,7 +539,7 @@ def _freezing(names: str) -> str:
 def _fit_heads(
     features: Tensor, labels: Tensor, classes: int, learn: Tensor, check: Tensor
 ) -> tuple[Any, tuple[LinearHead, Tensor], LinearHead]:
-    """Return the chosen strength, the head of a part with which held-out pictures it has right, and that of all."""
+    """Return the chosen strength, the head of a part with which held-out images it has right, and that of all."""
     choice = choose_strength(features, labels, classes)
     part = fit(features[:, learn], labels[learn], classes, choice.strength)
     right = part(features[0, check]).argmax(1) == labels[check]
@@ -558,7 +558,7 @@ def _right(model: nn.Module, split: Split, device: str) -> Tensor:
 def _best_of(
     folder: Path, config: RunConfig, part: Dataset, device: str, file: Path, facts: dict[str, str]
 ) -> Tensor:
-    """Write the weights of a round's best checkpoint; return which held-out pictures it has right."""
+    """Write the weights of a round's best checkpoint; return which held-out images it has right."""
     trained = load_trained(best_of(folder), model=config.model, dataset=part, device=device)
     save_weights(trained.model.cpu(), file, facts)
     return _right(trained.model.to(device), part.test, device)

@@ -1,9 +1,9 @@
-"""Runs whose batches grow by the noise that is measured in them; for the verbs `train` and `simulate`.
+"""Runs with batches that grow by measured gradient noise; for the verbs `train` and `simulate`.
 
-    epochs ──▶ checkpoint, noise scale ─▶ larger batch ─▶ the run goes on from the checkpoint ─▶ …
+    epochs ──▶ checkpoint, noise scale ─▶ larger batch ─▶ the run resumes the checkpoint ─▶ …
 
-Who computes when follows a calendar that all ranks know from the start. So each time the ranks begin anew, as in a run
-of stages; nothing else is lost. What was decided is in `batches.json` in the run folder.
+The assignment of computation follows a schedule that all ranks know from the start. So the ranks restart each
+time, as in a run of stages; nothing else is lost. The decisions are in `batches.json` in the run folder.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def by_noise(config: RunConfig) -> Auto | None:
 def with_growing_batches(
     schedule: Auto, config: RunConfig, folder: Path, observers: Sequence[Observer], play: Play
 ) -> Run:
-    """Make a run, or what is left of one.
+    """Make a run, or the rest of one.
 
     Args:
-        schedule: how batches grow.
-        config: of the run.
-        folder: of the run; what a checkpoint in it has come to is not done again.
+        schedule: rule of the batches' growth.
+        config: configuration of the run.
+        folder: folder of the run; epochs before a checkpoint in it are not repeated.
         observers: receive every event, and one end.
         play: makes the run of some epochs.
 
@@ -126,7 +126,7 @@ class _Noise:
     """Hears what is measured of the noise.
 
     Attributes:
-        time_s: of the latest event.
+        time_s: time in seconds of the latest event.
     """
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class _Noise:
         self.time_s = 0.0
 
     def on_event(self, event: Event) -> None:
-        """Note what an event tells."""
+        """Store the facts of an event."""
         self.time_s = event.time_s
         if isinstance(event, NoiseMeasured):
             self._measured.append(event)
 
     def close(self) -> None:
-        """Do nothing: there is more to come."""
+        """Do nothing: more events follow."""
 
     @property
     def scale(self) -> float | None:

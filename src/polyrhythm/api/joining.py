@@ -64,8 +64,8 @@ def entrance_of(job: Job, config: RunConfig) -> Iterator[Entrance | None]:
     """Open the entrance that a run's configuration asks for; None if it asks for none.
 
     Args:
-        job: its folder must exist.
-        config: of the run.
+        job: job with an existing folder.
+        config: configuration of the run.
 
     Raises:
         RequestError: the address or the token cannot be used.
@@ -106,8 +106,8 @@ def admission_of(job: Job, config: RunConfig, entrance: Entrance | None = None) 
     """Return what a rank started by torchrun must know about the admission of guests; None if there are none.
 
     Args:
-        job: its folder may hold the token that rank 0 has drawn if none was given.
-        config: of the run.
+        job: job whose folder may hold the token that rank 0 has drawn if none was given.
+        config: configuration of the run.
         entrance: rank 0's.
 
     Raises:
@@ -144,18 +144,18 @@ _STORE_PATIENCE = dist.default_pg_timeout
 
 
 class Guest:
-    """A worker with a place in another's run.
+    """A worker in another user's run.
 
     Args:
-        visit: its connection to the run.
-        job: what the run trains.
-        place: its place in the run.
-        address: where the run listens.
-        key: of the links.
+        visit: connection to the run.
+        job: job that the run trains.
+        place: place in the run.
+        address: address where the run listens.
+        key: key of the links.
 
     Attributes:
-        name: of its place, to display.
-        folder: of the run, on the launcher's machine.
+        name: name of its place, to display.
+        folder: folder of the run, on the launcher's machine.
     """
 
     def __init__(self, visit: JoinClient, job: Job, place: Assignment, address: Address, key: bytes) -> None:
@@ -174,7 +174,7 @@ class Guest:
         """Train until the run is over, or this worker is asked to leave.
 
         Args:
-            say: prints a message to the user.
+            say: prints a message for the user.
             threads: compute threads; None: all cores.
 
         Returns:
@@ -271,8 +271,8 @@ def enter_run(address: str, *, token_file: str | Path | None = None, **own: Any)
     """Connect to a run and take a place in it.
 
     Args:
-        address: where the run listens, HOST:PORT.
-        token_file: of the run token; None: the environment's.
+        address: address where the run listens, HOST:PORT.
+        token_file: token file of the run token; None: the environment's.
         **own: options of `RunConfig` in which this worker differs from the others: the path of its `data`, its
             `device`.
 

@@ -4,15 +4,15 @@
         config.yaml
         member-0/  member-1/  …      ordinary runs, each by its part of the workers
         student/                     with `distill`: the network that learns from the members, by all workers
-        ensemble.json  report.html   what all came to
+        ensemble.json  report.html   results of all
         model.safetensors            with `distill`: the student's
 
     real         members at the same time, a process each, which starts its ranks               ─▶ the student
     torchrun     members at the same time, by the ranks that there are, shared out equally     ─▶ the student
     simulated    members one after the other, on hosts of their own, all from the same virtual time ─▶ the student
 
-A member is the run that `train` makes with its options alone, to the bit. Who resumes finds members that have ended,
-and goes on with the others, or with the student, from their last checkpoints.
+A member is bit for bit the run that `train` makes with its options alone. A resumed ensemble keeps members
+that have ended, and continues the others, or the student, from their last checkpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 STUDENT = "student"
 _TRIES = 3
-"""How often a member is begun whose process dies."""
+"""Attempts to train a member whose process dies."""
 _ADDED_UP = (
     "servers",
     "images_per_s",
@@ -93,7 +93,7 @@ _OF_ONE = (
 _TESTED = ("test_loss", "test_top1", "test_top5")
 
 Student = Callable[[Path, dict[str, Any]], Run | None]
-"""Makes the run of the student, or what is left of it, in a folder with options."""
+"""Makes the run of the student, or the rest of it, in a folder with options."""
 Simulated = Callable[[Cluster, RunConfig, Path, Sequence[Observer]], Run]
 """Makes one simulated run."""
 RunOfRanks = Callable[[Path, dict[str, Any], Sequence[Observer]], Run | None]
@@ -107,13 +107,13 @@ def train_ensemble(
     observers: Sequence[Observer],
     student: Student,
 ) -> Run:
-    """Train an ensemble, or what is left of one.
+    """Train an ensemble, or the rest of one.
 
     Args:
         ensemble: the members.
-        config: of all of it.
-        folder: of the run; what is in it is not done again.
-        observers: are told of the members' tests, and of everything that the student does.
+        config: configuration of all of it.
+        folder: folder of the run; what is in it is not done again.
+        observers: receive the members' tests, and all events of the student.
         student: makes its run.
 
     Raises:
@@ -157,13 +157,13 @@ def simulate_ensemble(
     *,
     learns: bool = True,
 ) -> Run:
-    """Simulate an ensemble, whose members have hosts of their own.
+    """Simulate an ensemble; its members have hosts of their own.
 
     Args:
         ensemble: the members.
         where: the whole cluster.
-        config: of all of it.
-        folder: of the run, new.
+        config: configuration of all of it.
+        folder: folder of the run, new.
         observers: receive every event, and one end.
         play: simulates a run.
         learns: whether there are gradients, and so something to test.
@@ -216,12 +216,12 @@ def simulate_ensemble(
 
 
 def shared_ranks(ensemble: Ensemble, config: RunConfig, asked: int | None) -> RunConfig:
-    """Return the configuration of an ensemble whose members share out the ranks that torchrun has started.
+    """Return the configuration of an ensemble that divides torchrun's ranks among its members.
 
     Args:
         ensemble: the members.
-        config: of all of it.
-        asked: how many workers were asked for; None: as many as there are.
+        config: configuration of all of it.
+        asked: number of workers that were asked for; None: as many as there are ranks.
 
     Raises:
         RequestError: the ranks cannot be shared out equally, a member would have no worker, or workers are not these.
@@ -253,25 +253,25 @@ def train_ensemble_of_ranks(
     """Make the runs of an ensemble by the ranks that torchrun has started; all see the folder.
 
         ranks 0 … k-1     member 0 ─┐
-              k … 2k-1    member 1 ─┼─▶ rank 0: all have ended ─▶ all ranks: the student ─▶ rank 0: what all came to
+              k … 2k-1    member 1 ─┼─▶ rank 0: all have ended ─▶ all ranks: the student ─▶ rank 0: the results
               …                    ─┘
 
-    Where torchrun starts lost ranks again while others go on, one of them finds the folder in the store, and its member
-    lets it in as any run does. Elsewhere all begin anew, by names of their own.
+    Where torchrun restarts failed ranks while others continue, such a rank finds the folder in the store, and
+    its member admits it as any run does. Elsewhere all restart, under names of their own.
 
     Args:
         ensemble: the members.
-        config: of all of it, as `shared_ranks` returns it.
+        config: configuration of all of it, as `shared_ranks` returns it.
         place: returns the folder, and the run of it if it has ended; called in rank 0.
         observers: as for `train_ensemble`; in rank 0.
-        make: makes a run, or what is left of it, by the ranks of the group that this process is in.
+        make: makes a run, or the rest of it, by the ranks of the group that this process is in.
 
     Returns:
         The run; None in ranks other than 0.
 
     Raises:
         RequestError: the folder cannot be written, or this rank does not see it.
-        RunError: a run has failed, or some ranks never came.
+        RunError: a run has failed, or some ranks were missing at the start.
     """
     outside, patience = meet(), Patience(config.gather_s)
     name, store = "ensemble", outside.store
@@ -288,7 +288,7 @@ def train_ensemble_of_ranks(
                 _check_same(folder, config)
             claim = create_folder_for(folder, config, config.device)
             for key in (_NEXT_KEY, *(each for each in ended if _read(store, each) != "done")):
-                store.delete_key(key)  # of an earlier start of this rank
+                store.delete_key(key)  # from an earlier start of this rank
         store.set(_FOLDER_KEY, str(folder.absolute()) if done is None else "")
         if done is not None:
             return done
@@ -356,7 +356,7 @@ def _read(store: Any, key: str) -> str:
 
 
 def _awaited(store: Any, key: str) -> str:
-    """Return what another rank says once it has come so far; nothing if it has left, and the store with it."""
+    """Return another rank's result once it is ready; nothing if that rank has left, and the store with it."""
     try:
         with speaking_up(lambda: "still waiting for the other members of the ensemble"):
             while not store.check([key]):
@@ -376,19 +376,19 @@ def _seen(is_there: Callable[[], bool]) -> bool:
 
 
 class _Tests:
-    """Tells how a member's tests go, in the process that leads it.
+    """Reports a member's tests, in the process of its coordinator.
 
     Args:
-        folder: of the ensemble.
-        number: of the member.
-        observers: that are told; none: a line is printed.
+        folder: folder of the ensemble.
+        number: number of the member.
+        observers: observers that receive the tests; none: a line is printed.
     """
 
     def __init__(self, folder: Path, number: int, observers: Sequence[Observer]) -> None:
         self._folder, self._number, self._observers = folder, number, observers
 
     def on_event(self, event: Event) -> None:
-        """Tell of a test."""
+        """Report a test."""
         if not isinstance(event, Evaluated):
             return
         text = _tested(self._folder, self._number, event.epoch, event.test_top1)
@@ -406,7 +406,7 @@ def _tested(folder: Path, number: int, epoch: int, top1: float) -> str:
 
 
 def _strategies(ensemble: Ensemble, config: RunConfig) -> list[Strategy]:
-    """Return the strategies of each member, of which stages have several."""
+    """Return the strategies of each member; stages have several."""
     stages = Stages.parse(ensemble.each)
     named = [ensemble.each] if stages is None else [stage.strategy for stage in stages.stages]
     return [strategy_from(each, config.compress) for each in named]
@@ -563,7 +563,7 @@ def _over(
     simulated: Mapping[str, Any] | None = None,
     learns: bool = True,
 ) -> Run:
-    """Test the members together, write what all came to, and return it."""
+    """Test the members together, write all results, and return them."""
     paths = [run.folder for run in runs]
     device = config.device if "," not in config.device else "auto"
     tested = evaluate(paths, device=device, data=None, model=None) if learns else {}

@@ -57,7 +57,7 @@ class Run:
     """A run that is over.
 
     Attributes:
-        folder: its output.
+        folder: output folder of the run.
         outcome: `done` or `interrupted`.
         figures: as `train --json` prints them.
         preempted: whether it was interrupted because its host is taken away.
@@ -76,7 +76,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
     """Make the run folder, and the run in it; remove the folder if the request is refused before the first event.
 
     Args:
-        job: with the path of the folder.
+        job: job with the path of the folder.
         config: written into it.
         observers: receive every event, as the log does.
     """
@@ -124,15 +124,15 @@ class ObservedRun:
     """Passes a run's events to its observers, the event log first; writes the report when the run ends or fails.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         tensorboard: whether to write TensorBoard files.
-        observers: those besides the log.
-        claim: to the folder; the run ends when a later start has claimed it.
+        observers: those in addition to the log.
+        claim: claim to the folder; the run ends when a later start has claimed it.
 
     Attributes:
-        claim: to the folder.
+        claim: claim to the folder.
         skips_report: whether there is no time to write one.
-        energy: of this host; None where the run's clock is another's.
+        energy: energy of this host; None where the run's clock is another's.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ObservedRun:
         return replace(job, checkpointing=replace(job.checkpointing, claim=self.claim))
 
     def reserve(self, path: Path, nbytes: int) -> None:
-        """Take so many bytes of the disk for a file that is written at the end: else a log may take the last of them.
+        """Allocate disk space for a file that is written at the end, before a log takes the last of it.
 
         Raises:
             RequestError: there is no room for it.
@@ -215,7 +215,7 @@ class ObservedRun:
             self._try(observer, lambda observer=observer: observer.on_event(event))  # type: ignore[misc]
 
     def _with_energy(self, end: RunEnded) -> RunEnded:
-        """Return the end of a run with what this host took meanwhile, if that is known."""
+        """Return the end of a run with what this host took in the meantime, if that is known."""
         if self.energy is None:
             return end
         self.energy.look()
@@ -282,7 +282,7 @@ class ObservedRun:
             write_report(self._folder, self.claim)
         except (Superseded, RequestError):  # between the two; or it failed again before it had started
             return
-        except OSError as error:  # what the run has come to is more than its report
+        except OSError as error:  # the run's result matters more than its report
             reason = f"cannot write the report of {self._folder}: {error.strerror or error}"
             print(f"polyrhythm: {reason}", file=sys.stderr, flush=True)
 
@@ -290,7 +290,7 @@ class ObservedRun:
         """Return the run, once it is over."""
         assert isinstance(self._last, RunEnded), "a run that did not fail ends with RunEnded"
         restarts = [notice for notice in self._figures.notices if isinstance(notice, Restarted)]
-        if restarts:  # what was done twice counts once
+        if restarts:  # repeated work counts once
             self._figures = RunFigures.of(read_events(self._folder / LOG_FILE))
         return run_of(self._folder, self._last, self._figures, restarts)
 
@@ -299,7 +299,7 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
     """Return a run that is over, with the leader's figures and those that follow from its events.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         end: the last event.
         seen: figures of all events.
         restarts: every restart of the run.
@@ -324,10 +324,10 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
 
 
 def tested_epochs(folder: Path) -> int:
-    """Return after how many epochs the run of a folder was tested last; 0: not yet.
+    """Return the number of epochs after which the run of a folder was tested last; 0: not yet.
 
     Raises:
-        RequestError: its log is damaged.
+        RequestError: the log is damaged.
     """
     log = folder / LOG_FILE
     events = read_events(log) if log.exists() else []
@@ -338,7 +338,7 @@ def finished_run(folder: Path) -> Run | None:
     """Return the run of a folder if it has ended well, with its figures; None if it has not.
 
     Raises:
-        RequestError: its log is damaged.
+        RequestError: the log is damaged.
     """
     log = folder / LOG_FILE
     events = read_events(log) if log.exists() else []
@@ -357,7 +357,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
 
     Args:
         out: as the user gave it; None: a new one under `runs/`.
-        name: for that one.
+        name: name for that one.
 
     Raises:
         RequestError: the folder is in use.
@@ -405,9 +405,9 @@ def create_folder_for(folder: Path, config: RunConfig, device: str, dataset: Dat
 
     Args:
         folder: new or empty.
-        config: with all automatic choices filled in.
-        device: of the replicas.
-        dataset: of the run; None: it has none of its own, and no `data.json`.
+        config: configuration with all automatic choices filled in.
+        device: device of the replicas.
+        dataset: dataset of the run; None: it has none of its own, and no `data.json`.
 
     Raises:
         RequestError: it cannot be written.
@@ -439,9 +439,9 @@ def claimed_folder(folder: Path, threads: int, device: str) -> Claim:
     """Create a folder with `environment.json`, unless it is there, and claim it.
 
     Args:
-        folder: of a run that no recipe can repeat.
-        threads: of a worker.
-        device: of the replicas.
+        folder: folder of a run that no recipe can repeat.
+        threads: threads of a worker.
+        device: device of the replicas.
 
     Raises:
         RequestError: it cannot be written.

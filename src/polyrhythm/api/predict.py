@@ -1,4 +1,4 @@
-"""Classification of pictures, for the verb `predict`."""
+"""Classification of images, for the verb `predict`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BATCH = 64
 _FORMATS = (".csv", ".json")
 
 Progress = Callable[[int, int], None]
-"""Is told how many pictures are done, and how many there are."""
+"""Receives the number of completed images, and the number of all."""
 
 
 def predict(
@@ -45,30 +45,31 @@ def predict(
     progress: Progress = lambda done, all_: None,
     **options: Unpack[PredictOptions],
 ) -> dict[str, Any]:
-    """Return the most likely classes of pictures.
+    """Return the most likely classes of images.
 
     Args:
         images: files; a folder stands for the files in it.
         weights: a run folder or a file of weights; several are listed side by side, and averaged.
-        top: number of classes per picture.
+        top: number of classes per image.
         device: `cpu`, `cuda` or `auto`.
-        temperature: of the probabilities of all networks together; None: each network's own, as `evaluate` with
+        temperature: temperature of the probabilities of all networks together; None: each network's own, as
+            `evaluate` with
             `calibrate` has found it for these views, else 1.
-        none_below: a picture whose likeliest class has less probability shows none of the classes.
-        skip_unreadable: leave out pictures that cannot be read.
-        out: a file to write, .csv (a row a picture) or .json (what is returned).
-        progress: is told how far it has come.
+        none_below: least probability of the likeliest class; below it, an image shows none of the classes.
+        skip_unreadable: leave out images that cannot be read.
+        out: a file to write, .csv (a row an image) or .json (what is returned).
+        progress: receives the progress.
         **options: `data` and `model`, if the weights do not record them; `dense`, `ten_crop`, `flip` and `scales`, as
             for `evaluate`.
 
     Returns:
         `weights`; `images`: for each its `image`, `classes` (of all networks together), a list of `class` and
         `probability`, most likely first, `none_of_these`, and `networks`, one such list each; `views` and `dense`,
-        unless the only view is the picture itself; `temperatures`, one a network; `unreadable`, a list of `image` and
+        unless the only view is the image itself; `temperatures`, one a network; `unreadable`, a list of `image` and
         `reason`; `out`.
 
     Raises:
-        RequestError: no such picture, or one that cannot be read; networks for different classes.
+        RequestError: no such image, or one that cannot be read; networks for different classes.
         RunError: the file cannot be written.
     """
     refuse_unknown(options, PredictOptions)
@@ -97,14 +98,14 @@ def predict(
 
 @dataclass(frozen=True)
 class Networks:
-    """Networks that name what pictures show, together.
+    """Networks that name what images show, together.
 
     Attributes:
         served: the networks.
-        views: of each picture.
-        temperature: of their probabilities together; None: each has its own.
-        none_below: probability of the likeliest class below which a picture shows none of them.
-        classifiers: one a network, over no pictures.
+        views: views of each image.
+        temperature: temperature of their probabilities together; None: each has its own.
+        none_below: probability of the likeliest class below which an image shows none of them.
+        classifiers: one a network, over no images.
     """
 
     served: list[Served]
@@ -151,7 +152,7 @@ class Networks:
         return self.served[0].classes
 
     def facts(self) -> dict[str, Any]:
-        """Return what holds for all pictures: networks, temperatures and views."""
+        """Return what holds for all images: networks, temperatures and views."""
         alike = self.temperature
         own = [each.temperature(self.views) if alike is None else alike for each in self.served]
         found: dict[str, Any] = {"weights": [str(each.weights) for each in self.served], "temperatures": own}
@@ -162,7 +163,7 @@ class Networks:
         return found
 
     def described(self, files: Sequence[Path | IO[bytes]], top: int) -> Iterator[dict[str, Any]]:
-        """Yield what each picture shows: `image`, `classes`, `none_of_these` and `networks`, as `predict` returns them.
+        """Yield what each image shows: `image`, `classes`, `none_of_these` and `networks`, as `predict` returns them.
 
         Raises:
             RequestError: one cannot be read.
@@ -218,7 +219,7 @@ def _checked(path: Path) -> Path:
 
 
 def _write(path: Path, result: dict[str, Any], top: int) -> None:
-    """Write what was found; a table has a row a picture, the likeliest class first."""
+    """Write what was found; a table has a row an image, the likeliest class first."""
     try:
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", "utf-8")

@@ -1,7 +1,7 @@
-"""A page on which one drops a picture, and reads what it shows: a server on loopback, for `predict --serve`.
+"""A page on which one drops an image, and reads what it shows: a server on loopback, for `predict --serve`.
 
     GET  /           the page
-    POST /predict    a picture file as the body; JSON: `classes`, `none_of_these`, `networks`, or `error` (status 400)
+    POST /predict    an image file as the body; JSON: `classes`, `none_of_these`, `networks`, or `error` (status 400)
 
 It answers this machine alone. A page of some other site, which a browser here has open, is not answered either: names
 that lead to this address are refused by the request's `Host`, and what such a page sends by its `Origin`.
@@ -27,13 +27,13 @@ LOOPBACK = "127.0.0.1"
 _MOST_BYTES = 64 << 20
 _MOST_DIGITS = 20
 _SILENT_S = 30.0
-"""Seconds after which a browser that sends nothing more is left."""
+"""Seconds of silence after which a connection is closed."""
 RECEIVED_S = 60.0
 """Limit of the seconds in which a request must have arrived whole, however often a part of it arrives."""
 _WAITING = 128
 """Connections that may wait to be accepted."""
 _AT_ONCE = 16
-"""Pictures that are held in memory at once; further ones wait."""
+"""Images that are held in memory at once; further ones wait."""
 
 Answer = Callable[[IO[bytes]], dict[str, Any]]
 
@@ -42,10 +42,10 @@ def serve(networks: Networks, top: int, port: int, ready: Callable[[str], None])
     """Answer browsers on this machine until interrupted.
 
     Args:
-        networks: that name what pictures show.
-        top: number of classes of a picture.
-        port: on loopback; 0 takes a free one.
-        ready: is told the page's address, once it can be opened.
+        networks: networks that name what images show.
+        top: number of classes of an image.
+        port: TCP port on loopback; 0 takes a free one.
+        ready: receives the page's address, once it can be opened.
 
     Raises:
         RequestError: the port is taken, or may not be used.
@@ -66,7 +66,7 @@ def serve(networks: Networks, top: int, port: int, ready: Callable[[str], None])
 
 
 def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
-    """Return a server of a page and of the answers to pictures that it sends, bound to loopback.
+    """Return a server of a page and of the answers to images that it sends, bound to loopback.
 
     Raises:
         RequestError: the port is taken, or may not be used.
@@ -104,7 +104,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
                 self._send(404, "text/plain", b"there is nothing here\n")
 
         def do_POST(self) -> None:
-            """Answer what a picture shows."""
+            """Answer what an image shows."""
             length = self.headers.get("Content-Length", "")
             if not self._is_ours() or self.path != "/predict":
                 self._refuse(403, "this page is for this machine")
@@ -119,7 +119,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
         def _answer(self, length: int) -> None:
             try:
                 picture = self.rfile.read(length)
-            except OSError:  # nothing has come for a while
+            except OSError:  # timeout: nothing was received
                 picture = b""
             if self._limit is not None:
                 self._limit.cancel()
@@ -134,7 +134,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
                 self._send(200, "application/json", json.dumps(found).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing: whoever looks at the page sees what becomes of a picture."""
+            """Log nothing: the page itself shows the result of each image."""
 
         def _is_ours(self) -> bool:
             own = [f"{name}:{server.server_port}" for name in (LOOPBACK, "localhost")]
@@ -142,7 +142,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
             return self.headers.get("Host") in own and origin in (None, *(f"http://{name}" for name in own))
 
         def _refuse(self, status: int, why: str) -> None:
-            self.close_connection = True  # what is left of the picture is not read
+            self.close_connection = True  # the rest of the image is not read
             self._send(status, "application/json", json.dumps({"error": printable(why)}).encode())
 
         def _send(self, status: int, kind: str, content: bytes) -> None:
@@ -151,7 +151,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(content)))
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Cache-Control", "no-store")
-            with suppress(OSError):  # whoever asked has left
+            with suppress(OSError):  # the client has left
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -166,7 +166,7 @@ def server_of(answer: Answer, page: str, port: int) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server whose queue is long enough for a browser that sends many pictures at once."""
+    """A server with a queue long enough for a browser that sends many images at once."""
 
     request_queue_size = _WAITING
 

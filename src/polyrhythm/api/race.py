@@ -5,11 +5,12 @@
     more      of strategies that lead, candidates with fewer workers, the most promising first
     seeds 1…  those that may be the best, at the length at which they reached the target
 
-A trial ends when it reaches the target, when its epochs are over, when it is over budget or deadline, or when another
-candidate reached the target in `_SURELY` times less time and for as much less money. Nothing is extrapolated: a time to
-the target is that of a run that reached it. Seeds are added one at a time, to candidates that may still be the best: at
-first those within `_NEAR`, then those that the seeds so far do not tell from it. After L. Li et al., "Hyperband", JMLR
-2018, with dominance in virtual time in place of a share that is dropped, since the clock of every trial is known.
+A trial ends when it reaches the target, when its epochs are over, when it is over budget or deadline, or when
+another candidate reached the target in `_SURELY` times less time and for as much less money. Nothing is
+extrapolated: a time to the target is that of a run that reached it. Seeds are added one at a time, to
+candidates that may still be the best: at first those within `_NEAR`, then those that the seeds so far do not
+distinguish from it. After L. Li et al., "Hyperband", JMLR 2018, with dominance in virtual time instead of a
+share that is dropped, since the clock of every trial is known.
 
     time of an untried candidate  =  T · (r / w) / (r' / w')
 
@@ -38,7 +39,7 @@ from polyrhythm.reporting.event_log import LOG_FILE
 from polyrhythm.reporting.quantities import counted, duration
 
 LONGEST = 8
-"""Times the epochs of the job that trials take at most, unless the user says otherwise."""
+"""Largest length of a trial, as a multiple of the job's epochs, by default."""
 _SURELY = 3.0
 """Times the best, beyond which no further seed makes a candidate the better one."""
 _NEAR = 1.5
@@ -48,18 +49,19 @@ _ANOTHER = ", and another was after"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a candidate may take.
+    """Limits of a candidate.
 
     Attributes:
-        target: that is to be reached.
+        target: target that is to be reached.
         trials: number of candidates.
         for_money: whether the cheapest is the best; else the fastest.
-        epochs: of the job; the first length.
+        epochs: epochs of the job; the first length.
         most_epochs: the last length.
         seeds: number of seeds of those within reach of the best.
-        budget: in the currency of the prices; None: any.
+        budget: budget in the currency of the prices; None: any.
         deadline_s: seconds; None: any.
-        images_alone: whether candidates are also judged on other machines, so that no trial is left behind by its time.
+        images_alone: whether candidates are also judged on other machines, so that no trial is dropped
+            because of its time.
     """
 
     target: Target
@@ -83,8 +85,8 @@ class Entrant:
 
     Attributes:
         candidate: the way to run the job.
-        epochs: of its longest trials so far.
-        runs: that reached the target, by seed.
+        epochs: epochs of its longest trials so far.
+        runs: runs that reached the target, by seed.
         missed_s: length of trials of further seeds that did not reach it, by seed.
         short: the trial of the first seed that did not reach it, the longest; None before.
         left_behind: why its trials ended before the target and their epochs; empty where they did not.
@@ -126,13 +128,13 @@ class Race:
 
     Args:
         folder: receives the run folder of every trial.
-        trials: what all trials have in common.
-        limits: of the race.
+        trials: common settings of all trials.
+        limits: limits of the race.
         jobs: trials at a time.
-        tell: receives a line about what is done.
+        tell: receives a line about each action.
 
     Attributes:
-        entrants: in the order in which they entered.
+        entrants: entrants in the order in which they entered.
         interrupted: whether the user ended it.
     """
 
@@ -156,7 +158,7 @@ class Race:
 
         Args:
             first: candidates that are tried.
-            rest: others, the highest throughput first, of which the most promising are tried.
+            rest: others, the highest throughput first; the most promising of them are tried.
         """
         try:
             self._enter(first)
@@ -175,7 +177,7 @@ class Race:
                 helper.close()
 
     def ranked(self) -> list[Entrant]:
-        """Return the entrants: those that reached the target, the best first, then those that came closest."""
+        """Return the entrants: first those that reached the target, the best first, then the closest."""
         target = self._limits.target
 
         def place(entrant: Entrant) -> tuple[float, float]:
@@ -220,7 +222,7 @@ class Race:
             if not (each.runs or each.refused or each.left_behind or self._is_behind(each))
             and each.epochs < epochs
         ]
-        # The sooner one is there, the sooner the others are left behind.
+        # The sooner one reaches the target, the sooner the others are dropped.
         racing.sort(key=lambda each: each.candidate.images_per_s, reverse=True)
         self._make([(each, 0, epochs) for each in racing])
 
@@ -266,7 +268,7 @@ class Race:
         )
 
     def _is_behind(self, entrant: Entrant) -> bool:
-        """Note whether a candidate whose trial has ended without the target is left behind by others already."""
+        """Mark a candidate whose trial has ended without the target as dropped if others are better already."""
         tests = entrant.short.tests if entrant.short is not None else ()
         if tests:
             entrant.left_behind = self._behind(entrant, tests[-1].event.time_s)
@@ -296,7 +298,7 @@ class Race:
         return None
 
     def _make(self, wanted: Sequence[tuple[Entrant, int, int]]) -> None:
-        """Make trials (entrant, seed, epochs), and note what came of them."""
+        """Make trials (entrant, seed, epochs), and store their results."""
         if self.interrupted or not wanted:
             return
         of_run: dict[str, tuple[Entrant, int, int]] = {}

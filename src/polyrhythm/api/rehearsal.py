@@ -1,6 +1,6 @@
-"""Rehearsals: how many images a second each way of running a job would have on a cluster, by dry runs in virtual time.
+"""Dry runs in virtual time: images per second of each way of running a job on a cluster.
 
-What `plan`, `why` and `train --strategy auto` have in common. The latter chooses the strategy of a run at its start:
+Shared by `plan`, `why` and `train --strategy auto`. The latter chooses the strategy of a run at its start:
 
     this machine    link inside it and a few steps of the network, measured ─▶ a cluster of one host
     or a cluster    auto(cluster=C.yaml)
@@ -56,11 +56,11 @@ STRATEGIES = (
     "easgd",
     "ad_psgd",
 )
-"""Of every family those that most often win."""
+"""Strategies of every family that win most often."""
 _STEPS, _ROUNDS, _MOST_STEPS = 40, 4, 400
 _MOST_SERVERS = 8
 AUTO = "auto"
-"""In place of a strategy: chosen by rehearsal."""
+"""Strategy name for a choice by dry runs."""
 _MEASURED_STEPS = 8
 
 
@@ -69,9 +69,9 @@ class Candidate:
     """A way to run the job.
 
     Attributes:
-        strategy: its spec, servers and placement included.
-        family: the spec without them: candidates of one family, workers and options learn alike.
-        workers: how many train.
+        strategy: spec of the strategy, servers and placement included.
+        family: spec without these; candidates with the same family, workers and options learn alike.
+        workers: number of workers.
         options: batch size and optimizer, where they are varied.
         images_per_s: by rehearsal.
         waiting_share: of the workers' time, likewise.
@@ -97,12 +97,12 @@ class Candidate:
     cuts_network: bool = False
 
     def with_compressing(self, images_per_s: float) -> float:
-        """Return the images a second that are left of so many in virtual time."""
+        """Return the images per second that remain of a rate in virtual time once compression is counted."""
         return images_per_s / (1 + self.compress_s * images_per_s)
 
     @property
     def learns_as(self) -> tuple[Any, ...]:
-        """What its images to a target depend on."""
+        """Key of the candidate's learning: everything that its images to a target depend on."""
         return self.family, self.workers, *map(str, self.options.items())
 
     @property
@@ -118,7 +118,7 @@ def with_servers(name: str, workers: int) -> list[str]:
 
     Args:
         name: the spec.
-        workers: how many train; there are at most as many servers.
+        workers: number of workers, the upper bound of the servers.
     """
     made, given = strategy_from(name), parse(name)
     fields = type(made).model_fields
@@ -148,10 +148,10 @@ def rehearse(
 
     Args:
         where: the cluster; its faults are left out.
-        candidates: what to rehearse.
-        options: of the job, for all of them.
+        candidates: candidates to simulate.
+        options: options of the job, for all of them.
         refused: receives the reason of every candidate that cannot be run, by its name.
-        steps: of a worker, at least; more where workers exchange seldom.
+        steps: steps of a worker, at least; more where workers exchange rarely.
     """
     told = {key: value for key, value in options.items() if key not in ("epochs",)}
     if isinstance(told.get("data", "fashion-mnist"), str):
@@ -201,7 +201,7 @@ def rehearse(
 
 
 def write_prediction(folder: Path, cluster: str, rehearsed: Candidate) -> Path:
-    """Write what a rehearsal says of a run into its folder."""
+    """Write the forecast of a dry run into the folder of its run."""
     told = {
         "cluster": cluster,
         "images_per_s": rehearsed.images_per_s,
@@ -218,9 +218,9 @@ class Choice:
     """The strategy of a run.
 
     Attributes:
-        candidate: that was chosen, rehearsed.
-        reason: in a sentence.
-        cluster: the name of what it was rehearsed on.
+        candidate: candidate that was chosen, with its dry run.
+        reason: reason in a sentence.
+        cluster: name of the cluster of the dry run.
     """
 
     candidate: Candidate
@@ -230,11 +230,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Auto:
-    """How a strategy is chosen.
+    """Rule for the choice of a strategy.
 
     Attributes:
-        cluster: where the run will be; empty: on this machine, which is measured.
-        margin: how many times as many images a second outweigh what stale or averaged updates may cost.
+        cluster: cluster of the run; empty: this machine, which is measured.
+        margin: ratio of images per second that outweighs the possible cost of stale or averaged updates.
     """
 
     cluster: str = ""
@@ -262,8 +262,8 @@ class Auto:
         """Return the strategy for a run, and why.
 
         Args:
-            config: of the run; its strategy is not regarded.
-            start_method: of the processes between which links are measured.
+            config: configuration of the run; its strategy is not regarded.
+            start_method: start method of processes of the processes between which links are measured.
 
         Raises:
             RequestError: no strategy can be had.
@@ -315,8 +315,8 @@ def this_machine(config: RunConfig, start_method: str) -> Cluster:
     """Measure this machine with a few steps of a run's network: a cluster of one host with a place for every worker.
 
     Args:
-        config: of the run.
-        start_method: of the processes between which links are measured.
+        config: configuration of the run.
+        start_method: start method of processes of the processes between which links are measured.
     """
     threads = config.threads or 1
     alone = config.model_copy(update={"strategy": "synchronous", "workers": 1, "threads": threads})

@@ -1,8 +1,8 @@
-"""Accuracy of networks on increasingly distorted pictures, for the verb `evaluate --robustness`.
+"""Accuracy of networks on increasingly distorted images, for the verb `evaluate --robustness`.
 
-    kinds       augmentations at 1/4, 1/2, 1, 3/2, 2 of their default strength, every picture changed
+    kinds       augmentations at 1/4, 1/2, 1, 3/2, 2 of their default strength, every image changed
                 corruptions at severity 1 to 5
-    top-1       of the same pictures each time; step 0 is the original picture
+    top-1       of the same images each time; step 0 is the original image
 
 R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, figure 9, for the question; Hendrycks and Dietterich, ICLR 2019,
 for the corruptions.
@@ -54,14 +54,14 @@ def robustness(
         weights: run folders or files of weights, each tested by itself.
         images: number of test images, drawn once for all; fewer if there are fewer.
         kinds: names of augmentations and corruptions, such as `rotation`; empty: all of them.
-        plot: an HTML file for curves, table and a picture under every change; None: none is written.
+        plot: an HTML file for curves, table and an image under every change; None: none is written.
         device: `cpu`, `cuda` or `auto`.
         **options: `data`, `model`, `image_size` and `skip_unreadable`, as for `evaluate`.
 
     Returns:
         `data`, `images`, `plot`, and `models`: for each `weights`, `model`, `clean_top1`, `declines` (`name`, `kind`,
         `strengths`, `top1`), and `corrupted_top1`, the mean over all corruptions and severities (None without any);
-        `together`: the same of their mean probabilities, where several were trained on pictures of one size.
+        `together`: the same of their mean probabilities, where several were trained on images of one size.
 
     Raises:
         RequestError: the request is invalid.
@@ -104,7 +104,7 @@ def _drawn(test: Split, images: int) -> Tensor:
 
 
 def _jpeg(strip: Tensor, tones: Tones) -> bytes:
-    """Return pictures (n, C, H, W) beside each other as a JPEG file of `_EXAMPLE_SIDE` pixels in height."""
+    """Return images (n, C, H, W) next to each other as a JPEG file of `_EXAMPLE_SIDE` pixels in height."""
     black, white = tones.of(strip)
     unit = ((strip - black) / (white - black)).clamp(0, 1)
     row = (torch.cat(list(unit), dim=2) * 255).round().byte().permute(1, 2, 0).numpy()
@@ -131,7 +131,7 @@ def _tested(trained: Trained, images: int, kinds: Sequence[str]) -> dict[str, An
 
 
 Change = Callable[[Tensor, Tensor], Tensor]
-"""Maps pictures (B, C, H, W) and their numbers (B,) to changed pictures."""
+"""Maps images (B, C, H, W) and their numbers (B,) to changed images."""
 
 
 @dataclass(frozen=True)
@@ -151,20 +151,20 @@ def declines(
     device: torch.device | str = "cpu",
     kinds: Sequence[str] = (),
 ) -> tuple[float, list[Decline]]:
-    """Test a model on increasingly distorted pictures.
+    """Test a model on increasingly distorted images.
 
     Args:
-        model: on `device`.
-        dataset: its test pictures are used.
-        indices: (n,) int64, which of them.
-        device: where the model is.
+        model: model on `device`.
+        dataset: dataset with the test images.
+        indices: (n,) int64, numbers of the test images.
+        device: device where the model is.
         kinds: names of augmentations and corruptions; empty: all of them.
 
     Returns:
-        The accuracy on the original pictures, and the declines, augmentations first.
+        The accuracy on the original images, and the declines, augmentations first.
 
     Raises:
-        RequestError: there is no such kind for these pictures.
+        RequestError: there is no such kind for these images.
     """
     chosen = _chosen(dataset, kinds)
     with in_evaluation_mode(model):
@@ -186,15 +186,15 @@ def declines(
 
 
 def examples(dataset: Dataset, index: int, kinds: Sequence[str] = ()) -> dict[str, Tensor]:
-    """Show what the kinds of change do to a test picture.
+    """Show what the kinds of change do to a test image.
 
     Args:
-        dataset: whose test picture it is.
-        index: its number.
+        dataset: dataset whose test image it is.
+        index: number of the image.
         kinds: as for `declines`.
 
     Returns:
-        For every kind, (6, C, H, W): the picture as it is, then changed ever more.
+        For every kind, (6, C, H, W): the image as it is, then changed ever more.
     """
     one = torch.tensor([index])
     image = dataset.test.images(one)
@@ -231,7 +231,7 @@ def _kinds(channels: int, tones: Tones) -> Iterator[_Kind]:
 
 
 def _strengthened(kind: type[Config], factor: float) -> Config:
-    """Return an augmentation with a multiple of its default strength, within its limits, that changes every picture."""
+    """Return an augmentation with a multiple of its default strength, within its limits, that changes every image."""
     info = kind.model_fields["strength"]
     strength: Any = info.default * factor
     for limit in info.metadata:

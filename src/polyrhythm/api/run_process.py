@@ -1,9 +1,9 @@
-"""Processes that make runs one after another, so that what a run leaves in memory or breaks ends with its process.
+"""Processes that make runs one after another, so that memory leaks and crashes of a run end with its process.
 
-    who plans                              the process
+    planner                                the process
     {"folder": …, "options": …}    ──▶     a run in that folder
                                    ◀──     {"tested": …}         after every test, if the task asks for it
-    {"goes_on": true}              ──▶     goes on, or is interrupted
+    {"goes_on": true}              ──▶     continues, or is interrupted
                                    ◀──     {"outcome": …, …}
 
 Both write one JSON object a line. What the process does is in `run_server.py`.
@@ -53,7 +53,7 @@ class RunProcess:
         )
 
     def interrupt(self) -> None:
-        """Have the run under way stop as Ctrl-C does, with a checkpoint; `make` then returns."""
+        """Have the run in progress stop as Ctrl-C does, with a checkpoint; `make` then returns."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
@@ -62,7 +62,7 @@ class RunProcess:
 
         Args:
             task: `folder`, `options`, `simulation` (of `simulate`; empty: a real run), and perhaps `begin_from`.
-            judge: decides after every test whether the run goes on; None: nobody asks.
+            judge: decides after every test whether the run continues; None: it always does.
 
         Returns:
             `outcome`: done, stopped (by the judge), interrupted (by the user), refused or failed, the last two with
@@ -93,7 +93,7 @@ class RunProcess:
         return json.loads(line) if line.endswith("\n") else None
 
     def close(self) -> None:
-        """Wait until the run under way has ended, and end the process."""
+        """Wait until the run in progress has ended, and end the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

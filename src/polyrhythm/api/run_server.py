@@ -1,4 +1,4 @@
-"""What a process does that makes runs for another one, which tells it their folders and options; see `run_process.py`.
+"""Main loop of a process that makes runs for another one, which sends it folders and options; see `run_process.py`.
 
 A task may name a folder to begin from: its checkpoints are copied first.
 """
@@ -26,7 +26,7 @@ from polyrhythm.events import Evaluated, Event
 
 
 class _Judged:
-    """An observer that asks after every test whether the run goes on, and else interrupts it as Ctrl-C does."""
+    """An observer that asks after every test whether the run continues, and else interrupts it as Ctrl-C does."""
 
     def __init__(self, ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         self._ask = ask
@@ -53,9 +53,9 @@ def serve() -> None:
     def tell(answer: Mapping[str, Any]) -> None:
         try:
             print(json.dumps(answer), file=answers, flush=True)
-        except BrokenPipeError:  # whoever planned the runs is gone, and nobody is to be told
+        except BrokenPipeError:  # the planning process is gone, and there is no receiver
             with open(os.devnull, "w") as nobody:
-                os.dup2(nobody.fileno(), answers.fileno())  # what is buffered goes there at the end
+                os.dup2(nobody.fileno(), answers.fileno())  # buffered output goes there at the end
 
     def ask(question: Mapping[str, Any]) -> Any:
         tell(question)
@@ -89,7 +89,7 @@ def _made(task: Mapping[str, Any], judged: _Judged | None) -> dict[str, Any]:
     run: Run | None
     try:
         if simulation:
-            shutil.rmtree(folder, ignore_errors=True)  # what is left of one that was cut short
+            shutil.rmtree(folder, ignore_errors=True)  # rest of a copy that was cut short
             run = simulate(out=folder, observers=observers, **simulation, **options)
         elif options.get("strategy") == DDP:
             shutil.rmtree(folder, ignore_errors=True)

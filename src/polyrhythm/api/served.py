@@ -1,6 +1,6 @@
 """A trained network for inference: without its data, from the metadata of its weights file.
 
-It maps the bytes of a picture to class probabilities: `Preprocessing` reads a picture at the network's size,
+It maps the bytes of an image to class probabilities: `Preprocessing` reads an image at the network's size,
 and `Normalized` converts bytes to the values that the network was trained on, and its scores to
 probabilities. `PictureFiles` are files as such a network sees them, for all views of a test.
 """
@@ -36,16 +36,16 @@ _MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The pictures that a network expects.
+    """The images that a network expects.
 
     Attributes:
         image_shape: (C, H, W).
         black: value of a black pixel, one for all channels or one per channel.
-        white: value of a white pixel, likewise.
-        shown: side of the centre square that the image is made of, as a share of a picture's shorter side.
+        white: value of a white pixel, one for all channels or one per channel.
+        shown: side of the center square that the image is made of, as a share of an image's shorter side.
 
     Raises:
-        RequestError: no picture file has so many channels.
+        RequestError: image files do not have this number of channels.
     """
 
     image_shape: tuple[int, int, int]
@@ -65,7 +65,7 @@ class Preprocessing:
         return cls(dataset.image_shape, dataset.black, dataset.white, dataset.shown)
 
     def read(self, picture: Path | IO[bytes]) -> Tensor:
-        """Return a file's picture as bytes (C, H, W) uint8 of the network's size; see `read_pixels`.
+        """Return a file's image as bytes (C, H, W) uint8 of the network's size; see `read_pixels`.
 
         Raises:
             UnreadableImage: it cannot be read.
@@ -75,11 +75,11 @@ class Preprocessing:
         return self._bytes(pixels.resize((width, height), Image.Resampling.BILINEAR))
 
     def read_whole(self, picture: Path | IO[bytes], shorter_side: int) -> Tensor:
-        """Return a whole picture as bytes (C, H, W) uint8, min(H, W) = `shorter_side`; otherwise like `read`."""
+        """Return a whole image as bytes (C, H, W) uint8, min(H, W) = `shorter_side`; otherwise like `read`."""
         return self._bytes(self._toned(read_whole(picture, shorter_side)))
 
     def normalised(self, pictures: Tensor) -> Tensor:
-        """Return pictures (B, C, H, W) uint8 as the values that the network was trained on, float32."""
+        """Return images (B, C, H, W) uint8 as the values that the network was trained on, float32."""
         black, white = (torch.tensor(tone).view(1, -1, 1, 1) for tone in (self.black, self.white))
         return _between(black, white - black, pictures)
 
@@ -95,13 +95,13 @@ def _between(black: Tensor, span: Tensor, pictures: Tensor) -> Tensor:
 
 
 class PictureFiles:
-    """Picture files as a network sees them, without labels; a `Split` with whole pictures.
+    """Image files as a network sees them, without labels; a `Split` with whole images.
 
     Methods raise `RequestError` for a file that cannot be read.
 
     Args:
         files: paths, or open files.
-        preprocessing: of the network.
+        preprocessing: preprocessing of the network.
     """
 
     def __init__(self, files: Sequence[Path | IO[bytes]], preprocessing: Preprocessing) -> None:
@@ -113,12 +113,12 @@ class PictureFiles:
         return len(self._files)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the pictures of `indices`, (B,) int64, as (B, C, H, W) float32, normalised."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized."""
         read = [self._opened(index, self._preprocessing.read) for index in indices.tolist()]
         return self._preprocessing.normalised(torch.stack(read))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Return whole pictures, (C, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
+        """Return whole images, (C, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
 
         def read(picture: Path | IO[bytes]) -> Tensor:
             return self._preprocessing.read_whole(picture, shorter_side)
@@ -136,12 +136,12 @@ class PictureFiles:
 
 
 class Normalized(nn.Module):
-    """A network with the normalisation of its input and a softmax over its output.
+    """A network with the normalization of its input and a softmax over its output.
 
     Args:
         model: maps (B, C, H, W) float32 to logits (B, classes).
-        preprocessing: of its pictures.
-        temperature: that scores are divided by.
+        preprocessing: preprocessing of its images.
+        temperature: temperature that scores are divided by.
     """
 
     black: Tensor
@@ -158,7 +158,7 @@ class Normalized(nn.Module):
         self.register_buffer("span", white - black)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return the class probabilities (B, classes) of pictures (B, C, H, W), uint8."""
+        """Return the class probabilities (B, classes) of images (B, C, H, W), uint8."""
         scores: Tensor = self.model(_between(self.black, self.span, pictures))
         return (scores if self.temperature == 1 else scores / self.temperature).softmax(1)
 
@@ -171,10 +171,10 @@ class Served:
         weights: the file.
         model_name: name to display.
         classes: names, in the order of the outputs.
-        preprocessing: of its pictures.
+        preprocessing: preprocessing of its images.
         network: maps bytes to probabilities; in evaluation mode, on `device`.
-        device: where it is.
-        calibration: of its probabilities, for the views that it was made with; None: it was not made.
+        device: device where it is.
+        calibration: calibration of its probabilities, for the views that it was made with; None: it was not made.
     """
 
     weights: Path
@@ -186,7 +186,7 @@ class Served:
     calibration: Calibration | None = None
 
     def classifier(self, views: Views) -> ViewedClassifier:
-        """Return the network with its views, of no pictures yet; those of larger ones have the scale of training."""
+        """Return the network with its views, of no images yet; those of larger ones have the scale of training."""
         preprocessing = self.preprocessing
         return ViewedClassifier(
             self.network.model,
@@ -208,14 +208,14 @@ def load_served(weights: str | Path, *, model: Any = None, data: Any = None, dev
     Args:
         weights: a run folder or a file of weights.
         model: the network; None: as the weights record.
-        data: what it was trained on; None: the weights' metadata is enough, if there is any.
+        data: training data of the network; None: the weights' metadata is enough, if there is any.
         device: `cpu`, `cuda` or `auto`.
 
     Raises:
         RequestError: there are no such weights, or they do not record enough.
     """
     path = Path(weights)
-    facts_of(path)  # says what is wrong with a folder that is no finished run
+    facts_of(path)  # reports errors of a folder that is no finished run
     file = weights_file(path)
     told = read_metadata(file) if file.suffix == ".safetensors" else {}
     chosen = model if model is not None else told.get("model")

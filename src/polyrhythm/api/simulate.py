@@ -93,7 +93,7 @@ def simulate(
             thousands of workers. A recipe's options for training are then ignored.
         steps: full batches that every worker takes, instead of epochs; with `gradients="none"` only.
         step_time: compute time of a step instead of the cluster's, such as `constant(seconds=0.1)`.
-        faults: faults besides the cluster's own, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
+        faults: faults in addition to the cluster's own, such as `kill(rank=1, at_s=2); slow(rank=2, factor=3)`.
         check: with `gradients="none"` only: check the strategy's invariants, with gradients of whole numbers and full
             batches; a violation ends the run.
         out: the run folder, new or empty; None: a new one under `runs/`.
@@ -130,16 +130,16 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What `simulate` is asked to do.
+    """Arguments of `simulate`.
 
     Attributes:
         where: the cluster.
-        config: of the run.
+        config: configuration of the run.
         learns: whether there are gradients; else it is a dry run.
         steps: as for `simulate`.
-        check: likewise.
-        out: likewise.
-        observers: likewise.
+        check: as for `simulate`.
+        out: as for `simulate`.
+        observers: as for `simulate`.
     """
 
     where: Cluster
@@ -174,7 +174,7 @@ def described_cluster(
 
 
 def paced_for(where: Cluster, config: RunConfig) -> Cluster:
-    """Return a cluster whose steps take as long as a run's network and batch need, as far as the cluster says.
+    """Return a cluster with step times for a run's network and batch, as far as the cluster defines them.
 
     A warning is logged where its step time is that of another network, or batch, than the run's.
 
@@ -213,11 +213,11 @@ def paced_for(where: Cluster, config: RunConfig) -> Cluster:
 
 
 def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
-    """Return the cluster of a run, told that its step time is of that run: other batches follow by arithmetic.
+    """Return the cluster of a run, marked as having that run's step time: other batches follow by arithmetic.
 
     Args:
-        where: the cluster; unchanged if it says itself how step times follow the network.
-        config: of the run.
+        where: the cluster; unchanged if it defines how step times depend on the network.
+        config: configuration of the run.
 
     Raises:
         RequestError: the run's data or model cannot be had.
@@ -230,11 +230,12 @@ def at_its_pace(where: Cluster, config: RunConfig) -> Cluster:
 
 
 def with_stages_settled(where: Cluster, config: RunConfig) -> tuple[RunConfig, Outlook | None]:
-    """Return a configuration whose network is cut into stages at given places, and what is to be expected of them.
+    """Return a configuration with fixed stage bounds, and the forecast of the stages.
 
     Args:
         where: the cluster.
-        config: of the run; unchanged where its workers hold no stages, or say themselves where the network is cut.
+        config: configuration of the run; unchanged where its workers hold no stages, or where it sets their
+            bounds itself.
 
     Raises:
         RequestError: the network cannot be cut so, or a host has not the memory for the stages of its workers.
@@ -283,8 +284,8 @@ def pace_of(layout: Layout, seed: int, ranks: Sequence[range]) -> Pace:
     """Return how fast the ranks of a pipeline and their links are, on average.
 
     Args:
-        layout: of the workers.
-        seed: of the run.
+        layout: layout of the workers.
+        seed: seed of the run.
         ranks: the workers with the copies of each rank's stages; the slowest counts.
     """
     links = Wiring(layout)
@@ -303,7 +304,7 @@ def pace_of(layout: Layout, seed: int, ranks: Sequence[range]) -> Pace:
 
 
 _DRAWS = 200
-"""Of step times, for their mean."""
+"""Number of drawn step times for their mean."""
 
 
 def multiply_adds_of(config: RunConfig) -> float:
@@ -337,11 +338,11 @@ def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run
 
     Args:
         ensemble: the networks.
-        asked: of all of them.
+        asked: arguments for all of them.
         paced: whether steps take as long as the network of `asked` needs.
     """
     config, folder = asked.config, _folder(asked, "ensemble")
-    if not asked.learns:  # of a recipe for training
+    if not asked.learns:  # set in a recipe for training
         config = config.model_copy(update={"distill": None})
 
     def play(part: Cluster, member: RunConfig, place: Path, watching: Sequence[Observer]) -> Run:
@@ -355,10 +356,10 @@ def _simulate_ensemble(ensemble: Ensemble, asked: _Asked, *, paced: bool) -> Run
 
 
 def _train_in_stages(stages: Stages | None, asked: _Asked) -> Run:
-    """Train with one strategy after the other, or where there are none with batches that grow by noise.
+    """Train with one strategy after the other, or without stages with batches that grow by noise.
 
     Raises:
-        RequestError: the cluster says at what times something happens, which every stage counts from its own start.
+        RequestError: the cluster has events at given times, which every stage would count from its own start.
     """
     where, config = asked.where, asked.config
     if where.faults or where.passing_slowness:
@@ -449,7 +450,7 @@ def _say_whether_compression_pays(
 
 
 def _in_equal_parts(dry_run: DryRun) -> DryRun:
-    """Return a dry run whose gradients add up to whole numbers, as invariants count them.
+    """Return a dry run with gradients that add up to whole numbers, as invariants count them.
 
     Raises:
         RequestError: another balance was asked for.
@@ -515,10 +516,10 @@ class ClusterFigures:
     Args:
         layout: the cluster, and the host of every rank.
         known: figures that are known beforehand; they take precedence.
-        timeline: of the run, which may be incomplete.
+        timeline: timeline of the run, which may be incomplete.
         emit: receives the events.
-        before: seconds of the run that this one goes on with, and their price.
-        foreseen: of stages, if the network is cut into some.
+        before: seconds and price of the run that this one resumes.
+        foreseen: forecast of the stages, if the network is cut into some.
     """
 
     def __init__(
@@ -560,7 +561,7 @@ class ClusterFigures:
             self._emit(Notice(time_s=time_s, text=text))
 
     def _figures(self, result: dict[str, Any]) -> dict[str, Any]:
-        # Of the run's length, for every worker: who has done its share waits for the others to do theirs.
+        # The run's length for every worker: one that has done its share waits for the others.
         length_s = max(self._worked_s.values(), default=0.0)
         whole_s = length_s * len(self._worked_s)
         nothing_left_s = whole_s - sum(self._worked_s.values())
@@ -579,7 +580,7 @@ class ClusterFigures:
 
 
 def watched_ranks(layout: Layout) -> frozenset[int] | None:
-    """Return the ranks whose timeline is kept: the first of each role; None if that is all of them."""
+    """Return the ranks with a recorded timeline: the first of each role; None if that is all of them."""
     roles = layout.roles
     if len(roles.workers) <= WATCHED_WORKERS and len(roles.servers) <= WATCHED_SERVERS:
         return None
@@ -610,15 +611,15 @@ def try_strategy(
 ) -> Tried:
     """Make dry runs of a strategy with many seeds under faults, while its invariants are checked.
 
-    Nothing is written. Each failure comes with the command that repeats it.
+    Nothing is written. Each failure has the command that repeats it.
 
     Args:
         recipe: a YAML file of options.
         cluster: the name of a ready cluster, a cluster file, or a cluster.
         seeds: number of seeds to try, from `seed` on.
-        steps: of every worker.
+        steps: steps of every worker.
         step_time: compute time of a step instead of the cluster's.
-        faults: of every seed, besides the cluster's own; None: some drawn from each seed.
+        faults: faults of every seed, in addition to the cluster's own; None: some drawn from each seed.
         on_failure: called with every failure; returns whether to continue.
         **options: as for `simulate` with `gradients="none"`.
 

@@ -2,8 +2,8 @@
 
     stage 1 ── epochs ──▶ checkpoint ─▶ stage 2, as a resumed run of another strategy ─▶ …
 
-What is handed over is in `checkpointing/handing_over.py`. Schedules follow the whole run. A run that is resumed goes on
-in the stage that its newest checkpoint belongs to.
+`checkpointing/handing_over.py` defines the transferred state. Schedules follow the whole run. A resumed run
+continues in the stage of its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Play = Callable[[int, Job, Sequence[Observer], bool], Run]
 
 @dataclass(frozen=True)
 class StagedRun:
-    """A run of stages, of which nothing is done yet, or some.
+    """A run of stages, not begun or partly done.
 
     Attributes:
         stages: the strategies.
-        until: what ends all of them.
-        kept: in which folder, and which checkpoints.
-        jobs: of the stages, none of them resumed.
+        until: end of all of them.
+        kept: folder and checkpoints that are kept.
+        jobs: jobs of the stages, none of them resumed.
     """
 
     stages: Stages
@@ -61,12 +61,12 @@ def staged_run(
     folder: Path,
     fitted: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> StagedRun:
-    """Return a run of stages, all of which are possible.
+    """Return a run of stages, after checking all of them.
 
     Args:
         stages: the strategies.
-        config: of the run; its strategy is not regarded.
-        folder: of the run.
+        config: configuration of the run; its strategy is not regarded.
+        folder: folder of the run.
         fitted: returns the configuration of a stage, where it depends on the strategy.
 
     Raises:
@@ -93,10 +93,10 @@ def staged_run(
 
 
 def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> Run:
-    """Make a run of stages, or what is left of one.
+    """Make a run of stages, or the rest of one.
 
     Args:
-        staged: the run; what a checkpoint in its folder has come to is not done again.
+        staged: the run; epochs before a checkpoint in its folder are not repeated.
         observers: receive every event, and one end.
         play: makes the run of one stage.
 
@@ -110,7 +110,7 @@ def in_stages(staged: StagedRun, observers: Sequence[Observer], play: Play) -> R
     for number, (stage, job, end) in enumerate(zip(stages, staged.jobs, ends, strict=True)):
         begun, done = bool(checkpoints(folder / FOLDER)), epochs_done(folder)
         if number == len(over) and end is not None and end <= done and number + 1 < len(stages):
-            over = [*over, end]  # as a checkpoint says that its file does not
+            over = [*over, end]  # the checkpoint records that its file does not
         if number < len(over) and over[number] < total:
             told.append(
                 {"strategy": str(job.strategy), "epochs": over[number] - (over[number - 1] if number else 0)}
@@ -139,7 +139,7 @@ def refuse_together(what: str, config: RunConfig) -> None:
 
     Args:
         what: makes it so, for an error's text.
-        config: of the run.
+        config: configuration of the run.
 
     Raises:
         RequestError: it has such an option.
@@ -206,7 +206,7 @@ class Lasting:
     """An observer for which the next stage is the same run.
 
     Args:
-        observer: of the whole run.
+        observer: observer of the whole run.
         follows: whether another stage follows one that has ended with these figures; default: always.
     """
 

@@ -35,13 +35,14 @@ def submit(
     """Hand a job to an engine that places it on machines, queues it and starts it again.
 
     Args:
-        engine: which, with its keys: `slurm(nodes=2)`, `ray`, `kubernetes(image='…')` or `ssh(hosts='hosts.txt')`.
-        verb: what to do there, such as `train`.
+        engine: name of the engine, with its keys: `slurm(nodes=2)`, `ray`, `kubernetes(image='…')` or
+            `ssh(hosts='hosts.txt')`.
+        verb: verb to run there, such as `train`.
         recipe: a file of options, as the verb takes it.
         wait: stay until the job has ended; engines without a queue (ray, ssh) always do.
         dry_run: hand nothing in, and return the texts that the engine would get, by file name.
-        tell: takes lines for the user.
-        **options: of the verb, as in Python or a recipe.
+        tell: receives lines for the user.
+        **options: options of the verb, as in Python or a recipe.
 
     Returns:
         The engine's name for the job, and what became of it; or the texts.
@@ -69,8 +70,8 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
     """Return a command as an engine takes it, after a look at what can be known to be wrong with it here.
 
     Args:
-        engine: that will have it.
-        words: of the command line, verb first.
+        engine: engine that will have it.
+        words: words of the command line, verb first.
         given: the values of its options.
 
     Raises:
@@ -80,7 +81,7 @@ def submission_of(engine: Engine, words: Sequence[str], given: Mapping[str, Any]
     here = Path.cwd()
     if verb in ALONE:
         if verb == "tune" and given.get("out") is None and given.get("resume") is None:
-            # the same for all jobs of an array, and for one that comes back
+            # the same for all jobs of an array, and for a requeued one
             words = [*words, "--out", str(RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-tune")]
         return Submission(tuple(words), 1, 0, None, None, here, f"polyrhythm-{verb}")
     if verb != "train":

@@ -11,10 +11,10 @@ Staged fine-tuning (`freeze_epochs`): a part stays frozen at first, then nearly 
 
     RUN-frozen:  `freeze_epochs` epochs with `freeze`      RUN:  the other epochs from its weights, norms frozen
 
-Batch norms stay frozen in the second phase too: statistics of a few small batches would replace those of the many
-that the weights were trained with, and networks that are trained with the one and tested with the other lose accuracy.
-The phases are two runs, each of which can be inspected, resumed and evaluated by itself; each has a complete
-learning-rate schedule.
+Batch norms stay frozen in the second phase too: statistics of a few small batches would replace those of the
+many that the weights were trained with, and networks that are trained with the one and tested with the other
+lose accuracy. The phases are two runs, which can be inspected, resumed and evaluated separately; each has a
+complete learning-rate schedule.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def train(
         resume: the folder of a run to continue; `options` then change its configuration. `auto`: the run in `out` if
             there is one, else a new one; if it has nothing left to do, its figures are returned again.
         observers: receive every event, in this process.
-        start_method: of local workers: `spawn`, or `fork` from a process that has not computed on several threads.
+        start_method: start method of processes of local workers: `spawn`, or `fork` from a process that has
+            not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
             data sets or of (images, labels) tensors, and a module.
 
@@ -161,7 +162,7 @@ def train(
             best=config.keep_best,
         )
         job = assemble(config, checkpointing)
-        # who comes late would look while checkpoints come and go
+        # a late rank would read while checkpoints are written
         run = asked.done(finished(job) if checkpointing.resume and not is_silent() else None)
     if run is not None:
         if started_by_torchrun():
@@ -179,15 +180,15 @@ def train(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What `train` is asked to do.
+    """Arguments of `train`.
 
     Attributes:
-        config: of the run.
-        out: its folder, if it is a new one that was named.
-        resume: its folder, if it goes on.
+        config: configuration of the run.
+        out: folder of a new run, if it was named.
+        resume: folder of a run to resume, if any.
         again: whether the figures of a run that has nothing left to do are returned again; else it is refused.
         observers: as for `train`.
-        start_method: likewise.
+        start_method: as for `train`.
 
     Raises:
         RequestError: there are both folders.
@@ -241,8 +242,8 @@ def _decided(asked: _Asked) -> tuple[_Asked, Choice | None]:
 def _with_copies(asked: _Asked) -> _Asked:
     """Choose how many copies stages have, by measured times, where the strategy leaves that to a run's start.
 
-    A resumed run has those that it had. Under torchrun, where no one process measures for all before they meet, and of
-    several strategies, the operations of layers tell (`assemble`).
+    A resumed run keeps its copies. Under torchrun, where no one process measures for all before they meet,
+    and with several strategies, stages are balanced by FLOP count (`assemble`).
     """
     config = asked.config
     if Stages.parse(str(config.strategy)) is not None:
@@ -388,11 +389,11 @@ def _ensemble(ensemble: Ensemble, asked: _Asked, options: RunOptions) -> Callabl
 
 
 def _check_importable(start_method: str, options: Mapping[str, Any]) -> None:
-    """Refuse to train from a line that spawned workers, which import the script, would run again.
+    """Refuse to train from a line that spawned workers, which import the script, would execute again.
 
     Raises:
-        RequestError: the call comes from no `if` that asks for `__name__`; or data or model are of a class that is
-            defined where nothing can be imported, as in a notebook.
+        RequestError: the call is not below an `if` that tests `__name__`; or the class of data or model is
+            defined where it cannot be imported, as in a notebook.
     """
     if start_method != "spawn" or started_by_torchrun():
         return
@@ -438,7 +439,7 @@ class _DefinedInMain(ForkingPickler):
 def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
     for name in ("model", "data"):
         pickler = _DefinedInMain()
-        with suppress(Exception):  # what cannot be pickled is refused where it is sent
+        with suppress(Exception):  # objects that cannot be pickled are refused where they are sent
             pickler.dump(options.get(name))
         if pickler.names:
             raise RequestError(
@@ -465,7 +466,7 @@ def _configuration(recipe: str | Path | None, resume: str | Path | None, options
 
 
 def _without_its_default(before: dict[str, Any], options: RunOptions) -> dict[str, Any]:
-    """Return the options of a run without the default optimizer of its strategy, where another is to go on."""
+    """Return the options of a run without its strategy's default optimizer, for a change of strategy."""
     was = str(before.get("strategy"))
     staged = Stages.parse(was) is not None or Ensemble.parse(was) is not None
     if options.get("strategy") in (None, was) or staged:
@@ -485,7 +486,7 @@ _PATIENT_S = 1800.0
 """Seconds from which on something quicker is suggested."""
 _MANY_NUMBERS = 10**8
 _SMALL_SIDE = 32
-"""Fewer numbers of pictures than that, or smaller pictures, are trained on before a step could be measured."""
+"""Fewer numbers of images than that, or smaller images, are trained on before a step could be measured."""
 _FEW_STEPS = 500
 """From random weights a network learns little in fewer."""
 _LEAST_BATCH = 8
@@ -510,7 +511,7 @@ def expected_time(job: Job, seconds: float) -> str:
 
 
 def too_few_steps(job: Job, config: RunConfig) -> str | None:
-    """Return what mends a run from random weights on a few pictures that has hardly any steps; None: it has enough."""
+    """Return what fixes a run from random weights on a few images that has hardly any steps; None: it has enough."""
     own = {"batch_size", "epochs", "updates", "batch_schedule"} & config.model_fields_set
     if config.weights is not None or own or not isinstance(source_of(config.data), PictureSource):
         return None
@@ -586,7 +587,7 @@ def _train_here(
 
 
 _WORTH_MEASURING_S = 1.0
-"""Length of a run from which a measurement of its link, some tenths of a second, is little beside it."""
+"""Length of a run from which a measurement of its link, some tenths of a second, is little next to it."""
 
 
 def _record_link(run: Run) -> None:
@@ -602,7 +603,7 @@ def _record_link(run: Run) -> None:
         UNCLAIMED.write(path, json.dumps(described, indent=2) + "\n")
 
 
-_BYTES_A_NUMBER, _HEADER_BYTES = 4, 1 << 14  # of a file of weights
+_BYTES_A_NUMBER, _HEADER_BYTES = 4, 1 << 14  # of a weights file
 
 
 @contextmanager
@@ -626,7 +627,7 @@ def _with_torchruns_workers(config: RunConfig, options: RunOptions) -> RunConfig
 
 
 def _for_torchrun(job: Job, config: RunConfig) -> Job:
-    """Return a job on the device of this rank, whose lost ranks nobody but torchrun starts again.
+    """Return a job on the device of this rank; its failed ranks are restarted by torchrun only.
 
     Raises:
         RequestError: it names devices.
@@ -684,7 +685,7 @@ def is_automatic(resume: str | Path | None) -> bool:
 def automatic(
     out: str | Path | None, resume: str | Path | None
 ) -> tuple[str | Path | None, str | Path | None]:
-    """Resolve `resume="auto"`: return the folders of a new run and of one to continue, of which at most one is given.
+    """Resolve `resume="auto"`: return the folders of a new run and of one to continue; at most one is given.
 
     Raises:
         RequestError: the folder of the run is not given.
@@ -700,8 +701,8 @@ def died_young(folder: Path, config: RunConfig) -> bool:
     """Whether a run that keeps checkpoints died before its first one.
 
     Args:
-        folder: of the run.
-        config: of the run.
+        folder: folder of the run.
+        config: configuration of the run.
     """
     begun = any((folder / name).exists() for name in (LOG_FILE, "environment.json"))
     return begun and config.keep_checkpoints > 0 and not checkpoints(folder / FOLDER)
@@ -744,10 +745,10 @@ def staged_finetuning(
 
     Args:
         train: trains a run; `polyrhythm.train`.
-        config: of both phases together.
-        epochs: of both phases together.
-        folder: of the second run; the first's is beside it.
-        **told: `observers` and `start_method`, as `train` takes them.
+        config: configuration of both phases together.
+        epochs: epochs of both phases together.
+        folder: folder of the second run; the first's is next to it.
+        **told: `observers` and `start_method`, as for `train`.
 
     Returns:
         The second run, or the first if it was interrupted.

@@ -1,19 +1,19 @@
-"""The best options for a job, for the verb `tune`: many runs, each of which is an ordinary run folder.
+"""The best options for a job, for the verb `tune`: many runs, each an ordinary run folder.
 
     runs/20250101-120000-tune/
-        search.yaml               what was asked for; `tune --resume FOLDER` goes on with it, or helps others with it
+        search.yaml               the plan; `tune --resume FOLDER` continues it, or helps other processes with it
         study.db                  every trial, as Optuna keeps it
         trial-0000/               a run, with its own report; of PBT member-00-interval-00/ and so on
         …
         search.json  report.html  best.yaml: a recipe
 
-Optuna samples, prunes and stores; what it lacks is in `search/space.py`. Several processes, on several hosts if they
-share the folder, may work at one study: whoever is free takes the next trial.
+Optuna samples, prunes and stores; the methods that it lacks are in `search/space.py`. Several processes, on
+several hosts if they share the folder, may work at one study: a free process takes the next trial.
 
     process 1   ── trial 0 ────────┬─ trial 2 …
     process 2   ── trial 1 ──── ✗  │                    (killed)
     process 1                      └─ finds 1's owner gone: marks it failed, and puts its parameters in line again;
-                                      the run goes on in the same folder, from its last checkpoint
+                                      the run continues in the same folder, from its last checkpoint
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from polyrhythm.user_files import parse_yaml, read_text
 SEARCH_FILE, STUDY_FILE, RESULT_FILE = "search.yaml", "study.db", "search.json"
 BEST_FILE, REPORT_FILE = "best.yaml", "report.html"
 EDGES_FILE = "edges.json"
-"""What a search by gradients has come to."""
+"""File of the result of a search by gradients."""
 GOALS = {
     "top1": "maximize",
     "top5": "maximize",
@@ -88,20 +88,20 @@ GOALS = {
 _KEPT = ("seconds", "price", "images_per_s", "epochs", "error")
 _STATES = {"COMPLETE": "done", "PRUNED": "stopped", "RUNNING": "running"}
 _TRIES = 3
-"""How often a trial is begun whose process dies."""
+"""Attempts to make a trial whose process dies."""
 _FRUITLESS = 20
-"""So many trials that all failed end a search by time or money."""
+"""Number of failed trials without a success that ends a search by time or money."""
 _BEAT_S, _SILENT_S = 15.0, 120.0
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search goes on; no trial begins once it is spent.
+    """Limit of a search; no trial begins once it is spent.
 
     Attributes:
         kind: `trials`, `seconds` or `USD`.
-        amount: how many.
+        amount: amount in that unit.
     """
 
     kind: str
@@ -128,7 +128,7 @@ def budget_of(text: str) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """What is searched; plain values, written to `search.yaml`.
+    """Settings of a search; plain values, written to `search.yaml`.
 
     Attributes:
         space: as in its file.
@@ -136,12 +136,12 @@ class SearchPlan:
         budget: as the user wrote it.
         goal: one of `GOALS`.
         prune: one of `PRUNERS`.
-        seed: of the search, and of every trial.
-        population: of evolution and PBT.
+        seed: seed of the search, and of every trial.
+        population: population of evolution and PBT.
         interval: epochs between two looks of PBT.
-        options: that all runs have.
+        options: options that all runs have.
         simulation: arguments of `simulate`; empty for real runs.
-        storage: of the study, as an URL for SQLAlchemy; None: a file in the folder.
+        storage: storage of the study, as an URL for SQLAlchemy; None: a file in the folder.
     """
 
     space: Mapping[str, Any]
@@ -162,8 +162,8 @@ class Tuned:
     """A search that is over, or was interrupted.
 
     Attributes:
-        folder: where everything is.
-        search: its trials.
+        folder: folder where everything is.
+        search: trials of the search.
         interrupted: whether the user stopped it.
     """
 
@@ -195,11 +195,13 @@ def tune(
         space: a YAML file, or a mapping as in one; see `search/space.py`.
         method: grid, random, tpe, hyperband, evolution, pbt or darts.
         budget: `60 trials`, `2h` (on the clock; virtual where runs are simulated) or `20USD`.
-        goal: what the best is: top1, top5 or loss of the last test; seconds or price until `until` is reached.
-        prune: what ends trials early: none, median, halving or curve (extrapolated); hyperband has its own.
-        seed: of the search and of every run in it.
-        population: of evolution (default 10) and pbt (default 8).
-        interval: of pbt: epochs between two looks at the others.
+        goal: criterion of the best: top1, top5 or loss of the last test; seconds or price until `until` is
+            reached.
+        prune: rule that ends trials early: none, median, halving or curve (extrapolated); hyperband has its
+            own.
+        seed: seed of the search and of every run in it.
+        population: population of evolution (default 10) and pbt (default 8).
+        interval: interval of pbt: epochs between two looks at the others.
         recipe: a YAML file of options that all runs have.
         cluster: simulate on it; None: the runs are real.
         storage: a database of Optuna's for the study; None: SQLite in the folder.
@@ -396,12 +398,12 @@ def carry_out(
     jobs: int | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Tuned:
-    """Make the trials of a search that are left, beside other processes that do the same.
+    """Make the remaining trials of a search, concurrently with other processes that do the same.
 
     Args:
         what: the plan.
         out: the folder: new, empty, or of the same search, which is then helped; None: a new one under `runs/`.
-        resume: the folder of a search to go on with; `out` is then None.
+        resume: the folder of a search to continue; `out` is then None.
         jobs: runs at a time; None: one a core if they are simulated, else one.
         tell: receives a line about every trial that has ended.
 
@@ -417,12 +419,12 @@ def carry_out(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / SEARCH_FILE).exists():
-            # Whoever finds anything in the folder finds the plan: drafts of it are elsewhere.
+            # A process that finds any file in the folder also finds the plan: drafts of it are elsewhere.
             _publish(folder / SEARCH_FILE, _text(what), folder.parent)
     except OSError as error:
         raise RequestError(f"cannot write into {folder}: {error.strerror}; name another with --out") from None
     with _lent(jobs or (available_cores() if what.simulation else 1)) as processes:
-        study = _Study(what, folder, tell)  # they import meanwhile
+        study = _Study(what, folder, tell)  # they import in the meantime
         interrupted = _work(study, processes)
     search = study.search(whole=True)
     if not interrupted and search.trials and all(trial.error for trial in search.trials):
@@ -434,10 +436,10 @@ def carry_out(
 
 
 def _check_affordable(what: SearchPlan) -> None:
-    """Refuse a budget that no trial fits into, as far as its time and price can be foreseen.
+    """Reject a budget that no trial fits into, as far as its time and price can be predicted.
 
-    Simulated trials are rehearsed. Of real ones a step is measured, where pictures are many or large; a machine that is
-    busy just then may take twice as long for it.
+    Simulated trials are predicted by dry runs. For real ones a step is measured, where images are many or
+    large; a busy machine may take twice as long for it.
 
     Raises:
         RequestError: even the shortest trial costs more.
@@ -457,7 +459,7 @@ def _check_affordable(what: SearchPlan) -> None:
         ends_early = what.method in {"hyperband", "pbt"} or what.prune != "none" or "until" in options
         if ends_early:
             options["epochs"] = what.interval if what.method == "pbt" else 1
-        with contextlib.suppress(RequestError):  # the trial itself will say so
+        with contextlib.suppress(RequestError):  # the trial itself will report it
             if what.simulation:
                 place = str(what.simulation["cluster"])
                 seconds, price = _rehearsed(what.simulation, options)
@@ -474,7 +476,7 @@ def _check_affordable(what: SearchPlan) -> None:
 
 
 _FORESEEN = 8
-"""So many trials are foreseen at most."""
+"""Largest number of trials that are predicted."""
 
 
 def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tuple[float, float]:
@@ -508,7 +510,7 @@ def _text(what: SearchPlan) -> str:
 
 
 def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
-    """Return the folder of a search; the jobs of an array are told the same one, and whoever comes first makes it."""
+    """Return the folder of a search; the jobs of an array have the same one, and the first one makes it."""
     try:
         return choose_folder(out, "tune")
     except RequestError:
@@ -539,7 +541,7 @@ def _publish(path: Path, text: str, draft_in: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def _lent(count: int) -> Iterator[list[RunProcess]]:
-    """Yield so many processes that make runs; in the end wait for them."""
+    """Yield `count` processes that make runs; wait for them in the end."""
     processes = [RunProcess() for _ in range(count)]
     try:
         yield processes
@@ -584,7 +586,7 @@ def trial_options(common: Mapping[str, Any], space: Space, parameters: Mapping[s
 
     Args:
         common: options that all runs have.
-        space: what is searched.
+        space: space of the search.
         parameters: drawn for this trial; `lr` becomes the rate of its optimizer.
     """
     chosen = space.run_options(parameters)
@@ -603,13 +605,13 @@ class _Assigned:
     """A trial that this process makes.
 
     Attributes:
-        trial: Optuna's.
+        trial: trial of Optuna.
         parameters: drawn for it.
-        name: of its folder.
-        begin_from: the folder of the run whose checkpoints it goes on from; "" for none.
-        epochs: of that run and this interval together; 0: as the options say.
+        name: name of its folder.
+        begin_from: folder of the run with the checkpoints that it continues; "" for none.
+        epochs: epochs of that run and this interval together; 0: as the options say.
         curve: the goal's value after each test, by epochs done.
-        began_s: on this process's clock.
+        began_s: start in seconds on this process's clock.
     """
 
     trial: Any
@@ -622,7 +624,7 @@ class _Assigned:
 
 
 def _optuna() -> Any:
-    """Import Optuna, which says less than usual.
+    """Import Optuna, with fewer messages than by default.
 
     Raises:
         RequestError: it is not installed.
@@ -647,7 +649,7 @@ class _Study:
         self._sign = 1.0 if GOALS[what.goal] == "maximize" else -1.0
         self._began_s, self._before_s = time.monotonic(), 0.0
         self._thread_lock = threading.RLock()
-        self._mine: dict[int, tuple[Any, dict[str, Any]]] = {}  # under way in this process, by number
+        self._mine: dict[int, tuple[Any, dict[str, Any]]] = {}  # in progress in this process, by number
         self._epochs = 0
         url = what.storage or f"sqlite:///{(folder / STUDY_FILE).absolute()}"
         with self._locked(), warnings.catch_warnings():
@@ -670,7 +672,7 @@ class _Study:
         self._beating.start()
 
     def next(self) -> _Assigned | str | None:
-        """Return the next trial to make; `wait` if that depends on one under way; None if there is none left."""
+        """Return the next trial to make; `wait` if that depends on one in progress; None if there is none left."""
         states = self._optuna.trial.TrialState
         with self._locked():
             trials = self._trials()
@@ -698,7 +700,7 @@ class _Study:
                     line = self._next_interval(trials)
                     if not isinstance(line, dict):
                         return line
-            # Whoever resumes or helps would draw again what a sampler of the same seed has drawn before.
+            # A resumed or helping process would draw again what a sampler of the same seed has drawn before.
             waiting = (each.number for each in trials if each.state == states.WAITING)
             self._study.sampler = self._sampler(min(waiting, default=len(trials)))
             trial = self._study.ask()
@@ -841,9 +843,10 @@ class _Study:
         ]
 
     def _next_interval(self, trials: Sequence[Any]) -> dict[str, Any] | str | None:
-        """Put the next interval of PBT in line: that of the member who has come least far and is not under way.
+        """Enqueue the next interval of PBT: that of the member with the fewest intervals that is not in progress.
 
-        It is compared with those who have come as far as it, as they were then; nobody waits for the others.
+        It is compared with those that have completed as many, as they were then; members never wait for each
+        other.
         """
         done: dict[int, dict[int, Any]] = {}  # epochs -> member -> trial
         left = dict.fromkeys(range(self.what.population), 0)
@@ -890,7 +893,7 @@ class _Study:
         return self._epochs
 
     def _goes_on(self, assigned: _Assigned, epoch: int, tested: Mapping[str, float]) -> bool:
-        """Note a test of a trial, and return whether it goes on."""
+        """Store a test of a trial, and return whether it continues."""
         value = tested[self.what.goal]
         heard_before = epoch in assigned.curve
         assigned.curve[epoch] = value
@@ -911,7 +914,7 @@ class _Study:
         return self._before_s + time.monotonic() - self._began_s
 
     def _value(self, answer: Mapping[str, Any]) -> float:
-        """Return what a run has come to; the worst there is where it was refused, failed or did not get there."""
+        """Return the result of a run; the worst value if it was refused, failed or did not reach the goal."""
         goal, done = self.what.goal, answer["outcome"] == "done"
         if goal in {"seconds", "price"}:
             return (
@@ -928,7 +931,7 @@ class _Study:
             return len(counted) >= self._budget.amount
         ended = [trial for trial in counted if "came" in trial.user_attrs]
         if len(ended) >= _FRUITLESS and all("error" in trial.user_attrs["came"] for trial in ended):
-            return True  # what is refused costs nothing, and would go on for ever
+            return True  # refused trials cost nothing, and would go on forever
         if self._budget.kind == "USD":
             return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
         if self.what.simulation:
@@ -940,7 +943,7 @@ class _Study:
         return every[: int(self._budget.amount)] if self._budget.kind == "trials" else every
 
     def _take_over(self, trials: Sequence[Any]) -> None:
-        """Put in line again what others had under way who are gone."""
+        """Enqueue the unfinished trials of processes that are gone again."""
         for trial in trials:
             if trial.state.name != "RUNNING" or trial.number in self._mine:
                 continue
@@ -953,7 +956,7 @@ class _Study:
             self._study.enqueue_trial(parameters, user_attrs={"line": line})
 
     def _beat(self) -> None:
-        """Say now and then that this process is there, for those on other hosts."""
+        """Publish now and then that this process is alive, for those on other hosts."""
         while not self._left.wait(_BEAT_S):
             with self._locked():
                 for trial, begun in self._mine.values():
@@ -961,7 +964,7 @@ class _Study:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other threads, and other processes on this folder, from looking or changing meanwhile."""
+        """Keep other threads, and other processes on this folder, from looking or changing in the meantime."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         with self._thread_lock, os.fdopen(os.open(self.folder / ".lock", flags, 0o666), "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -1028,7 +1031,7 @@ def _short(value: Any) -> str:
 
 
 def this_process() -> list[Any]:
-    """Return what tells this process from all others: host, number, start."""
+    """Return a key that identifies this process: host, number, start."""
     return [platform.node(), os.getpid(), _started_at(os.getpid())]
 
 
@@ -1041,7 +1044,7 @@ def _started_at(pid: int) -> int:
 
 
 def owner_lives(owner: Sequence[Any], beat: float) -> bool:
-    """Whether the process that has a trial under way still lives, as far as one can know from here."""
+    """Whether the process that has a trial in progress still lives, as far as one can know from here."""
     host, pid, started = owner
     if host == platform.node() and started:
         return bool(_started_at(int(pid)) == started)

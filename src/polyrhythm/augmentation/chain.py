@@ -18,7 +18,7 @@ from polyrhythm.specs import build
 
 TRANSFORMS = "polyrhythm.augmentation.transforms"
 _TOGETHER_PIXELS = 1 << 18
-"""Pixels of the pictures that a CPU changes at once, so that intermediate results stay in its caches."""
+"""Pixels of the images that a CPU changes at once, so that intermediate results stay in its caches."""
 
 
 Transform = Movement | Callable[[Tensor, Draws, Tones], Tensor]
@@ -30,8 +30,8 @@ random numbers, and black and white, which returns changed images of the same dt
 class Chain:
     """Augmentations that are applied in order; `tones` are black and white in float images.
 
-    Movements that follow each other with the same fill are composed, and the images are sampled once. Those that
-    follow a window sample the larger images around it. Mixings need other images and are left to whoever has them.
+    Consecutive movements with the same fill are composed, and the images are sampled once. Movements after a
+    window sample the larger images around it. Mixings need other images and are left to the caller.
     """
 
     transforms: tuple[Transform, ...]

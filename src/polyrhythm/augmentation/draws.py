@@ -1,8 +1,8 @@
-"""Counter-based random numbers per sample: a picture changes alike in any batch, on any worker or device.
+"""Counter-based random numbers per sample: an image changes alike in any batch, on any worker or device.
 
     number k of a sample = mix(mix(key) + k * golden)       mix: splitmix64's finaliser
 
-With a sequential generator, a picture's change would depend on the pictures before it. Here every sample has a key,
+With a sequential generator, an image's change would depend on the images before it. Here every sample has a key,
 and its k-th number is a pure function of key and k: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
 1, 2, 3", SC 2011, for the idea; Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, for
 the mixing.

@@ -1,10 +1,10 @@
-"""Mixing: a picture and another one become one, and so do their labels.
+"""Mixing: an image and another one become one, and so do their labels.
 
     (x, t) = m((x_i, y_i), (x_j, y_j), share),    t = share onehot(y_i) + (1 - share) onehot(y_j)
 
 The loss of such targets is share times that of one label plus the rest times that of the other, for every loss that is
-linear in its target. Usually j is drawn from i's batch, so that a picture would become something else with other
-workers; here it is drawn from all training pictures, as a function of seed, epoch and i, and so are its own changes.
+linear in its target. Usually j is drawn from i's batch, so that an image would become something else with other
+workers; here it is drawn from all training images, as a function of seed, epoch and i, and so are its own changes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Mixing(Config):
-    """A way to mix pictures.
+    """A way to mix images.
 
     Attributes:
-        alpha: of the distribution Beta(alpha, alpha) of shares: small ones leave most of one picture.
-        probability: that a picture is mixed.
+        alpha: parameter alpha of the distribution Beta(alpha, alpha) of shares: small ones leave most of one image.
+        probability: probability that an image is mixed.
     """
 
     alpha: float = Field(default=1.0, gt=0, le=100)
@@ -50,7 +50,7 @@ class Mixing(Config):
         """
 
     def shares(self, draws: Draws) -> Tensor:
-        """Draw the share of each picture in its mixture, (B,) float64; 1 where it is not mixed."""
+        """Draw the share of each image in its mixture, (B,) float64; 1 where it is not mixed."""
         from scipy.special import betaincinv  # no other run pays for it
 
         chosen = draws.chance(self.probability)
@@ -60,7 +60,7 @@ class Mixing(Config):
 
 @dataclass(frozen=True)
 class Mixer:
-    """Ways to mix the pictures of a data set, of which each picture draws one.
+    """Ways to mix the images of a data set; each image draws one of them.
 
     Attributes:
         kinds: one or more.
@@ -71,19 +71,19 @@ class Mixer:
     classes: int
 
     def partners(self, keys: Tensor, count: int) -> Tensor:
-        """Return which picture, of `count`, each is mixed with, (B,) int64; `keys` (B,) int64 as for a `Chain`."""
+        """Return which image, of `count`, each is mixed with, (B,) int64; `keys` (B,) int64 as for a `Chain`."""
         return Draws(keys).integers(0, count - 1)
 
     def __call__(
         self, images: Tensor, others: Tensor, labels: Tensor, other_labels: Tensor, keys: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mix pictures with their partners.
+        """Mix images with their partners.
 
         Args:
             images: (B, C, H, W) float, not changed.
-            others: likewise, of the partners.
+            others: images of the partners, of the same shape.
             labels: (B,) int64.
-            other_labels: likewise, of the partners.
+            other_labels: labels of the partners, (B,) int64.
             keys: as for `partners`.
 
         Returns:

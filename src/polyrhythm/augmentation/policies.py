@@ -1,7 +1,8 @@
 """Operations that policies of augmentation choose from, as Pillow does them; their strength is a share from 0 to 1.
 
-E. Cubuk, B. Zoph, D. Mane, V. Vasudevan, Q. Le, "AutoAugment", CVPR 2019, arXiv:1805.09501, whose operations these are.
-Geometric ones sample by nearest neighbour, about the picture's centre, and leave black outside; so do torchvision's.
+E. Cubuk, B. Zoph, D. Mane, V. Vasudevan, Q. Le, "AutoAugment", CVPR 2019, arXiv:1805.09501, for the
+operations.
+Geometric ones sample by nearest neighbour, about the image's center, and leave black outside; so do torchvision's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
-    # about the centre across the shear, as the axis along it stays in its place
+    # about the center across the shear, as the axis along it stays in its place
     width, height = image.size
     matrix = (1, -x, x * height / 2, -y, 1, y * width / 2)
     return image.transform(image.size, Image.Transform.AFFINE, matrix)
@@ -36,7 +37,7 @@ def _moved(image: Image.Image, x: float, y: float) -> Image.Image:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: whether its strength has a sign, and what it makes of a picture and a strength."""
+    """An operation: whether its strength has a sign, and what it makes of an image and a strength."""
 
     signed: bool
     act: Callable[[Image.Image, float], Image.Image]
@@ -57,7 +58,7 @@ def operations(
         pixels: the unit of `move`.
         turn: degrees.
         enhance: change of a factor from 1.
-        bits: that posterising leaves.
+        bits: bits that posterizing leaves.
     """
 
     def far(side: int) -> float:
@@ -86,15 +87,15 @@ def operations(
 def each_picture(
     images: Tensor, tones: Tones, change: Callable[[Image.Image, int], Image.Image | Tensor]
 ) -> Tensor:
-    """Return images (B, C, H, W) changed one by one as pictures of bytes, in a new tensor.
+    """Return images (B, C, H, W) changed one by one as images of bytes, in a new tensor.
 
     Args:
         images: uint8 or float, on any device.
         tones: black and white in float images.
-        change: maps a picture and its place in the batch to the changed picture, or to (C, H, W) from 0 to 1.
+        change: maps an image and its place in the batch to the changed image, or to (C, H, W) from 0 to 1.
 
     Raises:
-        RequestError: the pictures have other than one or three channels.
+        RequestError: the images have other than one or three channels.
     """
     channels = images.shape[1]
     if channels not in _MODES:
@@ -110,6 +111,6 @@ def each_picture(
 
 
 def unit_of(image: Image.Image) -> Tensor:
-    """Return a picture as (C, H, W) float32 from 0 to 1."""
+    """Return an image as (C, H, W) float32 from 0 to 1."""
     pixels = torch.from_numpy(np.array(image, dtype=np.float32) / 255)
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1)

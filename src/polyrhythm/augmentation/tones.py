@@ -1,4 +1,4 @@
-"""The values of black and white in a picture."""
+"""The values of black and white in an image."""
 
 from __future__ import annotations
 

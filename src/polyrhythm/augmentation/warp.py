@@ -1,8 +1,8 @@
 """Warps: augmentations that move pixels. Each maps a pixel of the new image to its source in the old one.
 
-    out[b, :, p] = image[b, :, map_1(map_2(… p))]       the last warp's map comes first
+    out[b, :, p] = image[b, :, map_1(map_2(… p))]       the last warp's map is applied first
 
-A point is a complex number, x + iy in pixels from the centre. Consecutive warps are composed into one map and the
+A point is a complex number, x + iy in pixels from the center. Consecutive warps are composed into one map and the
 image is sampled once, which is faster than sampling after each and blurs only once; linear maps are multiplied as
 matrices before any points exist. Mirroring takes part, and alone it moves whole pixels. A sample that does not move is
 not sampled at all, so strength 0 leaves its bits unchanged.
@@ -10,7 +10,7 @@ not sampled at all, so strength 0 leaves its bits unchanged.
 Where the image is a window of a larger one, the larger one is sampled, so that what lies around the window fills its
 corners:
 
-    out[b, :, p] = larger[b, :, map_1(map_2(… p)) + centre of the window]        unless fill=frame
+    out[b, :, p] = larger[b, :, map_1(map_2(… p)) + center of the window]        unless fill=frame
 
 With `fill=frame` the window alone is moved, as Deep Image's is (arXiv:1501.02876, section 4.1: "all the augmentations
 are performed on the cropped image").
@@ -52,7 +52,7 @@ class Movement(Config):
         """Map points of the new image to the points of the old one that they show.
 
         Args:
-            points: (B, H, W) complex, x to the right and iy down, in pixels from the centre; not changed.
+            points: (B, H, W) complex, x to the right and iy down, in pixels from the center; not changed.
             parameters: (B, k) float, as drawn.
 
         Returns:
@@ -71,9 +71,9 @@ class Warp(Movement):
     """An augmentation that interpolates between pixels.
 
     Attributes:
-        probability: that a sample is moved.
-        fill: pixels from outside: `zero` (the mean colour, as images are normalised), `reflect` (the image mirrored),
-            `border` (its outermost pixels), or `frame` (the mean colour also where a larger picture has pixels around a
+        probability: probability that a sample is moved.
+        fill: pixels from outside: `zero` (the mean color, as images are normalized), `reflect` (the image mirrored),
+            `border` (its outermost pixels), or `frame` (the mean color also where a larger image has pixels around a
             window).
     """
 
@@ -103,7 +103,7 @@ def warp(images: Tensor, steps: Steps, fill: Fill = "zero", larger: Larger | Non
         images: (B, C, H, W), uint8 or float; not changed.
         steps: the movements in order, each with its parameters (B, k).
         fill: pixels from outside.
-        larger: what the images are windows of; None: they are whole.
+        larger: larger images around these windows; None: the images are whole.
 
     Returns:
         (B, C, H, W) with the dtype and device of `images`; bytes are rounded.
@@ -125,7 +125,7 @@ def warp(images: Tensor, steps: Steps, fill: Fill = "zero", larger: Larger | Non
 
 
 def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
-    """Mirror the images (B, C, H, W) whose `chosen` (B,) bool is true along a dimension, in a new tensor."""
+    """Mirror those of the images (B, C, H, W) where `chosen` (B,) bool is true along a dimension, in a new tensor."""
     where = chosen.nonzero().squeeze(1).to(images.device)
     if len(where) == 0:
         return images
@@ -133,13 +133,13 @@ def mirror(images: Tensor, chosen: Tensor, dimension: int) -> Tensor:
 
 
 def distances(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the distance of every pixel from the centre in half diagonals, (H, W): 1 in the corners."""
+    """Return the distance of every pixel from the center in half diagonals, (H, W): 1 in the corners."""
     x, y = _from_centre(width, dtype, device), _from_centre(height, dtype, device)
     return (x.square() + y.square()[:, None]).sqrt_() / half_diagonal(height, width)
 
 
 def half_diagonal(height: int, width: int) -> float:
-    """Return the distance of a corner from the centre, in pixels."""
+    """Return the distance of a corner from the center, in pixels."""
     return float(max(((height - 1) ** 2 + (width - 1) ** 2) ** 0.5 / 2, 1.0))
 
 
@@ -175,7 +175,7 @@ def _sampled(images: Tensor, steps: Steps, fill: Fill, larger: Larger | None) ->
         align_corners=True,
     )
     if not images.is_floating_point():
-        sampled = sampled.round_()  # what lies between bytes is at most a rounding error beyond them
+        sampled = sampled.round_()  # values outside the range of bytes are rounding errors
     return sampled.to(images.dtype)
 
 

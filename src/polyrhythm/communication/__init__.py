@@ -1,1 +1,1 @@
-"""How things move: the communicator and clock that strategies are written against, and the transports behind them."""
+"""Communication: the communicator and clock that strategies are written against, and the transports behind them."""

@@ -1,4 +1,4 @@
-"""What a real rank is doing, for others to ask when it seems to hang, and for how long a rank stands still."""
+"""Current activity of a real rank, for others to query when it seems to hang, and its blocked time."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ in_background: ContextVar[bool] = ContextVar("in_background", default=False)
 
 
 class Blocked:
-    """How long a rank has stood still for others, or has been inside its communicators, background tasks left out.
+    """Time for which a rank was blocked by others, or was inside its communicators, background tasks excluded.
 
     Attributes:
-        seconds: since it was made.
-        spans: what it waited for, from when to when on that clock; None where nobody wants to know.
+        seconds: blocked time since this object was made.
+        spans: waits, with beginning and end on that clock; None where they are not recorded.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -58,10 +58,10 @@ class Blocked:
 
 
 class Doing(NamedTuple):
-    """Something that a rank does.
+    """An activity of a rank.
 
     Attributes:
-        what: in words.
+        what: activity in words.
         since_s: when it began, on this host's monotonic clock.
         takes_long: whether it may well take long, as a test does.
     """
@@ -75,12 +75,12 @@ class Activity:
     """Kept by the rank, on all its threads; read by its watchdog.
 
     Args:
-        clock: of a rank that notes all that it waits for; None: nobody does.
+        clock: clock of a rank that records its waits; None: no recording.
 
     Attributes:
         step: steps that a worker has done.
         thread: the rank's main thread, which takes the steps or serves.
-        blocked: how long that thread has waited for others; None: what it waits for is not noted.
+        blocked: blocked time of that thread; None: waits are not recorded.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -110,7 +110,7 @@ class Activity:
         return _Noted(self, self._doing, what, takes_long)
 
     def noted(self, handle: Handle, what: str) -> Handle:
-        """Return a handle whose waiting is noted."""
+        """Return a handle that records its waits."""
         return _NotedHandle(handle, self, what)
 
 

@@ -1,4 +1,4 @@
-"""An all-reduce over one communicator, by one collective, of which several may be under way at once.
+"""An all-reduce over one communicator, by one collective; several may be in progress at once.
 
 Those that are started in turn (`one_by_one`) run in the background one after the other, in the order of their
 start.
@@ -49,8 +49,8 @@ class AllReduce:
     nor those of another call.
 
     Args:
-        communicator: who takes part. All ranks must make the same calls in the same order.
-        name: tells its messages from those of other all-reduces on the same communicator.
+        communicator: communicator of the participants. All ranks must make the same calls in the same order.
+        name: identifier among all-reduces on the same communicator.
         in_turn: whether each waits until those started before it have ended, so that the first is done first; else they
             share the links. A library's always do.
     """

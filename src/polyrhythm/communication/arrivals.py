@@ -1,8 +1,8 @@
-"""Whom a rank heard, in order: all that makes one asynchronous run differ from another.
+"""Senders of a rank's messages, in order: the only difference between two asynchronous runs.
 
-A rank that receives from anyone takes what comes first. Which message that was is the only thing in a run that
-depends on time, so a list of senders is enough to play the run again. Beside each sender stands a check of its message,
-so that a replay can tell at which message it first differs.
+A rank that receives from any rank takes the first message. Which message that was is the only thing in a run
+that depends on time, so a list of senders is enough to replay the run. Next to each sender is a check of its
+message, so that a replay can find the first message that differs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SENDER_TYPE, _CHECK_TYPE = "I", "H"
 
 
 class Arrivals:
-    """The messages that a rank took when it would have taken anyone's.
+    """The messages that a rank received when any sender was allowed.
 
-    A request for a checkpoint is left out: it changes nothing, so a replay, which writes none, does without.
+    A request for a checkpoint is left out: it changes nothing, so a replay, which writes none, omits it.
 
     Attributes:
         sources: their senders, in the order in which they were taken.
-        checks: of each message, 16 bits.
+        checks: checks of each message, 16 bits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a collective is: an algorithm that moves and adds up vectors over the ranks of a communicator.
+"""Collectives: algorithms that move and add up vectors over the ranks of a communicator.
 
 Each algorithm is one file of `collectives/`. Most are written over point-to-point messages alone, so that
 they run over any communicator, real or simulated, and give the same bits on both. All ranks of a group must
@@ -7,7 +7,7 @@ give tensors of the same size and dtype, and call in the same order.
 An algorithm for powers of two takes part with any number of ranks by folding (`folded`): Thakur,
 Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005, section 4.
 
-    N = 6:   4 ──▶ 3,  5 ──▶ 0     then 0, 1, 2, 3 go on alone     3 ──▶ 4,  0 ──▶ 5
+    N = 6:   4 ──▶ 3,  5 ──▶ 0     then 0, 1, 2, 3 continue alone     3 ──▶ 4,  0 ──▶ 5
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PointToPoint(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
 
     def start_send(self, to: int, message: Message) -> Handle:
         """Start to send."""
@@ -51,7 +51,7 @@ class Collective(Config):
     """An algorithm for adding up a tensor over all ranks, to the same bits everywhere.
 
     Attributes:
-        in_messages: whether it is made of messages of ours, so that several may be under way at once.
+        in_messages: whether it is made of messages of ours, so that several may be in progress at once.
     """
 
     in_messages: ClassVar[bool] = True
@@ -61,9 +61,9 @@ class Collective(Config):
         """Add `tensor` up over all ranks, in place.
 
         Args:
-            ranks: who takes part.
+            ranks: communicator of the participants.
             tensor: any shape, size and dtype of a message, contiguous; changed in place.
-            tag: of this call's messages. Calls that are under way at once need different ones.
+            tag: tag of this call's messages. Calls that are in progress at once need different ones.
 
         Raises:
             PeerLost: a rank is gone.
@@ -79,13 +79,13 @@ class Collective(Config):
         return self
 
     def passed_on(self) -> Collective:
-        """Return this collective for other ranks, who have yet to prepare it: what some know of the links, all will."""
+        """Return this collective for other ranks, unprepared; link figures that some have become those of all."""
         return self
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:
-        """Start `all_reduce` in the background; if a rank is gone, all calls under way in this space end.
+        """Start `all_reduce` in the background; if a rank is gone, all calls in progress in this space end.
 
-        A loss is reported there once, and a successor takes no part: a rank that missed it would wait for ever.
+        A loss is reported there once, and a replacement takes no part: a rank that missed it would wait for ever.
         """
 
         def work() -> None:
@@ -99,7 +99,7 @@ class Collective(Config):
 
 
 class MessageCollective(Collective):
-    """A collective over point-to-point messages, whose cost is known."""
+    """A collective over point-to-point messages with a known cost."""
 
     def all_reduce(self, ranks: PointToPoint, tensor: Tensor, tag: int = 0) -> None:
         if ranks.size > 1:
@@ -126,9 +126,9 @@ class SlicedCollective(MessageCollective):
         """Leave in `slices[rank]` its sum over all ranks, in place; the other slices hold anything afterwards.
 
         Args:
-            ranks: who takes part.
+            ranks: communicator of the participants.
             slices: one a rank, one-dimensional and contiguous, of any sizes, the same on all ranks.
-            tag: of the messages.
+            tag: tag of the messages.
         """
 
     @abstractmethod
@@ -148,9 +148,9 @@ class SlicedCollective(MessageCollective):
         """Add up over all ranks, each rank one slice.
 
         Args:
-            ranks: who takes part.
+            ranks: communicator of the participants.
             tensor: contiguous; changed in place, and outside this rank's slice of no use afterwards.
-            tag: of the messages.
+            tag: tag of the messages.
 
         Returns:
             This rank's slice, as a view of `tensor`, which is cut as `torch.tensor_split` does.
@@ -172,7 +172,7 @@ class Members:
 
     Args:
         ranks: the whole group.
-        members: of it, this rank among them, by their new numbers.
+        members: members of it, this rank among them, by their new numbers.
     """
 
     def __init__(self, ranks: PointToPoint, members: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class Members:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self._members)
 
     def start_send(self, to: int, message: Message) -> Handle:
@@ -194,7 +194,7 @@ class Members:
         return self._ranks.start_send(self._members[to], message)
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Wait for a message of a member, who must be named."""
+        """Wait for a message of a member, which must be named."""
         assert source is not None, "others' messages come by the same way"
         _, message = self._ranks.receive(self._members[source], tag)
         return source, message
@@ -209,7 +209,7 @@ def receive(ranks: PointToPoint, source: int, tag: int, like: Tensor) -> Tensor:
     """Wait for a vector of the size and dtype of `like`; return it on the same device.
 
     Raises:
-        RunError: what has come has another size or dtype.
+        RunError: the received vector has another size or dtype.
     """
     _, message = ranks.receive(source, tag)
     vector = message.tensor
@@ -234,17 +234,16 @@ def folded(ranks: PointToPoint, vector: Tensor, tag: int, reduce_core: Callable[
     """Add up over any number of ranks by an algorithm for a power of two.
 
     Args:
-        ranks: who takes part.
+        ranks: communicator of the participants.
         vector: changed in place.
-        tag: of the messages.
+        tag: tag of the messages.
         reduce_core: adds `vector` up over the given number of first ranks, which is the largest power of two
             that there is; called on these ranks only.
     """
     core, partner = core_size(ranks.size), fold_partner(ranks.size, ranks.rank)
     if ranks.rank >= core:
         assert partner is not None
-        # Its vector counts as a part of its partner's, and the sum comes back as the answer: it takes part in no
-        # round.
+        # Its vector counts as a part of its partner's, and the sum is the answer: it takes part in no round.
         vector.copy_(exchange(ranks, partner, vector, tag, vector))
         return
     if partner is not None:

@@ -1,9 +1,9 @@
 """The communicator: all that a strategy may know about the network.
 
-A communicator is a set of ranks, numbered from 0, and a message space of its own: what is sent on one is
-never received on another, even between the same two ranks. The same protocol is real
-(`transports/torch_distributed`) and simulated (`transports/simulated`); code written against it cannot tell
-which. Its clock tells and passes time, real or virtual.
+A communicator is a set of ranks, numbered from 0, and a message space of its own: messages on one are never
+received on another, even between the same two ranks. The same protocol is real
+(`transports/torch_distributed`) and simulated (`transports/simulated`); code written against it cannot
+distinguish them. Its clock is real or virtual.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Seconds since the clock's own start."""
 
     def sleep(self, seconds: float, what: str = "") -> None:
-        """Return `seconds` later on this clock; a timeline of simulated ranks says what they did meanwhile."""
+        """Return `seconds` later on this clock; a timeline of simulated ranks shows `what` for that time."""
 
 
 class NoSharedMemory(RequestError):
@@ -36,7 +36,7 @@ class NoSharedMemory(RequestError):
 
 
 class Handle(Protocol):
-    """An operation under way."""
+    """An operation in progress."""
 
     def done(self) -> bool:
         """Return whether `wait` would return at once."""
@@ -46,11 +46,11 @@ class Handle(Protocol):
 
 
 class Traffic(Protocol):
-    """What a rank has sent.
+    """Bytes sent by a rank.
 
     Attributes:
-        bytes_sent: since it started. Collectives of a library, whose messages cannot be seen, count by the formula of
-            their algorithm.
+        bytes_sent: bytes sent since it started. Collectives of a library, with invisible messages, count by
+            the formula of their algorithm.
     """
 
     bytes_sent: int
@@ -59,8 +59,8 @@ class Traffic(Protocol):
 class LentMemory(Protocol):
     """Memory of this rank from which messages to ranks of its host leave without being copied.
 
-    What lies here, and is sent, must not change before `lends` says that no receiver reads it any more: that a send is
-    done says nothing. Receivers must not change it.
+    A sent vector in this memory must not change before `lends` returns that no receiver reads it any more: a
+    completed send does not imply that. Receivers must not change it.
     """
 
     def vector(self, like: Tensor) -> Tensor:
@@ -70,20 +70,20 @@ class LentMemory(Protocol):
         """
 
     def lends(self, tensor: Tensor) -> bool:
-        """Return whether a receiver still reads a message whose tensor lay in the same vector as this one."""
+        """Return whether a receiver still reads a message with a tensor in the same vector as this one."""
 
 
 class Communicator(Protocol):
     """One rank's end of a group of ranks.
 
-    Every method names peers by their rank in this communicator. Sending to, or waiting for, a peer that is lost raises
-    `PeerLost`, whose `rank` is that among all ranks of the run.
+    Every method names peers by their rank in this communicator. Sending to, or waiting for, a peer that is
+    lost raises `PeerLost`; its `rank` is that among all ranks of the run.
 
     Attributes:
         rank: this rank.
-        size: how many ranks there are.
-        clock: of this network: real or virtual time.
-        traffic: what this rank has sent through any of its communicators: one object for all of them.
+        size: number of ranks.
+        clock: clock of this network: real or virtual time.
+        traffic: bytes sent by this rank through any of its communicators: one object for all of them.
     """
 
     rank: int
@@ -121,8 +121,9 @@ class Communicator(Protocol):
     def revoke(self) -> None:
         """End the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
 
-        Rank 0 tells all others. Any other rank tells rank 0, whose wait then raises, and which must revoke in turn. So
-        nobody waits for a rank that has given a collective up. Not for the communicator over all ranks.
+        Rank 0 notifies all others. Any other rank notifies rank 0, whose wait then raises, and which must
+        revoke in turn. So no rank waits for one that has given a collective up. Not for the communicator over
+        all ranks.
         """
 
     def revoke_here(self) -> None:
@@ -131,23 +132,24 @@ class Communicator(Protocol):
     def revoke_without(self, rank: int) -> None:
         """Revoke this communicator, on this rank alone, once a member is known to be lost: now, if it is already.
 
-        For the loss of rank 0, which can tell nobody: without this, a rank would wait for one that knew of the loss
-        earlier and gave the collective up.
+        For the loss of rank 0, which can notify no others: without this, a rank would wait for one that knew
+        of the loss earlier and gave the collective up.
         """
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
         """Return a vector that all ranks read and write: the same memory for all. All ranks must call it.
 
-        It lives as long as a rank has it; the successor of a lost rank finds it as the others have left it.
+        It lives as long as a rank has it; the replacement of a lost rank finds it as the others have left it.
 
         Args:
-            name: tells it apart from other vectors of this communicator.
+            name: identifier among vectors of this communicator.
             like: gives size and dtype, and on rank 0 the numbers to begin with.
-            later: whether this rank is such a successor.
+            later: whether this rank is such a replacement.
 
         Raises:
-            NoSharedMemory: on rank 0 and those who cannot have it, if not all are on one host, or it cannot be had.
-            PeerLost: rank 0 is lost, and nobody else has it.
+            NoSharedMemory: on rank 0 and ranks without access, if not all are on one host, or it cannot be
+                allocated.
+            PeerLost: rank 0 is lost, and no other process has it.
         """
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
@@ -156,7 +158,7 @@ class Communicator(Protocol):
         Ranks of one host map each other's, so sums of it, or of a slice that is the same on all ranks, need no copy.
 
         Args:
-            name: tells it apart from other vectors of this communicator; used once.
+            name: identifier among vectors of this communicator; used once.
             like: gives size and dtype, the same on all ranks.
 
         Returns:
@@ -167,20 +169,20 @@ class Communicator(Protocol):
         """Return the memory that this rank lends, one for all of its communicators; None where it lends none."""
 
     def regrouped(self, name: str, ranks: Sequence[int], generations: Sequence[int]) -> Communicator:
-        """Make a `subgroup` of ranks as they are now, successors of lost ones among them.
+        """Make a `subgroup` of ranks as they are now, replacements of lost ones among them.
 
         Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
 
         Args:
             name: as in `subgroup`.
             ranks: as in `subgroup`.
-            generations: for each, how many predecessors it has had.
+            generations: number of predecessors of each rank.
         """
 
     def subgroup(self, name: str, ranks: Sequence[int]) -> Communicator:
         """Make the communicator of some of these ranks, this one among them, renumbered in the given order.
 
         Args:
-            name: tells it apart from other subgroups; the same on every member.
-            ranks: its members, as ranks of this communicator.
+            name: identifier among subgroups; the same on every member.
+            ranks: members, as ranks of this communicator.
         """

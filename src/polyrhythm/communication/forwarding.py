@@ -1,7 +1,7 @@
 """Communicators around another one: what they do not change themselves is forwarded to the inner one.
 
-`RecordingCommunicator` notes whom its rank hears. `TimedCommunicator` adds up for how long its rank stands
-still for communication:
+`RecordingCommunicator` records the senders of its rank's messages. `TimedCommunicator` adds up for how long
+its rank is blocked by communication:
 
     rank        │ forward │ backward      ▓▓│▓▓▓▓│ update │  ▓ inside a call or a wait: blocked
     background            └── all-reduce ──────┘             not the rank's own time: hidden where it is not ▓
@@ -55,7 +55,7 @@ class ForwardingCommunicator:
 
 
 class RecordingCommunicator(ForwardingCommunicator):
-    """Notes whom this rank hears when it would hear anyone. What subgroups receive is not noted."""
+    """Records the sender of each message received from any sender. Receives of subgroups are not recorded."""
 
     def __init__(self, inner: Communicator, arrivals: Arrivals) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""What travels between two ranks: a kind, a few numbers and at most one flat tensor.
+"""Message between two ranks: a kind, a few numbers and at most one flat tensor.
 
 On the wire a message is a fixed header of 64 bytes and one contiguous payload. Nothing is ever unpickled: the
 header is numbers, and a payload is raw values of a listed dtype. Text (JSON) and groups of named tensors
@@ -24,7 +24,7 @@ from polyrhythm.errors import RunError
 HEADER_BYTES = 64
 MAXIMUM_ELEMENTS = 1 << 34
 UNBOUNDED_BYTES = 8 * MAXIMUM_ELEMENTS
-"""Of a payload, where nobody knows how large the messages of a run are."""
+"""Size of a payload without a known limit."""
 _HEADER = struct.Struct(
     "<4sBBBxIIqqqdd"
 )  # magic, kind, dtype, flags, context, tag, elements, version, step, two numbers
@@ -46,7 +46,7 @@ MESSAGES = 1
 
 
 class Kind(IntEnum):
-    """What a message means. One list for all strategies, so that a trace can be read without knowing which ran."""
+    """Meaning of a message. One list for all strategies, so that a trace is readable without knowing the strategy."""
 
     VECTOR = 0  # a tensor of a collective or of gossip, or a worker's own parameters
     CONFIGURE = 1  # worker 0 to a server: how to optimise its shard
@@ -59,43 +59,41 @@ class Kind(IntEnum):
     CHECKPOINT = 8  # a server is asked for its part
     REPORT = 9  # a server's final report
     EVENT = 10  # a fact for the run's log
-    CLOSE = 11  # nothing more will come over this link
-    JOIN = 12  # a successor of a lost worker asks to take part
+    CLOSE = 11  # the last message of this link
+    JOIN = 12  # a replacement of a lost worker asks to take part
     BROKEN = 13  # a worker has broken a step off, and waits to be regrouped
     REGROUP = 14  # the next membership view
-    REVOKE = 15  # nobody may use this communicator any more
-    FETCH = 16  # a worker asks for parameters while it goes on
-    ANNOUNCE = 17  # a site to others: a large packet is about to come
-    RELAY = 18  # what comes next from this rank is for a shard that is kept for another
-    LEAD = 19  # a successor of worker 0 leads from now on
+    REVOKE = 15  # this communicator must not be used any more
+    FETCH = 16  # a worker requests parameters and continues
+    ANNOUNCE = 17  # a site to others: a large packet follows
+    RELAY = 18  # the next message of this rank is for a shard that is kept for another
+    LEAD = 19  # a replacement of worker 0 leads from now on
     TAKEN = 20  # in a loop of a user's own: how many batches of its share a worker has taken
     RECORD = 21  # a worker's account and state, to the leader or, where a run is resumed, from it
     ACCOUNT = 22  # the last message of a dry run's worker
-    WELCOME = 23  # to a successor of a lost worker: what no server holds
+    WELCOME = 23  # to a replacement of a lost worker: what no server holds
     INTRODUCTION = 24  # to a new leader: what a worker has that a leader needs
-    READY = 25  # the successor of a lost server has all of its shards
-    CALL = 26  # the leader regroups: a rank that waits for it elsewhere must come
-    REGROUP_AT = 27  # all must regroup before a step to come
+    READY = 25  # the replacement of a lost server has all of its shards
+    CALL = 26  # rank 0 regroups: a rank that waits for it elsewhere must join
+    REGROUP_AT = 27  # all must regroup before a later step
     FINAL_MODEL = 28  # in a loop of a user's own: the model with which a worker may leave
-    HANDOVER = 29  # the newest member of a view to those who are behind: parameters and state
+    HANDOVER = 29  # the newest member of a view to those that are behind: parameters and state
     DRAW = 30  # a worker asks for its next batches
     GRANT = 31  # to a worker: the batches that it has drawn
     COUNTED = 32  # a server to the leader: how many steps of a lost worker count
-    PART = (
-        33  # a stretch of a gradient whose PUSH follows, or of the parameters of an answer that came before
-    )
+    PART = 33  # a stretch of a gradient before its PUSH, or of the parameters after their answer
 
 
 class Reason(StrEnum):
     """Why a message is refused."""
 
-    MALFORMED = "malformed"  # its bytes are no message of ours, or its payload does not say what it should
-    SENDER = "sender"  # who sent it has no business here
-    KIND = "kind"  # nobody sends this here
+    MALFORMED = "malformed"  # invalid bytes, or a payload that does not match its header
+    SENDER = "sender"  # the sender must not send here
+    KIND = "kind"  # no rank sends this kind here
     PAYLOAD = "payload"  # a tensor that is missing, too many, or of another length or dtype
     NUMBERS = "numbers"  # a weight, learning rate or version that cannot be
-    STEP = "step"  # of a step that its sender cannot have reached
-    ORDER = "order"  # it comes before what must come first, or a second time
+    STEP = "step"  # a step that its sender cannot have reached
+    ORDER = "order"  # it precedes a required message, or is repeated
     OVERSIZED = "oversized"  # it announces more than anything in this run takes
     EARLY = "early"  # for a communicator that its receiver has not made, and more than may wait for such
 
@@ -119,14 +117,14 @@ class Message(NamedTuple):
     """A message. A named tuple, since a frozen dataclass takes longer than all else that a small message costs.
 
     Attributes:
-        kind: what it means.
-        tensor: its payload, one-dimensional and contiguous, or None.
+        kind: meaning of the message.
+        tensor: payload, one-dimensional and contiguous, or None.
         version: updates applied to the parameters that the payload is, or was computed from.
         step: the sender's step.
         weight: samples that a gradient is the mean of, in units of a full batch; in push-sum the mass.
         learning_rate: the one that an update must use; 0 where it means nothing.
         stop: whether the sender has been asked to stop.
-        tag: tells apart messages of the same two ranks that are under way at once.
+        tag: identifier among concurrent messages of the same two ranks.
     """
 
     kind: Kind
@@ -155,7 +153,7 @@ class Message(NamedTuple):
 
 
 def bare_payload(nbytes: int) -> Tensor:
-    """Return a payload of so many bytes, `(n,)` uint8, of a dry run, where nobody reads them: it takes no memory."""
+    """Return an unread payload of `nbytes` bytes for a dry run, `(n,)` uint8: it takes no memory."""
     return torch.zeros(1, dtype=torch.uint8).expand(nbytes)
 
 
@@ -178,7 +176,7 @@ def encode_header(message: Message, context: int) -> bytes:
 
     Args:
         message: the message.
-        context: which communicator of the link it belongs to.
+        context: communicator of the link that the message belongs to.
     """
     tensor = message.tensor
     flags = (_STOP if message.stop else 0) | (_EMPTY if tensor is None else 0)
@@ -200,8 +198,8 @@ def decode_header(
 
     Args:
         header: the packed header.
-        find: gives the tensor, from how many elements and which dtype it has; a new one to be filled, if not told.
-        most_bytes: that a payload may have; no memory is taken for a larger one.
+        find: returns the tensor, given its number of elements and dtype; default: a new one to be filled.
+        most_bytes: largest size of a payload; no memory is allocated for a larger one.
 
     Raises:
         MalformedMessage: wrong length, magic, kind, dtype or size.
@@ -238,7 +236,7 @@ def pack_json(value: Any) -> Tensor:
 def unpack_json(payload: Tensor) -> Any:
     """Read what `pack_json` wrote; raise `MalformedMessage` if the payload is not JSON."""
     try:
-        return json.loads(str(_raw(payload), "utf-8"))  # of bytes the encoding would be guessed
+        return json.loads(str(_raw(payload), "utf-8"))  # json would guess the encoding of bytes
     except (ValueError, RecursionError):
         raise MalformedMessage("a payload that should be JSON is not") from None
 

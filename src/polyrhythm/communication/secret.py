@@ -26,8 +26,8 @@ def prove(key: bytes, purpose: str, *parts: bytes) -> bytes:
 
     Args:
         key: the secret.
-        purpose: what is proved; a proof for one purpose is none for another.
-        parts: what it is about. Their lengths are covered as well, so no two lists give the same bytes.
+        purpose: purpose of the proof; a proof for one purpose is none for another.
+        parts: facts that it covers. Their lengths are covered as well, so no two lists give the same bytes.
     """
     made = hmac.new(key, purpose.encode() + b"\0", hashlib.sha256)
     for part in parts:

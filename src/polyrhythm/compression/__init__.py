@@ -1,1 +1,1 @@
-"""How a vector is shrunk before it travels: compressors, what they keep back, and the layout of what is sent."""
+"""Compression of vectors before they are sent: compressors, residual memory, and the layout of payloads."""

@@ -1,4 +1,4 @@
-"""What a compressor is: a pure function of a vector to bytes and back, with what is known of it.
+"""Compressor: a pure function of a vector to bytes and back, and its properties.
 
     p = before(g, memory)     what is to be sent: the gradient, and what was kept back     p = g + e
     c = encode(p)             bytes, really packed; a layout of its own in each file
@@ -28,9 +28,9 @@ from polyrhythm.training.linear_factors import Pair
 
 COMPRESSORS = "polyrhythm.compression.compressors"
 Route = Literal["auto", "gathered", "doubling", "split"]
-"""How sparse vectors are added up among workers; see `streams`."""
+"""Way of adding up sparse vectors among workers; see `streams`."""
 SCALAR_BYTES = 4
-"""Of a scale, a count or an index."""
+"""Bytes of a scale, a count or an index."""
 
 Memory = dict[str, Tensor]
 """Vectors that a compressor keeps from step to step, by name. Replaced, never changed in place."""
@@ -40,18 +40,18 @@ RESIDUAL = "residual"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a vector that is compressed comes from, which sender and receivers know alike.
+    """Origin of a vector to be compressed, known to sender and receivers alike.
 
     Attributes:
-        rows: of the matrix that it is; 1 where it is none.
-        columns: of that matrix; rows times columns are its numbers.
-        dtype: of the numbers.
-        section: its number in the layout.
-        step: of the sender.
-        rank: of the sender; 0 where the receivers cannot know it.
+        rows: rows of the matrix; 1 where the vector is no matrix.
+        columns: columns of that matrix; rows times columns are its numbers.
+        dtype: dtype of the numbers.
+        section: number of the section in the layout.
+        step: step of the sender.
+        rank: rank of the sender; 0 where the receivers cannot know it.
         scaler: a number that all ranks have agreed on, where the compressor `shares_scaler`.
-        factor: what `factor_of` gave of the sender's last payload; None: it has sent none, or is not known.
-        pair: the sufficient factors that its numbers are made of, where the compressor takes them `from_passes`.
+        factor: result of `factor_of` for the sender's last payload; None: it has sent none, or is not known.
+        pair: sufficient factors of the vector, where the compressor takes them `from_passes`.
     """
 
     rows: int
@@ -66,14 +66,14 @@ class Place:
 
     @property
     def numbers(self) -> int:
-        """Of the vector."""
+        """Numbers of the vector."""
         return self.rows * self.columns
 
     def draws(self, seed: int, *, shared: bool = False) -> torch.Generator:
         """Return the generator of this place's random numbers.
 
         Args:
-            seed: of the compressor.
+            seed: seed of the compressor.
             shared: whether all ranks draw the same.
         """
         parts = (seed, self.step, self.section, -1 if shared else self.rank)
@@ -97,15 +97,15 @@ class Compressor(Config):
     Attributes:
         biased: whether the mean of what is decoded, over its draws, is another vector than the one encoded.
         votes: whether the receivers take the sign of a sum for the whole result, as a majority does.
-        own_momentum: whether it has a momentum of its own, so that the optimiser must have none.
+        own_momentum: whether it has a momentum of its own, so that the optimizer must have none.
         shares_scaler: whether ranks agree on a number before they encode; see `scaler`.
         factored: whether matrices travel as factors, which all ranks find together where they add up; see `power_sgd`.
-        linear: whether payloads are numbers, of which all ranks choose the same ones, so that sums of payloads are
+        linear: whether all ranks choose the same numbers for their payloads, so that sums of payloads are
             payloads of sums.
         sparse: whether few of the numbers travel, so that sums of several are unions.
         from_passes: whether it takes what gradients are made of from forward and backward passes; see
             `training.linear_factors`.
-        feedback: whether what is left out of a vector is added to the next one.
+        feedback: whether the compression error of a vector is added to the next one.
         per: whether each layer is compressed by itself, or all together.
         dense_below: tensors with fewer numbers travel as they are, as do all vectors (biases, batch norm).
         warm_up: steps at the start in which everything travels as it is; where the density is the choice, steps in
@@ -152,7 +152,7 @@ class Compressor(Config):
 
     @property
     def stream_route(self) -> Route | None:
-        """How numbers with their indices are added up on their way; None: nothing of the kind travels."""
+        """Way of adding up sparse numbers among workers; None: the payload is not sparse."""
         return None
 
     @property
@@ -183,16 +183,16 @@ class Compressor(Config):
         """Take note of what was sent.
 
         Args:
-            vector: what `before` returned.
-            decoded: what receivers see of it, `(n,)`.
+            vector: result of `before`.
+            decoded: vector that receivers decode, `(n,)`.
             memory: entries may be replaced.
-            dense: `(n,)` bool, which numbers travelled as they are; None: none or all.
+            dense: `(n,)` bool, numbers that were sent uncompressed; None: none or all.
         """
         if self.feedback:
             memory[RESIDUAL] = vector - decoded
 
     def newest(self, gradient: Tensor) -> Tensor | None:
-        """Return what `encode` must know of the gradient beside the vector; None: nothing."""
+        """Return what `encode` must know of the gradient next to the vector; None: nothing."""
         return None
 
     def fits(self, rows: int, columns: int) -> bool:
@@ -232,8 +232,8 @@ class Compressor(Config):
         """Return whether a layer's factors are to be broadcast, where the compressor takes them `from_passes`.
 
         Args:
-            rows: of all workers' factors together.
-            place: of the layer.
+            rows: rows of all workers' factors together.
+            place: place of the layer.
         """
         raise NotImplementedError
 
@@ -250,7 +250,7 @@ class Compressor(Config):
 
         Args:
             vector: `(n,)`, finite, contiguous, on the processor; n may be 0.
-            place: of it.
+            place: place of it.
             newest: `(n,)`, the part of the vector that is new; None: all of it.
         """
         raise NotImplementedError
@@ -293,7 +293,7 @@ def aligned(matrix: Tensor) -> Tensor:
 
 
 def buckets_of(vector: Tensor, bucket: int) -> Tensor:
-    """Return a vector in rows of a bucket each, `(buckets, bucket)` float32, zeros in what is left over."""
+    """Return a vector in rows of a bucket each, `(buckets, bucket)` float32, padded with zeros."""
     missing = -vector.numel() % bucket
     vector = vector.float()
     return (torch.nn.functional.pad(vector, (0, missing)) if missing else vector).view(-1, bucket)

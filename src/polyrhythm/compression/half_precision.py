@@ -19,7 +19,7 @@ class HalfPrecision(Compressor):
     """Two bytes a number.
 
     Attributes:
-        dtype: of what is sent.
+        dtype: dtype of what is sent.
         feedback: whether rounding errors are added to the next vector.
     """
 
@@ -34,7 +34,7 @@ class HalfPrecision(Compressor):
     def encode(self, vector: Tensor, place: Place, newest: Tensor | None = None) -> Tensor:
         largest = torch.finfo(
             self.dtype
-        ).max  # what is beyond it, or is rounded up from it, would be an infinity
+        ).max  # larger numbers, or numbers rounded up from it, would be infinite
         return bytes_of(vector.clamp(-largest, largest).to(self.dtype))
 
     def decode(self, payload: Tensor, place: Place) -> Tensor:

@@ -20,9 +20,9 @@ from torch import Tensor
 from polyrhythm.compression.compressor import Compressor, Place
 
 _NUMBERS = 1 << 17
-"""Of a piece: half a megabyte of float32, and as much of what is made of it, in a second cache of 2 MiB."""
+"""Numbers of a piece: half a megabyte of float32, and as much of temporary values, in a second cache of 2 MiB."""
 _CODES_IN_BYTES = 8
-"""So many codes of any width fill whole bytes."""
+"""Number of codes that fills whole bytes for every width."""
 
 
 def pieces(numbers: int, bucket: int, device: torch.device) -> Iterator[slice]:
@@ -69,7 +69,7 @@ class Uniforms:
 
 
 class InPieces(Compressor):
-    """A compressor whose payloads are decoded piece by piece."""
+    """A compressor that decodes payloads piece by piece."""
 
     @abstractmethod
     def decoded(self, payload: Tensor, place: Place) -> Iterator[tuple[slice, Tensor]]:

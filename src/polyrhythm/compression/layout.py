@@ -1,4 +1,4 @@
-"""How a flat vector falls into sections that are compressed one by one, and the layout of all of them as one payload.
+"""Division of a flat vector into sections that are compressed one by one, and the layout of their joint payload.
 
     header      codec u32 │ version u8 │ dtype u8 │ sections u16 │ step u64          16 bytes, little endian
     lengths     u32 a section: bytes of what it was encoded to
@@ -42,11 +42,11 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Section:
-    """What is compressed together.
+    """Ranges of the vector that are compressed together.
 
     Attributes:
-        ranges: of the vector, `(start, stop)` each, in their order.
-        rows: of the matrix that it is; 1 where it is none.
+        ranges: ranges of the vector, `(start, stop)` each, in their order.
+        rows: rows of the matrix that it is; 1 where it is none.
         dense: whether it travels as it is.
     """
 
@@ -79,8 +79,9 @@ class Layout:
         """Return the layout of tensors that lie one after the other.
 
         Args:
-            shapes: of the tensors.
-            compressor: says what travels as it is, and whether layers are compressed by themselves.
+            shapes: shapes of the tensors.
+            compressor: compressor; decides which tensors stay uncompressed, and whether layers are compressed
+                by themselves.
 
         Raises:
             RequestError: nothing would be compressed.
@@ -110,11 +111,11 @@ class Layout:
 
     @classmethod
     def of_model(cls, flat: FlatParameters, compressor: Compressor) -> Layout:
-        """Return the layout of a model's vector, or of what stands for it in a dry run.
+        """Return the layout of a model's vector, or of its proxy in a dry run.
 
         Raises:
-            RequestError: nothing in it would be compressed; or how much travels depends on values, of which a dry run
-                has none.
+            RequestError: nothing in it would be compressed; or the payload size depends on values, which a
+                dry run does not have.
         """
         if flat.shapes is None:
             return cls.of([tuple(view.parameter.shape) for view in flat.views], compressor)
@@ -140,8 +141,8 @@ class Layout:
 
         Args:
             compressor: `linear` or `factored`.
-            dtype: of the vector.
-            step: of the sender.
+            dtype: dtype of the vector.
+            step: step of the sender.
         """
         if compressor.factored:
             inside = [section for section in self.sections if not section.dense]
@@ -252,13 +253,14 @@ class Layout:
         """Return a vector as one payload, `(b,)` uint8.
 
         Args:
-            compressor: of the sections that are not dense.
+            compressor: compressor of the sections that are not dense.
             vector: `(size,)`, finite.
-            step: of the sender.
-            rank: of the sender.
+            step: step of the sender.
+            rank: rank of the sender.
             newest: `(size,)`, the part of the vector that is new; None: all.
-            scalers: of the sections, that all ranks have agreed on.
-            factors: what the sections' encodings start from, by `factor_name`; replaced by what the next start from.
+            scalers: scalers of the sections, that all ranks have agreed on.
+            factors: starting points of the sections' encodings, by `factor_name`; replaced by those of the
+                next encodings.
             pairs: sufficient factors of sections, by where these begin.
         """
         vector = vector.detach().cpu()
@@ -291,10 +293,10 @@ class Layout:
         """Add what a payload stands for to a vector, `(size,)`, in place.
 
         Args:
-            compressor: of the sender.
-            total: on the processor.
-            payload: what `encode` returned.
-            rank: of the sender.
+            compressor: compressor of the sender.
+            total: vector that is added to, on the CPU.
+            payload: result of `encode`.
+            rank: rank of the sender.
 
         Raises:
             MalformedMessage: it is no payload of this layout and compressor.
@@ -322,9 +324,9 @@ class Layout:
         """Return the numbers of a payload that do not travel as they are, with their indices in the vector.
 
         Args:
-            compressor: that has a `stream_route`.
-            payload: what `encode` returned.
-            dtype: of the vector.
+            compressor: compressor that has a `stream_route`.
+            payload: result of `encode`.
+            dtype: dtype of the vector.
         """
         step, parts = self._taken_apart(compressor, payload, dtype)
         indices, values = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=dtype)]
@@ -342,7 +344,7 @@ class Layout:
 
     @property
     def dense_ranges(self) -> tuple[tuple[int, int], ...]:
-        """Of the numbers that travel as they are, `(start, stop)` each."""
+        """Ranges of the uncompressed numbers, `(start, stop)` each."""
         return tuple(span for section in self.sections if section.dense for span in section.ranges)
 
     def decode(self, compressor: Compressor, payload: Tensor, dtype: torch.dtype, rank: int = 0) -> Tensor:
@@ -388,9 +390,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class CountedLayout(Layout):
-    """The layout of a vector of which a few numbers stand for many, as in a dry run.
+    """The layout of a proxy vector, as in a dry run.
 
-    A payload has the bytes of the true one, and nobody reads them: nothing arrives.
+    A payload has the size of the true one; its bytes are never read.
 
     Attributes:
         true: the layout of all numbers.

@@ -1,4 +1,4 @@
-"""Codes of a few bits each, packed into bytes without gaps: least significant bit first, zeros in what is left over.
+"""Codes of a few bits each, packed into bytes without gaps: least significant bit first, padded with zeros.
 
     codes of 3 bits     a0 a1 a2  b0 b1 b2  c0 c1 c2 …        a0 the lowest bit of the first code
     bytes               a0 a1 a2 b0 b1 b2 c0 c1 | c2 …        a0 the lowest bit of the first byte
@@ -21,11 +21,11 @@ _TOGETHER = 8
 _MERGED = ((8, 1), (16, 2), (32, 4))
 """Bits of a lane, and codes that a lane holds, before each joining."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""What eight codes of some widths fill, which is moved at once and not byte by byte."""
+"""Types that eight codes of some widths fill, moved at once and not byte by byte."""
 
 
 def packed_bytes(numbers: int, bits: int) -> int:
-    """Return the bytes of so many codes of so many bits."""
+    """Return the bytes of `numbers` codes of `bits` bits."""
     return -(-numbers * bits // 8)
 
 
@@ -34,7 +34,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
     Args:
         codes: `(n,)`, uint8 or bool, each below `2 ** bits`.
-        bits: of each, 1 to 8.
+        bits: bits of each, 1 to 8.
 
     Returns:
         `(packed_bytes(n, bits),)`, uint8.

@@ -27,13 +27,13 @@ _MEGABIT, _GIGABIT = 1e6, 1e9
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one exchange moves and computes on the way that takes longest.
+    """Bytes and computation of one exchange on its critical path.
 
     Attributes:
-        whole_bytes: through the busiest port, each way, without compression.
+        whole_bytes: bytes through the busiest port, each way, without compression.
         sent_bytes: the same with it.
-        encodings: of whole vectors, one after the other.
-        decodings: likewise.
+        encodings: encodings of whole vectors, one after the other.
+        decodings: decodings of whole vectors, one after the other.
     """
 
     whole_bytes: float
@@ -43,19 +43,19 @@ class Exchange:
 
 
 _LEAST_S = 1e-6
-"""Of what is told: a ping-pong on one host may take no longer with many bytes than with few."""
+"""Lower bound of reported seconds: a ping-pong on one host may take no longer with many bytes than with few."""
 
 
 @dataclass(frozen=True)
 class Payoff:
-    """What compression costs and saves in one exchange.
+    """Cost and saving of compression in one exchange.
 
     Attributes:
-        compressor: in words.
-        compress_s: to compress and to read what was compressed.
+        compressor: compressor in words.
+        compress_s: compress in seconds to compress and to read what was compressed.
         whole_bytes: without it, through the busiest port.
-        sent_bytes: with it.
-        bandwidth_bytes_per_s: of the link.
+        sent_bytes: bytes sent with it.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of the link.
     """
 
     compressor: str
@@ -103,14 +103,14 @@ def measured_payoff(
     dtype: torch.dtype,
     bandwidth_bytes_per_s: float,
 ) -> Payoff:
-    """Measure what compressing takes on this machine, and return what that costs and saves.
+    """Measure the time of compression on this machine, and return its cost and saving.
 
     Args:
-        compressor: whose bytes do not depend on values.
-        layout: of the model.
-        exchange: what the strategy moves and computes.
-        dtype: of the vector.
-        bandwidth_bytes_per_s: of the link.
+        compressor: compressor whose bytes do not depend on values.
+        layout: layout of the model.
+        exchange: bytes and computation of the strategy's exchange.
+        dtype: dtype of the vector.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of the link.
     """
     encode_s, decode_s = coding_seconds(compressor, layout, dtype)
     compress_s = exchange.encodings * encode_s + exchange.decodings * decode_s

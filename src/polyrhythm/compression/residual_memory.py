@@ -26,9 +26,9 @@ class ResidualMemory:
     """One direction of compressed vectors.
 
     Args:
-        compressor: of the vectors.
-        layout: of the vectors.
-        rank: of the sender, whose draws differ from others'.
+        compressor: compressor of the vectors.
+        layout: layout of the vectors.
+        rank: rank of the sender; draws differ by rank.
 
     Attributes:
         decoded: `(size,)`, what receivers see of the vector that was encoded last.
@@ -55,9 +55,9 @@ class ResidualMemory:
 
         Args:
             vector: `(size,)`, finite, on the processor; not changed.
-            step: of the sender.
+            step: step of the sender.
             rate: the learning rate that it counts with; 0: whatever it was.
-            scalers: of the sections, that all ranks have agreed on.
+            scalers: scalers of the sections, that all ranks have agreed on.
             pairs: sufficient factors of sections, by where these begin.
         """
         compressor = self.compressor

@@ -15,13 +15,13 @@ from polyrhythm.communication.message import MalformedMessage
 from polyrhythm.compression.compressor import SCALAR_BYTES, bytes_of, values_of
 
 MOST_NUMBERS = 1 << 31
-"""Of a vector whose indices have 32 bits, one of them a sign."""
+"""Limit of a vector with 32-bit indices, one bit of them a sign."""
 _SAMPLE = 1 << 14
 _SAMPLED_FROM = 1 << 17
 
 
 def sparse_bytes(entries: int, dtype: torch.dtype) -> int:
-    """Return the bytes of so many entries."""
+    """Return the bytes of `entries` entries."""
     return SCALAR_BYTES + entries * (SCALAR_BYTES + dtype.itemsize)
 
 
@@ -37,7 +37,7 @@ def encode_sparse(indices: Tensor, values: Tensor) -> Tensor:
 
 
 def decode_sparse(payload: Tensor, numbers: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the indices, `(k,)` int64, and values, `(k,)`, of a vector of so many numbers.
+    """Return the indices, `(k,)` int64, and values, `(k,)`, of a sparse vector of `numbers` numbers.
 
     Raises:
         MalformedMessage: another length, or indices that do not ascend within the vector.
@@ -54,7 +54,7 @@ def decode_sparse(payload: Tensor, numbers: int, dtype: torch.dtype) -> tuple[Te
 
 
 def check_ascending(indices: Tensor, numbers: int) -> None:
-    """Raise `MalformedMessage` unless indices, `(k,)`, ascend and are those of a vector of so many numbers."""
+    """Raise `MalformedMessage` unless indices, `(k,)`, ascend and lie in a vector of `numbers` numbers."""
     if indices.numel() and not (
         int(indices[0]) >= 0 and int(indices[-1]) < numbers and bool((indices[1:] > indices[:-1]).all())
     ):
@@ -62,11 +62,11 @@ def check_ascending(indices: Tensor, numbers: int) -> None:
 
 
 def largest(vector: Tensor, count: int) -> Tensor:
-    """Return the indices, ascending, of the numbers of largest magnitude; of equal ones those that come first.
+    """Return the indices, ascending, of the numbers of largest magnitude; of equal ones the first.
 
     Args:
         vector: `(n,)`, finite.
-        count: how many, at most n.
+        count: number of indices, at most n.
     """
     numbers = vector.numel()
     if count >= numbers:

@@ -30,17 +30,17 @@ from polyrhythm.compression.sparse import decode_sparse, encode_sparse, sparse_b
 
 _DENSE = -1
 _HALF_WORD_BYTES = 4
-"""Of a value that shares a word of 64 bits with its index."""
+"""Bytes of a value that shares a word of 64 bits with its index."""
 _FEW = 8
 """Workers that wait for each other's messages in one round sooner than in several."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A vector of which a few numbers are there, or all.
+    """A sparse vector, or a dense one.
 
     Attributes:
-        size: of the vector.
+        size: size of the vector.
         values: `(k,)` of the indices, or `(size,)`.
         indices: `(k,)` int64, ascending; None: all.
     """
@@ -86,10 +86,10 @@ class Stream:
         return torch.cat([bytes_of(count), bytes_of(self.values)])
 
     def decoded(self, payload: Tensor) -> Stream:
-        """Return the stream of as many numbers as this one that bytes stand for.
+        """Return the stream of as many numbers as this one that a payload encodes.
 
         Raises:
-            MalformedMessage: they stand for none.
+            MalformedMessage: the payload is invalid.
         """
         dtype = self.values.dtype
         if payload.numel() < SCALAR_BYTES:
@@ -143,11 +143,11 @@ def _merged_as_words(one: tuple[Tensor, Tensor], another: tuple[Tensor, Tensor])
 
 @dataclass(frozen=True)
 class CountedStream(Stream):
-    """A stream of a dry run: how many entries there would be, if no two had an index in common.
+    """A stream of a dry run: the number of entries, if no two had an index in common.
 
     Attributes:
-        numbers: of the true vector, of which a few stand for many.
-        entries: of them.
+        numbers: numbers of the true vector, for which a proxy stands.
+        entries: number of entries.
     """
 
     numbers: int
@@ -178,9 +178,9 @@ def port_bytes(route: str, ranks: int, payload_bytes: float, whole_bytes: float)
 
     Args:
         route: not `auto`.
-        ranks: how many there are.
-        payload_bytes: of one rank's entries.
-        whole_bytes: of a dense vector.
+        ranks: number of ranks.
+        payload_bytes: size in bytes of the payload of one rank's entries.
+        whole_bytes: bytes of a dense vector.
     """
     if route == "gathered":
         return (ranks - 1) * payload_bytes

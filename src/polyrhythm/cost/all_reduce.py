@@ -96,7 +96,7 @@ def direct_s(machine: Machine, ranks: int, payload: Payload) -> float:
     if ranks == 1:
         return 0.0
     ports = [machine.port_s(nbytes) for nbytes in payload.slice_bytes(ranks)]
-    # Of the ranks with a long slice the last, or the last of all, ends last.
+    # Of the ranks with a long slice, or else of all, the last ends last.
     last_long = (payload.elements - 1) % ranks
     ends = [_direct_end_s(machine, ports, rank) for rank in {last_long, ranks - 1}]
     return max(ends) + (ranks - 1) * machine.reduce_s(payload.first_bytes(1, ranks))
@@ -116,12 +116,12 @@ def segmented_chain_s(machine: Machine, ranks: int, payload: Payload, segments: 
 
 
 def best_segments(overhead_bytes: float, ranks: int, payload: Payload) -> int:
-    """Return the S that minimises the time of a segmented chain: about `√((N-2) βM/α)`, at most the number of elements.
+    """Return the S that minimizes the time of a segmented chain: about `√((N-2) βM/α)`, at most the number of elements.
 
     Args:
-        overhead_bytes: α/β: cost of a message besides its payload, in bytes; above 0.
+        overhead_bytes: α/β: cost of a message in addition to its payload, in bytes; above 0.
         ranks: N.
-        payload: its bytes are M.
+        payload: payload of M bytes.
     """
     best = round(sqrt(max(0, ranks - 2) * payload.nbytes / overhead_bytes))
     return max(1, min(best, payload.elements))
@@ -158,7 +158,7 @@ class Sent:
 
     Attributes:
         messages: number of messages.
-        nbytes: of their payloads.
+        nbytes: number of bytes of their payloads.
     """
 
     messages: int = 0
@@ -213,7 +213,7 @@ def rabenseifner(ranks: int, rank: int, payload: Payload) -> Sent:
 
 
 def core_size(ranks: int) -> int:
-    """Return the largest power of two up to `ranks`: so many ranks exchange, the others are folded in and out."""
+    """Return the largest power of two up to `ranks`; that many ranks exchange, the others are folded in and out."""
     return 1 << floor_log2(ranks)
 
 
@@ -235,7 +235,7 @@ def fold_partner(ranks: int, rank: int) -> int | None:
 
 
 def ring(slice_bytes: Sequence[int], rank: int) -> Sent:
-    """Twice around the ring with all slices but one: first its own stays, then its successor's."""
+    """Twice around the ring with all slices but one: first its own stays, then its replacement's."""
     ranks, whole = len(slice_bytes), sum(slice_bytes)
     if ranks == 1:
         return Sent()

@@ -27,15 +27,15 @@ class Convolution:
 
     Attributes:
         images: N.
-        channels: of the input, of all groups.
+        channels: channels of the input, of all groups.
         filters: channels of the output, of all groups.
         input_size: (H, W).
         output_size: (H', W').
         kernel: (Ky, Kx).
         stride: vertical, horizontal.
-        padding: likewise.
-        dilation: likewise.
-        groups: channels and filters are divided into so many, each of which is a convolution of its own.
+        padding: vertical, horizontal.
+        dilation: vertical, horizontal.
+        groups: number of groups of channels and filters; each is a convolution of its own.
     """
 
     images: int
@@ -52,12 +52,12 @@ class Convolution:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """What a method costs for one forward pass.
+    """Cost of a method for one forward pass.
 
     Attributes:
         name: `direct`, `im2col`, `fft`, or `winograd` with its tile.
-        multiply_adds: of all images.
-        extra_elements: that it holds besides input, weights and output.
+        multiply_adds: multiply-add operations of all images.
+        extra_elements: elements that it holds in addition to input, weights and output.
     """
 
     name: str

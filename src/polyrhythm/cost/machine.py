@@ -18,14 +18,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Equal ranks and links; every rank sends one message at a time, and receives meanwhile.
+    """Equal ranks and links; every rank sends one message at a time, and receives in the meantime.
 
     Attributes:
-        latency_s: from the departure of a message to its arrival, seconds.
-        overhead_s: for the sender of every message, whatever its size, seconds.
+        latency_s: latency in seconds from the departure of a message to its arrival.
+        overhead_s: overhead in seconds for the sender of every message, whatever its size.
         seconds_per_byte: one over the bandwidth.
-        reduce_seconds_per_byte: for adding one vector to another, per byte of one of them.
-        header_bytes: of every message.
+        reduce_seconds_per_byte: reduce seconds per byte for adding one vector to another, per byte of one of them.
+        header_bytes: bytes of every message.
         shared_receiver: whether messages that arrive at a rank at the same time share its port, as at a NIC;
             otherwise it receives any number at once, as in the simulator's `ConstantNetwork`.
     """
@@ -56,7 +56,7 @@ class Payload:
 
     Attributes:
         elements: number of elements.
-        element_bytes: of each.
+        element_bytes: bytes of each.
     """
 
     elements: int

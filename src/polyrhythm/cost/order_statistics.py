@@ -33,7 +33,7 @@ def harmonic(number: int) -> float:
 def exponential_s(mean_s: float, count: int, kth: int | None = None) -> float:
     """For exponential times: `μ (H_n - H_(n-k))`."""
     k = _checked(count, kth)
-    if k <= _MOST_TERMS:  # of which no difference takes the last bits
+    if k <= _MOST_TERMS:  # so that no difference loses the last bits
         return mean_s * sum(1 / number for number in range(count, count - k, -1))
     return mean_s * (harmonic(count) - harmonic(count - k))
 

@@ -37,7 +37,7 @@ def synchronous_step_s(
         workers: N.
         servers: S, with equal shards.
         payload: the parameters.
-        compute_s: of the slowest worker.
+        compute_s: compute time of the slowest worker in seconds.
     """
     return compute_s + 2 * exchange_s(machine, workers, servers, payload)
 

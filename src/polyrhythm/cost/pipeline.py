@@ -43,7 +43,7 @@ def sent_bytes(images: int, output_bytes: Sequence[int]) -> int:
     """Return the bytes that all ranks send in a step: activations, and as many of their gradients.
 
     Args:
-        images: of the pipeline in a step.
-        output_bytes: of one picture, over each cut.
+        images: images of the pipeline in a step.
+        output_bytes: bytes of one image, over each cut.
     """
     return 2 * images * sum(output_bytes)

@@ -1,14 +1,14 @@
-"""Balance: each worker's part of a global batch whose size stays as it is, by the workers' speeds.
+"""Balance: per-worker shares of a global batch of fixed size, according to the workers' speeds.
 
     t_i(b) = s_i (a_i + c_i b)      seconds of worker i for b images; a_i, c_i: its shape, s_i: how slow it is now
     T = (B + sum_i a_i / c_i) / sum_i 1 / (s_i c_i),    b_i = (T / s_i - a_i) / c_i,    sum_i b_i = B
 
-`Controller` follows the speeds. s_i is a mean of what was measured over what its shape says: of all measurements at
-first, later a running one. It jumps to the measurement where that is off by more than a fifth twice running. A shape
-that nobody knows is learned from the times before and after a change: with parts in proportion to speed alone, each
-step would leave the share a / t of the error.
+`Controller` tracks the speeds. s_i is a mean of measured seconds over the seconds that the shape predicts: of
+all measurements at first, later a running mean. It jumps to the latest measurement after two consecutive
+deviations of more than a fifth. An unknown shape is estimated from the times before and after a change: with
+shares in proportion to speed alone, each step would leave the share a / t of the error.
 Parts change only where the slowest worker's time falls by more than the dead band: by a twentieth, or once parts have
-stayed as they are for a while by a hundredth, and by as many standard errors e of those means as noise alone seldom
+stayed as they are for a while by a hundredth, and by as many standard errors e of those means as noise alone rarely
 makes:
 
     P(any of N means is off by z e) < N exp(-z^2 / 2) = 1 / 20        z = sqrt(2 ln 20 N)
@@ -39,9 +39,9 @@ BAND = 0.05
 """Least gain for which parts change at once."""
 _SMALL = 0.01
 _REST, _LONGER = 10, 3
-"""How many measurements after a change a small gain counts, and how many times as many after each that did."""
+"""Measurements after a change until a small gain counts, and the factor by which they grow with each such change."""
 _BY_CHANCE = 1 / 20
-"""How likely noise alone exceeds the dead band, at most."""
+"""Upper bound of the probability that noise alone exceeds the dead band."""
 _MOST_KEPT = 0.8
 _OFF = 1.2
 _NOISE_KEPT, _NOISE_AT_FIRST = 0.8, 0.08
@@ -49,7 +49,7 @@ _LEARNED_FROM = 0.1
 _FIT_KEPT = 0.8
 
 Part = Literal["images", "steps"]
-"""What a worker with a larger part of a global batch has more of: images in a step, or steps of its own."""
+"""Meaning of a larger share: more images in a step, or more local steps."""
 
 
 class Balance(Config):
@@ -64,7 +64,7 @@ class Balance(Config):
     optional: ClassVar[bool] = False
 
     def parts(self, step: int) -> tuple[float, ...]:
-        """Return the relative parts of all workers after so many steps; empty: all alike, or as is measured."""
+        """Return the relative shares of all workers after `step` steps; empty: all alike, or as measured."""
         return ()
 
     @property
@@ -78,7 +78,7 @@ class Balance(Config):
         return False
 
     def check(self, workers: int, batch: int) -> None:
-        """Refuse what cannot work with so many workers and so many images in a global batch.
+        """Reject a balance that does not work for this number of workers and this global batch size.
 
         Raises:
             RequestError: with the reason and what would work.
@@ -91,12 +91,12 @@ class Balance(Config):
 
 
 def check_weights(balance: Balance, weights: Sequence[float], workers: int, batch: int) -> None:
-    """Refuse weights by which somebody would have no part of a global batch.
+    """Reject weights that leave a worker without images.
 
     Args:
-        balance: for which they were given.
+        balance: balance for which they were given.
         weights: one for each worker.
-        workers: how many there are.
+        workers: number of workers.
         batch: images of a global batch.
 
     Raises:
@@ -124,8 +124,9 @@ class Decided(Balance):
     """Parts that an earlier run has decided on.
 
     Attributes:
-        changes: after how many steps which parts held, oldest first; 0 for workers whom a change does not concern.
-        by: what a larger part is, as in the earlier run.
+        changes: pairs of a number of steps and the shares from then on, oldest first; 0 for workers that a
+            change does not concern.
+        by: meaning of a larger share, as in the earlier run.
     """
 
     changes: tuple[tuple[int, tuple[int, ...]], ...]
@@ -158,18 +159,18 @@ def split(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a worker's seconds for a step grow with its images, up to a factor.
+    """Seconds of a worker's step as a function of its images, up to a factor.
 
     Attributes:
-        fixed: however few images there are.
-        per_image: besides.
+        fixed: seconds of a step without images.
+        per_image: additional seconds of each image.
     """
 
     fixed: float = 0.0
     per_image: float = 1.0
 
     def seconds(self, images: float) -> float:
-        """Return what a step of so many images takes."""
+        """Return the seconds of a step of `images` images."""
         return self.fixed + self.per_image * images
 
 
@@ -178,15 +179,15 @@ class Controller:
 
     Args:
         batch: B, images of a global batch; at least one a worker.
-        workers: how many share it.
+        workers: number of workers.
         band: least gain for which parts change at once, however sure it is.
         least: images of a worker at least, as far as there are enough.
-        shapes: of the workers; empty: seconds are proportional to images.
+        shapes: shapes of the workers; empty: seconds are proportional to images.
         weights: relative parts to begin with; empty: all alike.
 
     Attributes:
         sizes: each worker's images in a global batch; their sum is `batch`.
-        most: each worker's limit, of its memory.
+        most: each worker's limit, from its memory.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Controller:
         self._noise = [_NOISE_AT_FIRST] * workers
         self._since, self._rest = 0, _REST
         self._variance = [1.0] * workers
-        """Of each running mean, over that of one measurement."""
+        """Variance of each running mean, relative to that of one measurement."""
 
     def resize(self, batch: int) -> None:
         """Continue with another global batch, shared in the same proportion."""
@@ -225,8 +226,8 @@ class Controller:
         """Take what the workers' steps took, and decide on the parts.
 
         Args:
-            seconds: of computing, a step of each worker.
-            images: that it had.
+            seconds: seconds of computing, a step of each worker.
+            images: images that it had.
 
         Returns:
             Whether parts have changed.

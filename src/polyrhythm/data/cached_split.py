@@ -11,7 +11,7 @@ Which images are kept does not change any result: an image from memory equals th
 forked after a cache was made fill it together: each image has a fixed position, and every rank that decodes it writes
 the same bytes there.
 
-What is kept of an image is its decoded bytes, which are normalised a batch at a time:
+What is kept of an image is its decoded bytes, which are normalized a batch at a time:
 
     file ── decode, scale ──▶ bytes ── normalise ──▶ numbers
                                │
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Decoding(Protocol):
-    """A split whose images are decoded first, always to the same bytes, and normalised afterwards."""
+    """A split whose images are decoded first, always to the same bytes, and normalized afterwards."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -166,7 +166,7 @@ class CachedSplit:
         return len(self.source)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised, on the cache's device."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized, on the cache's device."""
         return self.source.normalised(self._decoded(indices))
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Data sets: two splits of labelled images, and what a model must know about them."""
+"""Data sets: two splits of labeled images, and what a model must know about them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Split(Protocol):
         """The classes of all images, (n,) int64."""
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised; B may be 0."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized; B may be 0."""
 
 
 class UnreadableFiles(RequestError):
     """Images cannot be read any more, and may be left out.
 
     Attributes:
-        numbers: of these images in the split that was asked for them.
+        numbers: numbers of these images in the split that was asked for them.
     """
 
     def __init__(self, text: str, numbers: Iterable[int]) -> None:
@@ -82,7 +82,7 @@ class LeftOut:
     Attributes:
         what: noun for one of them.
         why: rest of the sentence, after the verb.
-        names: of all of them.
+        names: names of all of them.
     """
 
     what: str
@@ -110,11 +110,11 @@ class Dataset:
         default_epochs: passes over `train` after which a small model has learned most of it.
         skipped: files that were left out because they could not be read.
         black: value of a black pixel, one for all channels or one per channel.
-        white: value of a white pixel, likewise.
-        shown: side of the centre square that images are made of, as a share of a picture's shorter side.
-        names: of all training images and of all test images, in their order; None: images have no names.
+        white: value of a white pixel, one for all channels or one per channel.
+        shown: side of the center square that images are made of, as a share of an image's shorter side.
+        names: names of all training images and of all test images, in their order; None: images have no names.
         held_out: whether the test images were held out of the training images.
-        left_out: what else was left out.
+        left_out: other files and folders that were left out.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Dataset:
         object.__setattr__(self, "classes", tuple(printable(normal(name)) for name in self.classes))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Workers need no names, of which there may be millions; what is recorded of them is computed before.
+        # Workers need no names, and there may be millions; the recorded hash of them is computed before.
         return {**self.__dict__, "listing_sha256": self.listing_sha256, "names": None}
 
     @cached_property
@@ -169,7 +169,7 @@ def normal(name: str) -> str:
 class TensorSplit:
     """Images and labels in memory.
 
-    Bytes stay bytes and are normalised a batch at a time, which takes a quarter of the memory and no more time.
+    Bytes stay bytes and are normalized a batch at a time, which takes a quarter of the memory and no more time.
 
     Args:
         images: (n, C, H, W), float32 or uint8.
@@ -218,7 +218,7 @@ class Part:
         return len(self.indices)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalised."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32, normalized."""
         return self.of_whole(self.whole_split.images, indices)
 
     def of_whole(self, read: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:

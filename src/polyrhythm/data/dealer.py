@@ -19,11 +19,13 @@ from deciding on half an epoch.
 
 The R images left make k = ceil(R / batch) batches, of floor(R/k) or ceil(R/k) images each, so no batch is ragged.
 
-A grant tells as well how far the run will have come at each of its batches, by the speeds of all units: what learning
-rates follow. (The place of a batch in its epoch would not do, since all units work in different parts of it.)
+A grant also contains the progress of the whole run at each of its batches, estimated from the speeds of all
+units; learning rates follow it. (The place of a batch in its epoch would not do, since all units work in
+different parts of it.)
 
-A grant is a function of a unit and its number of steps, and asking again returns it again: a resumed unit, a successor
-and every member of a group find the same batches. A unit that is gone gives back what it had not counted.
+A grant is a function of a unit and its number of steps, and a repeated request returns the same grant: a
+resumed unit, a replacement and every member of a group get the same batches. A unit that has failed returns
+the batches that it had not completed.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ class DrawnBatch(NamedTuple):
     """A batch of a unit.
 
     Attributes:
-        epoch: whose order it is taken from.
-        start: its first place in that order.
-        stop: the place after its last.
-        reached: images that all units together have done before it, as far as their speeds tell.
+        epoch: epoch of the order.
+        start: position of the first image in that order.
+        stop: position after the last image.
+        reached: images completed by all units before this batch, estimated from their speeds.
     """
 
     epoch: int
@@ -59,13 +61,13 @@ class Grant:
     """Consecutive batches of one epoch, for one unit.
 
     Attributes:
-        step: the unit's steps before them.
-        epoch: whose order they are taken from; the number of epochs where nothing is left to do.
-        start: their first place in that order.
-        stop: the place after their last.
-        batches: how many they are; 0 where nothing is left to do.
-        reached: images of the run that all units will have done before the first of them, and
-        until: after the last, as far as their speeds tell.
+        step: number of the unit's steps before these batches.
+        epoch: epoch of the order; the number of epochs where no work is left.
+        start: position of the first image in that order.
+        stop: position after the last image.
+        batches: number of batches; 0 where no work is left.
+        reached: images of the run completed by all units before the first batch, estimated from their speeds.
+        until: the same, after the last batch.
     """
 
     step: int
@@ -92,7 +94,7 @@ class Grant:
         return DrawnBatch(self.epoch, self._place(step), self._place(step + 1), reached)
 
     def before(self, step: int) -> Grant:
-        """Return the part of it that comes before a step."""
+        """Return the part of the grant before a step."""
         return replace(self, stop=self._place(step), batches=step - self.step)
 
     def _place(self, step: int) -> int:
@@ -100,19 +102,19 @@ class Grant:
 
 
 class Unit:
-    """What one unit has been granted, and how fast it is.
+    """Grants and speed of one unit.
 
     Args:
-        size: images of a full batch of it, in units of a worker's batch.
-        step: steps that it had done before its first grant.
+        size: images of its full batch, in units of a worker's batch.
+        step: number of its steps before its first grant.
 
     Attributes:
         size: as given.
-        first: steps before its first grant that is remembered.
-        grants: one after another, without a gap.
-        speed: images a second; None before it is known.
-        gone: whether it has been lost, and nobody has asked in its place.
-        former: grants of a predecessor that counted its steps otherwise, and whose loss has not been told.
+        first: number of steps before its first remembered grant.
+        grants: consecutive grants, without a gap.
+        speed: images per second; None before it is known.
+        gone: whether the unit has failed and has no replacement yet.
+        former: grants of a failed predecessor with another step count whose loss has not been reported yet.
     """
 
     def __init__(self, size: int, step: int = 0) -> None:
@@ -153,7 +155,7 @@ class Unit:
         self.grants.append(grant)
 
     def outstanding(self, now_s: float) -> float:
-        """Return the images that it has been granted and has not done yet, as far as its speed tells."""
+        """Return the images granted and not completed yet, estimated from the unit's speed."""
         if not self.grants or self.gone:
             return 0.0
         images = self.grants[-1].images
@@ -162,17 +164,17 @@ class Unit:
         return max(0.0, images - (now_s - self._asked[0]) * self.speed)
 
     def forget_pace(self) -> None:
-        """Measure anew: another process takes its place."""
+        """Measure again: another process takes its place."""
         self._asked = None
 
 
 @dataclass(frozen=True)
 class Deck:
-    """What there is to be dealt.
+    """The work of a run: its images and batch sizes.
 
     Attributes:
-        images: of each epoch's order.
-        batch_sizes: of one worker, an epoch each.
+        images: images of each epoch's order.
+        batch_sizes: batch sizes of one worker, an epoch each.
     """
 
     images: tuple[int, ...]
@@ -180,7 +182,7 @@ class Deck:
 
     @property
     def epochs(self) -> int:
-        """How many there are."""
+        """Return the number of epochs."""
         return len(self.images)
 
     @property
@@ -190,13 +192,13 @@ class Deck:
 
 
 class Dealer:
-    """The one owner of a run's deal; a pure object without clock or messages.
+    """The single owner of a run's work assignment; a pure object without clock or messages.
 
     Args:
-        deck: what there is to be dealt.
+        deck: the work of the run.
         sizes: workers of each unit, which together take its batches.
-        steps: steps that each unit has done before; default: none.
-        begun: ranges that are left of epochs which were begun elsewhere; others are whole.
+        steps: number of steps of each unit so far; default: none.
+        begun: remaining ranges of epochs that were begun elsewhere; other epochs are whole.
     """
 
     def __init__(
@@ -217,40 +219,40 @@ class Dealer:
 
     @property
     def units(self) -> int:
-        """How many units there are."""
+        """Return the number of units."""
         return len(self._units)
 
     @property
     def undealt(self) -> int:
-        """Images of all epochs that nobody has been granted."""
+        """Return the number of images that have not been granted yet, over all epochs."""
         return sum(stop - start for ranges in self._free for start, stop in ranges)
 
     @property
     def grants(self) -> list[list[Grant]]:
-        """What each unit has been granted."""
+        """Return the grants of each unit."""
         return [list(unit.grants) for unit in self._units]
 
     def follow(self, script: Sequence[Sequence[Grant]]) -> None:
-        """Grant what each unit was granted in another run, in place of deciding anew."""
+        """Grant what each unit was granted in another run, in place of deciding again."""
         self._script = {unit: list(grants) for unit, grants in enumerate(script)}
 
     def draw(self, unit: int, step: int, now_s: float) -> Grant:
         """Return the batches of a unit from one of its steps on, drawing new ones where it has none yet.
 
         Args:
-            unit: its number.
+            unit: number of the unit.
             step: the unit's steps before the first batch that it asks for.
             now_s: the time, in seconds; for speeds alone.
 
         Returns:
-            The grant that holds the step; one without batches where nothing is left to do.
+            The grant that contains the step; one without batches where no work is left.
         """
         asking = self._units[unit]
         if asking.first <= step < asking.end:
             return asking.grant_of(step)
         if step != asking.end or asking.gone:
-            # More of it counts than was known when it was given up for lost: others do that again. Or a successor
-            # counts its steps anew, since nobody could tell it of those before.
+            # Either more steps count than were known when the unit was declared failed, and others compute
+            # those again, or a replacement restarts its step count because the previous count is unknown.
             if step != asking.end:
                 if not asking.gone:
                     asking.former += asking.grants
@@ -279,11 +281,11 @@ class Dealer:
         held.grants.append(grant)
 
     def give_back(self, unit: int, step: int) -> list[Grant]:
-        """Take back what a unit that is gone had not done; others draw it.
+        """Take back the uncompleted batches of a failed unit; other units draw them.
 
         Args:
-            unit: its number.
-            step: how many of its steps count.
+            unit: number of the unit.
+            step: number of the unit's steps that count.
 
         Returns:
             The places that are free again, as grants without batches, from the last step to the first.
@@ -329,13 +331,13 @@ class Dealer:
         return next((epoch for epoch, ranges in enumerate(self._free) if ranges), self.deck.epochs), 0
 
     def come_to(self, unit: int, step: int) -> int:
-        """Return the latest epoch of which a unit has had batches when it comes to a step, whose own may be earlier."""
+        """Return the latest epoch in which a unit had batches up to a step; the step's own epoch may be earlier."""
         return max((grant.epoch for grant in self._units[unit].grants if grant.step <= step), default=0)
 
     def left(self, steps: Sequence[int]) -> dict[int, list[Range]]:
-        """Return the ranges of every epoch that are not done, with each unit having done so many steps.
+        """Return the ranges of every epoch that remain after each unit has done `steps` steps.
 
-        Epochs that are done have none, and those that nobody has begun one that is whole.
+        Completed epochs have no range; epochs that were not begun have one range, the whole epoch.
         """
         found = {epoch: list(ranges) for epoch, ranges in enumerate(self._free)}
         for unit, step in zip(self._units, steps, strict=True):
@@ -346,9 +348,10 @@ class Dealer:
         return {epoch: merged(ranges) for epoch, ranges in found.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the deal as a JSON-able dict, without grants of epochs that no unit goes back to.
+        """Return the state as a JSON-able dict, without grants of epochs that no unit can return to.
 
-        Who resumes does so at the beginning of its epoch at the earliest; it has asked for one grant more, or two.
+        A resumed unit starts no earlier than at the beginning of its epoch; it has requested one or two
+        grants more.
         """
         oldest = min((unit.grants[-3:][0].epoch for unit in self._units if unit.grants), default=0)
         return {
@@ -384,7 +387,7 @@ class Dealer:
         return Grant(kept.end if at is None else at, grant.epoch, kept.stop, grant.stop, 0)
 
     def _note_taken_back(self, held: Unit, told: Grant) -> None:
-        """Enter places that are free again, found by where they are: steps may have been counted anew meanwhile."""
+        """Enter places that are free again, found by position, since step counts may have restarted."""
         if told.start < told.stop:
             self._free[told.epoch] = merged([*self._free[told.epoch], (told.start, told.stop)])
         last = held.grants[-1] if held.grants else None
@@ -397,7 +400,7 @@ class Dealer:
             held.grants.pop()
             if last.start < told.start:
                 held.grants.append(last.before(told.step))
-        elif told.step != held.end:  # it counts anew, and has got nothing yet
+        elif told.step != held.end:  # it counts again, and has got nothing yet
             held.grants.clear()
             held.first = told.step
 

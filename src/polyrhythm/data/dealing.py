@@ -1,17 +1,17 @@
 """Division of every epoch among the workers: one seeded shuffle, dealt out like cards.
 
-n images make k = ceil(n / N b) steps of N workers with batches of b. Step s takes order[n s // k : n (s + 1) // k], and
-worker i the places whose number over N leaves i:
+n images make k = ceil(n / N b) steps of N workers with batches of b. Step s takes order[n s // k : n (s + 1)
+// k], and worker i the positions that are i modulo N:
 
     order      a b c d | e f g h i | j k l m n        n = 14, N = 3, b = 2: k = 3
     worker 0   a     d |     g     | j     m
     worker 1     b     | e     h   |   k     n
     worker 2       c   |   f     i |     l
 
-So all workers together see every image once per epoch, and the union of their batches is the batch of one worker of
-size N b. No step is ragged: what is left over is spread, so that the steps of an epoch differ by at most one image, and
-so do its batches. (A last step of one image would move the parameters as far as a full one.) Where what is left over
-shall be dropped, an epoch is the first floor(n / N b) N b images of its order, in full batches.
+So all workers together see every image once per epoch, and the union of their batches is the batch of one
+worker of size N b. No step is ragged: the remainder is spread, so that the steps of an epoch differ by at
+most one image, and so do its batches. (A last step of one image would move the parameters as far as a full
+one.) With `drop_last`, an epoch is the first floor(n / N b) N b images of its order, in full batches.
 
 An epoch that was begun with another number of workers is continued: its remaining images are dealt out again.
 
@@ -23,8 +23,8 @@ An epoch that was begun with another number of workers is continued: its remaini
 An epoch that was dealt out several times is described by several stretches, one after another; each contains the
 number of steps that each of its workers did.
 
-A part of labelled images is held out for testing, with the same share of every class. Images with names are dealt by a
-hash of the name of the file, so that images which come or go move no other image to the other side.
+A part of labeled images is held out for testing, with the same share of every class. Images with names are
+assigned by a hash of the file name, so that added or removed images do not change the assignment of others.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ def epoch_order(n: int, epoch: int, seed: int) -> Tensor:
 
 
 def steps_per_epoch(n: int, workers: int, batch_size: int) -> int:
-    """Return the number of steps of every worker in an epoch of `n` images, none of which is left out."""
+    """Return the number of steps of every worker in an epoch of `n` images; no image is left out."""
     return -(-n // (workers * batch_size))
 
 
 def images_dealt(
     n: int, together: Sequence[int], *, drop_last: bool = False, steps: int = 0
 ) -> tuple[int, ...]:
-    """Return how many images of its order each epoch deals: all of them, or fewer.
+    """Return the number of images that each epoch uses of its order.
 
     Args:
         n: images of an epoch.
         together: images of a full step, an epoch each.
-        drop_last: whether what makes no full step is left out.
-        steps: after which the last epoch ends, counted over all epochs; 0: when it has dealt its images.
+        drop_last: whether an incomplete last step is left out.
+        steps: steps after which the last epoch ends, counted over all epochs; 0: when it has dealt its images.
     """
     found = [n - n % full if drop_last else n for full in together]
     if steps:
@@ -81,11 +81,11 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
     """Return the images of one worker's batch.
 
     Args:
-        order: of the epoch, (n,) int64.
+        order: order of the epoch, (n,) int64.
         step: within the epoch, from 0.
         worker: index of the worker, from 0.
         workers: number of workers.
-        batch_size: of each worker.
+        batch_size: batch size of each worker.
 
     Returns:
         (B,) int64, a view of `order`; B is at most `batch_size`, and differs by at most one within an epoch.
@@ -94,9 +94,9 @@ def batch_indices(order: Tensor, step: int, worker: int, workers: int, batch_siz
 
 
 def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) -> Tensor:
-    """Return the images of one worker's batch if a step has `together` images, however many workers share them.
+    """Return the images of one worker's batch if a step has `together` images, independent of the number of workers.
 
-    A step thus keeps its images when a worker is lost, and no image is left out. See `batch_indices`.
+    A step thus keeps its images when a worker fails, and no image is left out. See `batch_indices`.
     """
     places = places_of(len(order), step, together)
     return order[places.start + (worker - places.start) % workers : places.stop : workers]
@@ -104,12 +104,12 @@ def dealt(order: Tensor, step: int, worker: int, workers: int, together: int) ->
 
 @dataclass(frozen=True)
 class StandIn:
-    """A share of the images of absent workers, which the present workers see besides their own.
+    """A share of the images of absent workers, which the present workers see in addition to their own.
 
     Attributes:
         absent: indices of the absent workers among all.
-        place: position of this worker among those who divide these images, from 0.
-        present: number of workers who divide them.
+        place: position of this worker among those that share these images, from 0.
+        present: number of workers that share them.
     """
 
     absent: tuple[int, ...]
@@ -165,9 +165,9 @@ def left_of(order: Tensor, stretches: Sequence[Stretch], batch_size: int) -> Ten
     """Return the images of an epoch that no worker has taken, in its order.
 
     Args:
-        order: of the epoch, `(n,)` int64.
-        stretches: in which it was begun.
-        batch_size: of each worker, in all of them.
+        order: order of the epoch, `(n,)` int64.
+        stretches: stretches in which it was begun.
+        batch_size: batch size of each worker, in all of them.
 
     Returns:
         `(m,)` int64, with m <= n.
@@ -234,7 +234,7 @@ BY_COUNT = "by count"
 """Dealing of runs that recorded no sides: `held_out`, which depends on the number of images."""
 
 Dealt = Sides | str | None
-"""How images were dealt before: to these sides, `BY_COUNT`, or not at all (None)."""
+"""Earlier assignment of images: these sides, `BY_COUNT`, or none (None)."""
 
 
 def held_out_by_name(names: Sequence[str], labels: Tensor, before: Dealt = None) -> tuple[Tensor, Tensor]:
@@ -246,9 +246,9 @@ def held_out_by_name(names: Sequence[str], labels: Tensor, before: Dealt = None)
     either side, unless all were trained on.
 
     Args:
-        names: of all images, with `/` between folders.
+        names: names of all images, with `/` between folders.
         labels: (n,) int64.
-        before: how they were dealt before. A name that has vanished stands for a new one with the same last part.
+        before: earlier assignment. A name that has vanished stands for a new one with the same last part.
 
     Returns:
         The indices of training and test images, each ascending int64; together each index once.
@@ -272,7 +272,7 @@ def _tested_of(own: list[int], names: Sequence[str], known: Sides, gone: Mapping
 
     Args:
         own: the indices of its images.
-        names: of all images.
+        names: names of all images.
         known: sides of images that have been dealt before.
         gone: by the last part of names that have vanished, whether they were trained on.
     """

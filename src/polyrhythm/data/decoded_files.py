@@ -59,7 +59,7 @@ class DecodedFiles:
         return len(self.source)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalised."""
+        """Return the images of `indices`, (B,) int64, as (B, 3, size, size) float32, normalized."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:

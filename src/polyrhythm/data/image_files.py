@@ -49,13 +49,13 @@ _log = logging.getLogger(__name__)
 
 
 class PictureSource(Config):
-    """What all sources of encoded pictures have in common.
+    """Common base of all sources of encoded images.
 
     Attributes:
-        image_size: side of the square that every picture becomes, in pixels.
-        skip_unreadable: leave out pictures that cannot be read, instead of refusing the data.
-        pixels: their normalisation: `imagenet`, or `centred`, (x - 127) / 128.
-        shown: side of this square, in the centre, as a share of a picture's shorter side.
+        image_size: side of the square that every image becomes, in pixels.
+        skip_unreadable: leave out images that cannot be read, instead of refusing the data.
+        pixels: their normalization: `imagenet`, or `centred`, (x - 127) / 128.
+        shown: side of this square, in the center, as a share of an image's shorter side.
     """
 
     image_size: int = Field(default=224, ge=1)
@@ -65,19 +65,19 @@ class PictureSource(Config):
     _dealt: Dealt = PrivateAttr(default=None)
 
     def dealt_as(self, before: Dealt) -> Self:
-        """Return the same source, whose images keep the sides to which they were dealt."""
+        """Return the same source with the earlier assignment to training and test images."""
         made = self.model_copy()
         made._dealt = before
         return made
 
     def spec(self) -> Spec:
-        """Return the spec, first where the pictures are: that is what a subclass requires."""
+        """Return the spec, first where the images are: that is what a subclass requires."""
         found, fields = super().spec(), type(self).model_fields
         required_first = sorted(found.arguments.items(), key=lambda entry: not fields[entry[0]].is_required())
         return Spec(found.name, dict(required_first))
 
     def of_files(self, paths: Sequence[str], labels: Tensor) -> ImageFileSplit:
-        """Return labelled image files as a split."""
+        """Return labeled image files as a split."""
         return ImageFileSplit(
             paths, labels, self.image_size, self.pixels, self.shown, skip_unreadable=self.skip_unreadable
         )
@@ -94,7 +94,7 @@ class PictureSource(Config):
         held_out: bool = False,
         left_out: tuple[LeftOut, ...] = (),
     ) -> Dataset:
-        """Return two splits of such pictures as a data set; for the other arguments see `Dataset`."""
+        """Return two splits of such images as a data set; for the other arguments see `Dataset`."""
         black, white = (NORMALIZATIONS[self.pixels].of_tone(tone) for tone in (0, 255))
         shape = (3, self.image_size, self.image_size)
         return Dataset(
@@ -131,8 +131,8 @@ class ImageFileSplit:
         files: paths.
         labels: (n,) int64.
         image_size: side of the square that is made of each image, in pixels.
-        pixels: their normalisation.
-        shown: side of this square in a picture, as a share of its shorter side.
+        pixels: their normalization.
+        shown: side of this square in an image, as a share of its shorter side.
         skip_unreadable: whether files that cannot be read may be left out.
     """
 
@@ -158,7 +158,7 @@ class ImageFileSplit:
         return len(self.files)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return (B, 3, size, size) float32, normalised."""
+        """Return (B, 3, size, size) float32, normalized."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class Listing:
         classes: paths of the images of each class, sorted.
         other_files: paths of files that are no images by their endings.
         hidden: paths of hidden files and folders.
-        loose: paths of files beside the classes' folders.
+        loose: paths of files next to the classes' folders.
         links: paths of links to folders inside a class.
     """
 
@@ -237,7 +237,7 @@ class Listing:
 
 
 def list_folder(folder: Path) -> Listing:
-    """Return the image files `folder/<class>/**/*` of every class, and what is left out.
+    """Return the image files `folder/<class>/**/*` of every class, and the entries that are left out.
 
     Names of classes are in Unicode's form NFC; folders whose names are equal then are one class. Links are followed,
     except to folders inside a class.

@@ -1,7 +1,7 @@
-"""Decoding of image files to pixels, and normalisation of pixels to numbers.
+"""Decoding of image files to pixels, and normalization of pixels to numbers.
 
 Images are decoded, turned upright, converted to RGB, scaled and cropped to a square. Bytes of photographs are
-normalised in one of two ways:
+normalized in one of two ways:
 
     imagenet    (x - mean) / std of ImageNet, by channel      torchvision's and most of timm's networks
     centred     (x - 127) / 128                               Google's TFLite models, EfficientNet-Lite among them
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Rasters only. Pillow also opens formats that run other programs (EPS) or that it cannot decode (MPEG).
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 
-# The centre that a network sees is 224 of 256 pixels of the shorter side, at whatever size.
+# The center that a network sees is 224 of 256 pixels of the shorter side, at whatever size.
 SHORTER_SIDE = 256
 CENTRE = 224
 CENTRAL_SHARE = CENTRE / SHORTER_SIDE
@@ -54,18 +54,18 @@ def _formats() -> tuple[str, ...]:
 def read_pixels(
     path: str | Path | IO[bytes], image_size: int, share: float = CENTRAL_SHARE
 ) -> NDArray[np.uint8]:
-    """Read an image, upright according to its EXIF orientation, and cut out and scale its centre.
+    """Read an image, upright according to its EXIF orientation, and cut out and scale its center.
 
-    The square in the centre whose side is `share` of the shorter side is scaled to `image_size` (bilinear,
-    antialiased). This equals scaling the shorter side to image_size / share and cropping the centre, up to rounding at
+    The square in the center whose side is `share` of the shorter side is scaled to `image_size` (bilinear,
+    antialiased). This equals scaling the shorter side to image_size / share and cropping the center, up to rounding at
     the edges, without computing the pixels that are cropped away.
 
     The first frame is used; transparency is dropped.
 
     Args:
-        path: of the file, or an open file.
-        image_size: in pixels.
-        share: of the shorter side, above 0 and at most 1.
+        path: path of the file, or an open file.
+        image_size: image size in pixels.
+        share: share of the shorter side, above 0 and at most 1.
 
     Returns:
         (image_size, image_size, 3) uint8, RGB.
@@ -172,7 +172,7 @@ class Normalization:
         return images.sub_(mean).div_(std)
 
     def of_tone(self, tone: float) -> tuple[float, ...]:
-        """Return the normalised values of a grey of `tone`, in bytes, per channel."""
+        """Return the normalized values of a gray of `tone`, in bytes, per channel."""
         number = torch.full((1, 1, 1, 3), tone)
         return tuple(self(number).flatten().tolist())
 

@@ -43,10 +43,10 @@ Transform = Callable[[Tensor, Tensor], Tensor]
 
 
 class Mixer(Protocol):
-    """Mixes pictures with others of the same data."""
+    """Mixes images with others of the same data."""
 
     def partners(self, keys: Tensor, count: int) -> Tensor:
-        """Return which picture, of `count`, each is mixed with, (B,) int64."""
+        """Return which image, of `count`, each is mixed with, (B,) int64."""
         ...
 
     def __call__(
@@ -64,14 +64,14 @@ class Share:
         worker: index of the worker, from 0.
         workers: number of workers.
         batch_size: images per worker and step.
-        seed: of the shuffles and of the transform.
+        seed: seed of the shuffles and of the transform.
         together: images of all workers' batches of a step; 0: a full batch each.
         begun: stretches in which the epoch was begun with other workers; see `data.dealing.Begun`.
-        stand_in: absent workers of whose images it sees a part; None if there are none.
+        stand_in: absent workers whose images this worker shares; None if there are none.
         sizes: the workers' relative parts of a step; empty: all alike.
-        images: of the epoch's order that are dealt; 0: all.
-        parts: where several workers see the same images: into how many parts a step's are dealt; worker w sees that of
-            number w mod `parts`. 0: each worker has images of its own.
+        images: images of the epoch's order that are dealt; 0: all.
+        parts: number of parts of a step's images where several workers see the same images; worker w sees
+            part w mod `parts`. 0: each worker has images of its own.
 
     Raises:
         RequestError: a batch size or a number of workers below one.
@@ -123,8 +123,8 @@ class Batch:
     """One worker's batch of one step: images (B, C, H, W) float32, where B may be 0 if there are few images.
 
     Attributes:
-        labels: (B,) int64, or (B, classes) float32 of mixed pictures.
-        reached: of a batch that was drawn: images of the run that all workers have done before it.
+        labels: (B,) int64, or (B, classes) float32 of mixed images.
+        reached: for a drawn batch: images of the run completed by all workers before it.
     """
 
     epoch: int
@@ -141,11 +141,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class PartOfBatch(Batch):
-    """A batch that several workers compute together, of whose images each counts its part.
+    """A batch that several workers compute together; each of them counts its part of the images.
 
     Attributes:
-        place: of this worker among them.
-        workers: how many they are.
+        place: place of this worker among them.
+        workers: number of workers that compute it.
     """
 
     place: int = 0
@@ -153,7 +153,7 @@ class PartOfBatch(Batch):
 
     @classmethod
     def of(cls, batch: Batch, place: int, workers: int) -> PartOfBatch:
-        """Return a batch of which this worker counts a part."""
+        """Return a batch with this worker's part to count."""
         return cls(batch.epoch, batch.step, batch.images, batch.labels, batch.reached, place, workers)
 
     @property
@@ -167,15 +167,16 @@ class Loader:
 
     Args:
         split: the images; a split of windows leaves cutting them to the transform.
-        share: which of them are this worker's.
+        share: the worker's share of the images.
         transform: applied to every batch of images; a sample's key depends on seed, epoch and image alone.
-        ahead: how many batches a background thread prepares while the caller works on one; 0: no thread.
-        mixer: mixes pictures, after they were transformed, with others of the split, which are transformed as well.
+        ahead: number of batches that a background thread prepares; 0: no thread.
+        mixer: mixes images, after they were transformed, with others of the split, which are transformed as well.
 
     Attributes:
-        side: pixels a side that pictures are scaled to after all else; None: not scaled.
-        labels_only: whether nobody looks at the pictures, so that none need be read: batches then have (B, 0) on the
-            meta device in their place. They are read nevertheless where labels come with them: of mixtures and streams.
+        side: pixels a side after the final scaling; None: not scaled.
+        labels_only: whether images are unused, so that none need be read: batches then have (B, 0) on the
+            meta device instead. Images are read nevertheless where labels depend on them: mixtures and
+            streams.
     """
 
     def __init__(
@@ -223,9 +224,9 @@ class Loader:
         """Yield this worker's part of batches that were drawn, while the epoch lasts.
 
         Args:
-            epoch: of all of them.
+            epoch: epoch of all of them.
             step: number of the first one.
-            batches: of this worker, or of its group, which shares each among its members.
+            batches: batches of this worker, or of its group, which shares each among its members.
             ready: whether the next of them is there without waiting.
         """
         order, share = self._order(epoch), self.share

@@ -48,11 +48,11 @@ def open_data(
             or what the library `datasets` keeps in files (.parquet, .arrow); a `Source`; or objects, see
             `dataset.from_objects`. A known name takes precedence over a folder of that name: write `./digits`.
         image_size: pixels a side of the images; None: as stored (folders of images: 224).
-        scale: pixels a side to which the whole centre square of a picture is scaled, for windows of `image_size`
-            (None: 224/256 of the scale) to be cut out; None: images are the centre 224/256 of that square.
+        scale: pixels a side to which the whole center square of an image is scaled, for windows of `image_size`
+            (None: 224/256 of the scale) to be cut out; None: images are the center 224/256 of that square.
         skip_unreadable: leave out image files that cannot be read (`Dataset.skipped`) instead of refusing the data.
-        pixels: normalisation of image files; None: that of ImageNet. Other data are not affected.
-        dealt: how images were dealt to training and test images before, where the data have no test images.
+        pixels: normalization of image files; None: that of ImageNet. Other data are not affected.
+        dealt: earlier assignment to training and test images, where the data have no test images.
 
     Raises:
         RequestError: unknown or unusable data, with the reason and what to do.

@@ -5,7 +5,7 @@
     STL-10         train_X.bin, train_y.bin     3 x 96 x 96 bytes each, column by column; labels from 1
     SVHN           train_32x32.mat              MATLAB: X (32, 32, 3, n), y (n, 1), where 10 stands for 0
 
-Pixels stay bytes, and are normalised by mean and standard deviation of the training pixels. CIFAR's version for Python
+Pixels stay bytes, and are normalized by mean and standard deviation of the training pixels. CIFAR's version for Python
 consists of pickles, which can execute anything, so its binary version is read.
 """
 
@@ -55,10 +55,10 @@ def dataset_of(name: str, train: Labelled, test: Labelled, classes: Sequence[str
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the files of a data set lie in the web.
+    """Download addresses of the files of a data set.
 
     Attributes:
-        addresses: each with the MD5 of what is there.
+        addresses: URLs, each with the MD5 of its content.
         members: names of the files that are needed of archives (.tar.gz, .zip); empty: files are there as they are.
     """
 
@@ -70,7 +70,7 @@ def folder_of(given: str | None, what: str, origin: Origin) -> Path:
     """Return the folder of a data set's files; where none is given, the user's cache, into which they are fetched once.
 
     Raises:
-        RequestError: they cannot be fetched, or are others than those that are known.
+        RequestError: the files cannot be fetched, or differ from the known ones.
     """
     if given is not None:
         return Path(given).expanduser()

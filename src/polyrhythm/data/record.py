@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DATA_FILE = "data.json"
 METADATA_KEY = "trained_on"
-"""Of the metadata of a file of weights, and of a checkpoint's facts: the record."""
+"""Key of the record in the metadata of a weights file, and in a checkpoint's facts."""
 _FORMAT = 1
 _NAMED = 3
 """Classes that an error names."""
@@ -39,7 +39,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class DataRecord:
-    """What a network was trained on.
+    """Record of the data that a network was trained on.
 
     Attributes:
         data: name of the data.
@@ -139,7 +139,7 @@ class DataRecord:
 
         Args:
             dataset: may lack some of the network's classes.
-            network: its path, for errors.
+            network: path of the network, for errors.
 
         Raises:
             RequestError: the data have classes that the network does not know, or other image channels.
@@ -191,8 +191,8 @@ class DataRecord:
         """Return the network's output of each class, (K,) int64; None: they have the same order.
 
         Args:
-            classes: of the data.
-            network: its path, for errors.
+            classes: classes of the data.
+            network: path of the network, for errors.
 
         Raises:
             RequestError: the network has other classes.
@@ -223,7 +223,7 @@ class DataRecord:
             )
 
     def with_earlier(self, earlier: DataRecord | None) -> DataRecord:
-        """Return the record with the images of an earlier one: those that are gone may come back."""
+        """Return the record with the images of an earlier one added: images that are missing now may return."""
         if earlier is None or earlier.sides is None:
             return self
         now = self.sides or Sides(frozenset(), frozenset())
@@ -275,11 +275,11 @@ def relabelled(split: Split, place: Tensor) -> Split:
     """Return the same images with other labels.
 
     Args:
-        split: with labels from 0 to K - 1.
+        split: split with labels from 0 to K - 1.
         place: (K,) int64, the new label of each.
 
     Raises:
-        RequestError: its labels cannot be replaced.
+        RequestError: the labels cannot be replaced.
     """
     made: Any = copy.copy(split)
     larger = getattr(split, "larger", None)

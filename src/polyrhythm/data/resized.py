@@ -1,10 +1,10 @@
-"""Pictures at other sizes: images that are scaled, and windows that are cut out of larger ones.
+"""Images at other sizes: images that are scaled, and windows that are cut out of larger ones.
 
-Training uses a random window, everything else the one in the centre.
+Training uses a random window, everything else the one in the center.
 
     picture ─ decode once, centre square scaled to the scale ─▶ scale by scale ─▶ a window of the network's size
 
-R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, sections 4.1 and 4.2: pictures of 256 and of 512
+R. Wu and others, "Deep Image", 2015, arXiv:1501.02876, sections 4.1 and 4.2: images of 256 and of 512
 pixels, and windows of 224 inside. The square is decoded to the same bytes in every epoch, so a cache may hold
 it; the position of the window is an augmentation like others (`augmentation.transforms.window`).
 """
@@ -94,11 +94,11 @@ class Uncut(Protocol):
     """A split of windows that can also return the larger images, for a transform to cut."""
 
     def uncut(self, indices: Tensor) -> Tensor:
-        """Return the larger images of `indices`, (B,) int64, as (B, C, scale, scale) float32, normalised."""
+        """Return the larger images of `indices`, (B,) int64, as (B, C, scale, scale) float32, normalized."""
 
 
 class WindowSplit:
-    """The centres, `image_size` pixels a side, of the images of another split."""
+    """The centers, `image_size` pixels a side, of the images of another split."""
 
     def __init__(self, split: Split, image_size: int) -> None:
         self.larger = split
@@ -109,7 +109,7 @@ class WindowSplit:
         return len(self.larger)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the centres of the images of `indices`, (B,) int64, as (B, C, size, size) float32, normalised."""
+        """Return the centers of the images of `indices`, (B,) int64, as (B, C, size, size) float32, normalized."""
         return middle(self.uncut(indices), self.size)
 
     def uncut(self, indices: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class StreamedWindowSplit(WindowSplit):
 
 
 def middle(images: Tensor, image_size: int) -> Tensor:
-    """Return the centre (…, size, size) of images (…, H, W), which are not smaller; a view."""
+    """Return the center (…, size, size) of images (…, H, W), which are not smaller; a view."""
     height, width = images.shape[-2:]
     top, left = (height - image_size) // 2, (width - image_size) // 2
     return images[..., top : top + image_size, left : left + image_size]

@@ -1,8 +1,8 @@
-"""Pictures in tar files that are read as a stream: their index, the order of reading, and their split.
+"""Images in tar files that are read as a stream: their index, the order of reading, and their split.
 
-Pictures are decoded a batch at a time; those that cannot be decoded are counted and skipped.
+Images are decoded a batch at a time; those that cannot be decoded are counted and skipped.
 
-The index holds the position of every record in tar shards in the form of WebDataset: `key.jpg` beside `key.cls`, one
+The index holds the position of every record in tar shards in the form of WebDataset: `key.jpg` next to `key.cls`, one
 record per key. The headers of every shard are read once; the result is kept in the user's cache, keyed by the files'
 sizes and times. So records can be read at any position, and a shard is still read from front to back.
 
@@ -62,7 +62,7 @@ class Streamed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How records are read as pictures; see `sources.tar_shards.TarShards`."""
+    """Options for reading records as images; see `sources.tar_shards.TarShards`."""
 
     image_size: int
     pixels: Pixels = "imagenet"
@@ -72,7 +72,7 @@ class Reading:
 
 
 class ShardSplit:
-    """Labelled pictures inside tar shards; `skipped` are the bad records met so far, with their reasons."""
+    """Labelled images inside tar shards; `skipped` are the bad records met so far, with their reasons."""
 
     def __init__(
         self, shards: Sequence[Path], records: Sequence[Record], labels: Tensor, reading: Reading
@@ -88,7 +88,7 @@ class ShardSplit:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """The records of all pictures, in their order."""
+        """The records of all images, in their order."""
         return tuple(self._records)
 
     def order(self, epoch: int, seed: int, workers: int) -> Tensor:
@@ -99,7 +99,7 @@ class ShardSplit:
         return stream_order(counts.tolist(), epoch, seed, workers, self._reading.buffer)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return (B, 3, size, size) float32, normalised; raise `RequestError` if one cannot be read."""
+        """Return (B, 3, size, size) float32, normalized; raise `RequestError` if one cannot be read."""
         kept, images = self.read(indices)
         if len(kept) < len(indices):
             name, reason = next(reversed(self.skipped.items()))
@@ -174,8 +174,8 @@ def stream_order(sizes: Sequence[int], epoch: int, seed: int, workers: int, buff
 
     Args:
         sizes: records of each shard; they are numbered consecutively in this order.
-        epoch: from 0; every epoch deals the shards again.
-        seed: of the run.
+        epoch: epoch from 0; every epoch deals the shards again.
+        seed: seed of the run.
         workers: number of readers.
         buffer: records that a worker holds back to draw from; 1 keeps the order of the shards.
     """
@@ -220,7 +220,7 @@ def _interleaved(streams: list[list[int]]) -> list[int]:
 
 _LABELS = (".cls", ".txt", ".json")
 _LABEL_KEYS = ("label", "cls", "class")
-"""Of a JSON object beside a picture, the first that it has."""
+"""Keys of the label in a JSON object next to an image; the first one present is used."""
 _LONGEST_LABEL_BYTES = 1 << 20
 
 

@@ -17,7 +17,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file, and its folders, atomically: a reader sees all of it or nothing.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no partial file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:

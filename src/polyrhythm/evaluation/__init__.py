@@ -1,4 +1,4 @@
-"""Evaluation: accuracy of a model, views of a picture, ensembles, and robustness against distorted pictures."""
+"""Evaluation: accuracy of a model, views of an image, ensembles, and robustness against distorted images."""
 
 from polyrhythm.evaluation.evaluate import ClassResult, Evaluation, evaluate
 

@@ -1,15 +1,15 @@
-"""Calibrated probabilities: a temperature that makes them mean what they say, and what a threshold on them leaves.
+"""Calibrated probabilities: a temperature for the softmax, and the effect of a threshold on them.
 
 C. Guo, G. Pleiss, Y. Sun, K. Weinberger, "On calibration of modern neural networks", ICML 2017, arXiv:1706.04599.
 
-    q = softmax(log p / T),    T = argmin of the mean of -log q[label]      over pictures that nobody learned from
+    q = softmax(log p / T),    T = argmin of the mean of -log q[label]      over images that were not trained on
     error = sum over bins b of |n_b / n| |right_b - mean of max q_b|        (expected calibration error, 15 equal bins)
 
-With b = 1/T the mean is convex, and its derivative, mean of E_q[log p] - log p[label], rises: its root is found by
-bisection. log p stands for the scores, which differ from it by a constant a picture; so several views or networks,
-whose probabilities have been averaged, are calibrated together. The class that is likeliest stays the likeliest.
+With b = 1/T the mean is convex, and its derivative, mean of E_q[log p] - log p[label], rises: its root is
+found by bisection. log p stands for the scores, which differ from it by a constant an image; so the averaged
+probabilities of several views or networks are calibrated together. The most likely class does not change.
 
-The temperature of a network is kept in a file beside its weights, for the views that it was found with.
+The temperature of a network is kept in a file next to its weights, for the views that it was found with.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from polyrhythm.evaluation.views import Views
 from polyrhythm.run_files import exists_in_run, read_json_in_run
 
 LEAST, MOST = 0.05, 20.0
-"""Limits of the temperature; pictures that are all right or all wrong would have it at 0 or without end."""
+"""Limits of the temperature; images that are all right or all wrong would have it at 0 or without end."""
 _HALVINGS = 60
 _BINS = 15
 _SMALLEST = torch.finfo(torch.float32).tiny
@@ -46,7 +46,7 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
     """Return the temperature with the lowest negative log-likelihood, from 0.05 to 20.
 
     Args:
-        probabilities: (n, classes), of pictures that nobody learned from.
+        probabilities: (n, classes), of images that were not trained on.
         labels: (n,) int64.
     """
     scores = probabilities.double().clamp_min(_SMALLEST).log()
@@ -73,7 +73,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a threshold leaves: the share of pictures whose likeliest class reaches it, and of these, the right ones."""
+    """Effect of a threshold: the share of images whose top probability reaches it, and the correct ones among these."""
 
     threshold: float
     answered: float
@@ -84,7 +84,7 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 
 
 def answered(probabilities: Tensor, labels: Tensor) -> list[Answered]:
-    """Return what each threshold leaves of pictures with class probabilities (n, classes) and labels (n,)."""
+    """Return what each threshold leaves of images with class probabilities (n, classes) and labels (n,)."""
     likeliest, chosen = probabilities.max(1)
     found = []
     for threshold in THRESHOLDS:
@@ -96,14 +96,14 @@ def answered(probabilities: Tensor, labels: Tensor) -> list[Answered]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A network's temperature, and the views whose probabilities it calibrates."""
+    """A network's temperature, and the views that it calibrates."""
 
     temperature: float
     views: Views
 
 
 def save_calibration(weights: Path, calibration: Calibration) -> Path:
-    """Write a calibration beside a file of weights, and return its file.
+    """Write a calibration next to a file of weights, and return its file.
 
     Raises:
         RequestError: it cannot be written.
@@ -121,7 +121,7 @@ def read_calibration(weights: Path) -> Calibration | None:
     """Return the calibration of a file of weights; None if there is none, or the weights are others now.
 
     Raises:
-        RequestError: the file beside the weights is damaged.
+        RequestError: the file next to the weights is damaged.
     """
     path = _beside(weights)
     if not exists_in_run(path):

@@ -1,7 +1,8 @@
-"""Corruptions: fifteen ways in which pictures get worse, each at five severities.
+"""Corruptions: fifteen ways in which images get worse, each at five severities.
 
-D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations", ICLR
-2019, arXiv:1903.12261 (ImageNet-C), whose names and severities are kept. For every value x of a picture, in [0, 1]:
+D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations",
+ICLR 2019, arXiv:1903.12261 (ImageNet-C), with its names and severities. For every value x of an image, in [0,
+1]:
 
     brightness        x v' / v, v the largest of its shades,          b = 0.1, 0.2, 0.3, 0.4, 0.5
                       v' = min(1, v + b)
@@ -18,21 +19,21 @@ D. Hendrycks, T. Dietterich, "Benchmarking neural network robustness to common c
     motion_blur       mean over half a Gaussian, cut at 2 r, along    s = 3, 5, 8, 12, 15, r = 10, 15, 15, 15, 20 pixels
                       a line at up to 45 degrees                      of 224
     pixelate          nearest(box(x), of s of its sides)              s = 0.6, 0.5, 0.4, 0.3, 0.25
-    snow              l x + (1 - l) max(x, 1.5 grey + 1/2) + flakes  l = 0.8, 0.7, 0.7, 0.65, 0.55; see `_snow`
+    snow              l x + (1 - l) max(x, 1.5 gray + 1/2) + flakes  l = 0.8, 0.7, 0.7, 0.65, 0.55; see `_snow`
     shot_noise        k / c, k ~ Poisson(c x)                         c = 60, 25, 12, 5, 3 photons for white
     zoom_blur         mean of x, and x magnified 1, 1 + z, …, m times m = 1.1, 1.15, 1.2, 1.25, 1.3;
                                                                       z = 0.01, 0.01, 0.02, 0.02, 0.03
 
-Departures from ImageNet-C: lengths are fractions of the shorter side, so that small pictures suffer as large ones
+Departures from ImageNet-C: lengths are fractions of the shorter side, so that small images suffer as large ones
 do. The disc of the defocus has a rim that is soft by one pixel and no further smoothing. Glass blur reads every
 place near itself instead of swapping neighbours one after the other, which no batch can do. Frost is drawn instead
 of cut from five photographs. Elastic transform has the constants of C. Michaelis et al., "Benchmarking robustness
-in object detection", arXiv:1907.07484, for pictures of 224 pixels, and no affine transform before.
-`benchmarks/corruptions` holds all fifteen beside their package, `imagecorruptions`.
+in object detection", arXiv:1907.07484, for images of 224 pixels, and no affine transform before.
+`benchmarks/corruptions` holds all fifteen next to their package, `imagecorruptions`.
 
-The plasma of the fog is made by midpoint displacement (A. Fournier, D. Fussell, L. Carpenter, "Computer rendering of
-stochastic models", Communications of the ACM 25, 1982): places between known ones get their mean and a random number,
-whose range falls by the square of the decay from each scale to the next smaller one.
+The plasma of the fog is made by midpoint displacement (A. Fournier, D. Fussell, L. Carpenter, "Computer
+rendering of stochastic models", Communications of the ACM 25, 1982): places between known ones get their mean
+plus a random number; its range falls by the square of the decay from each scale to the next smaller one.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 SEVERITIES = 5
 REFERENCE_SIDE = 224
-"""Side of the pictures, in pixels, for which lengths were chosen."""
+"""Side of the images, in pixels, for which lengths were chosen."""
 _MODES = {1: "L", 3: "RGB"}
 _POINTS_OF_A_LINE = 64
 _SHADES = 3
@@ -65,17 +66,17 @@ Generators = list[torch.Generator]
 
 
 def corrupt(name: str, images: Tensor, severity: int, indices: Tensor, tones: Tones) -> Tensor:
-    """Return corrupted pictures, (B, C, H, W) with the dtype of `images`.
+    """Return corrupted images, (B, C, H, W) with the dtype of `images`.
 
     Args:
         name: a key of `CORRUPTIONS`.
         images: (B, C, H, W) float; not changed.
         severity: 1 to 5.
-        indices: (B,) int64, numbers of the pictures. A picture's noise is a function of its number, not of its batch.
+        indices: (B,) int64, numbers of the images. An image's noise is a function of its number, not of its batch.
         tones: values of black and white in `images`.
 
     Raises:
-        RequestError: this corruption does not take pictures with so many channels.
+        RequestError: this corruption does not support this number of channels.
     """
     black, white = tones.of(images)
     generators = [
@@ -87,7 +88,7 @@ def corrupt(name: str, images: Tensor, severity: int, indices: Tensor, tones: To
 
 
 def _brightness(images: Tensor, level: int, generators: Generators) -> Tensor:
-    value = images.amax(1, keepdim=True)  # of HSV
+    value = images.amax(1, keepdim=True)  # V of HSV
     brighter = (value + (0.1, 0.2, 0.3, 0.4, 0.5)[level]).clamp_max(1)
     return torch.where(value > 0, images * brighter / value.clamp_min(1e-12), brighter)
 
@@ -178,7 +179,7 @@ def _shot_noise(images: Tensor, level: int, generators: Generators) -> Tensor:
 
 
 def _snow(images: Tensor, level: int, generators: Generators) -> Tensor:
-    """Let flakes fall: normal noise, magnified, of which what is above a threshold is drawn out along a line."""
+    """Let flakes fall: normal noise, magnified; the part above a threshold is drawn out along a line."""
     mean, spread, magnified, threshold, radius, deviation, light = (
         (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
         (0.2, 0.3, 2.0, 0.5, 12, 4.0, 0.7),
@@ -224,11 +225,11 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, Generators], Tensor]] = {
     "snow": _snow,
     "zoom_blur": _zoom_blur,
 }
-"""Each maps pictures (B, C, H, W) float32 in [0, 1], a level 0 to 4 and a generator per picture to new pictures."""
+"""Each maps images (B, C, H, W) float32 in [0, 1], a level 0 to 4 and a generator per image to new images."""
 
 
 def _pixels(length: float, images: Tensor) -> float:
-    """Scale a length that was chosen for 224 pixels to the size of these pictures."""
+    """Scale a length that was chosen for 224 pixels to the size of these images."""
     return length * min(images.shape[2:]) / REFERENCE_SIDE
 
 
@@ -240,13 +241,13 @@ def _blurred(images: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _streaked(images: Tensor, radius: int, deviation: float, angle: float) -> Tensor:
-    """Return pictures (B, C, H, W) as a camera sees them that moves: at this angle, and for less time the farther.
+    """Return images (B, C, H, W) as a camera sees them that moves: at this angle, and for less time the farther.
 
     Args:
         images: edge pixels are repeated outwards.
         radius: half the way, in pixels of 224.
-        deviation: of the Gaussian by which times fall, in pixels of 224.
-        angle: in radians, towards the lower edge.
+        deviation: deviation of the Gaussian by which times fall, in pixels of 224.
+        angle: angle in radians, towards the lower edge.
     """
     scale = _pixels(1.0, images)
     points = torch.linspace(0, 2 * radius, ceil(2 * radius * max(1.0, scale)) + 1)
@@ -260,7 +261,7 @@ def _streaked(images: Tensor, radius: int, deviation: float, angle: float) -> Te
 
 
 def _boxes(side: int, small: int) -> Tensor:
-    """Return how a side of so many pixels shrinks, (small, side): each new one is the mean of whole old ones."""
+    """Return a matrix (small, side) that shrinks a side of pixels: each new one is the mean of whole old ones."""
     middles = (torch.arange(small, dtype=torch.float64) + 0.5) * (side / small)
     places = torch.arange(side) + 0.5 - middles[:, None]
     within = (places > -0.5 * side / small) & (places <= 0.5 * side / small)
@@ -275,7 +276,7 @@ def _magnified(images: Tensor, factor: float) -> Tensor:
 
 
 def _moved(images: Tensor, places: Tensor) -> Tensor:
-    """Return pictures (B, C, H, W) read where `places` (B, 2, H, W) say: pixels to the right and down (bilinear)."""
+    """Return images (B, C, H, W) sampled at `places` (B, 2, H, W): pixels to the right and down (bilinear)."""
     height, width = images.shape[2:]
     still = affine_grid(torch.eye(2, 3).expand(len(images), 2, 3), list(images.shape), align_corners=False)
     shifts = torch.stack([places[:, 0] * (2 / width), places[:, 1] * (2 / height)], dim=3)
@@ -285,9 +286,9 @@ def _moved(images: Tensor, places: Tensor) -> Tensor:
 
 
 def _ice(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw frost on a pane for one of the pictures, (C, H, W), mostly from 0 to 1: needles on a cloudy ground.
+    """Draw frost on a pane for one of the images, (C, H, W), mostly from 0 to 1: needles on a cloudy ground.
 
-    Needles are sparse points drawn out along eight random directions, of which the brightest counts. Brightness,
+    Needles are sparse points drawn out along eight random directions; the brightest counts. Brightness,
     contrast and blue tint lie within those of the photographs that ImageNet-C takes.
     """
     channels, height, width = images.shape[1:]
@@ -344,7 +345,7 @@ def _gaussian(deviation: float) -> Tensor:
 
 
 def _line(length: float, angle: float) -> Tensor:
-    """Return a kernel (k, k) with a line through its centre; each point is shared by the four pixels around it."""
+    """Return a kernel (k, k) with a line through its center; each point is shared by the four pixels around it."""
     half = int(length / 2) + 1
     kernel = torch.zeros(2 * half + 1, 2 * half + 1)
     along = torch.linspace(-length / 2, length / 2, _POINTS_OF_A_LINE)

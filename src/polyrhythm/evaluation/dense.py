@@ -1,4 +1,4 @@
-"""Dense evaluation: a network trained on small pictures is applied at every position of a larger one.
+"""Dense evaluation: a network trained on small images is applied at every position of a larger one.
 
 P. Sermanet and others, "OverFeat", ICLR 2014, arXiv:1312.6229; K. Simonyan, A. Zisserman, "Very deep
 convolutional networks for large-scale image recognition", ICLR 2015, arXiv:1409.1556, section 3.2.
@@ -7,17 +7,17 @@ convolutional networks for large-scale image recognition", ICLR 2015, arXiv:1409
     later Linear (F, D)                        becomes   a convolution (F, D, 1, 1)
     mean over the whole map (h, w)             becomes   a mean over every window (h, w), with stride 1
 
-h and w are the sides of the map at training size, so such a picture has the same scores as before; a larger one has
+h and w are the sides of the map at training size, so such an image has the same scores as before; a larger one has
 one vector of scores per position, and these are averaged. Not in the papers: networks that end in global pooling,
 which keeps the window size that it had in training. Squeeze-and-excitation and the padding of convolutions see the
-whole picture instead of the window, so there the dense scores differ from those of windows that are cut out.
+whole image instead of the window, so there the dense scores differ from those of windows that are cut out.
 
 The network is traced as a graph in which every module that maps feature maps to feature maps is one node, and every
 node knows its shape at training size. It is rewritten from its first flattening on: what was flat becomes a map of one
 or more positions.
 
 A network that cannot be converted is evaluated by brute force (`SlidingWindows`): windows of the training size are cut
-out of the larger picture, one after another.
+out of the larger image, one after another.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def to_dense(model: nn.Module, image_shape: tuple[int, int, int]) -> DenseNetwor
     """Make a network fully convolutional, with copies of its weights.
 
     Args:
-        model: maps pictures (B, C, H, W) of its training size to logits (B, classes); not changed.
-        image_shape: (C, H, W) of the pictures that it was trained on.
+        model: maps images (B, C, H, W) of its training size to logits (B, classes); not changed.
+        image_shape: (C, H, W) of the images that it was trained on.
 
     Raises:
         NotConvertible: it cannot be converted, or the result has other scores at training size.
@@ -85,7 +85,7 @@ class NotConvertible(Exception):
 
 
 class DenseNetwork(nn.Module):
-    """A network whose output is the mean of the score vectors of all positions.
+    """A network with the mean of the score vectors of all positions as output.
 
     Args:
         convolutional: maps (B, C, H, W) to scores (B, classes, h, w).
@@ -109,11 +109,11 @@ MAP_DIMENSIONS = 4
 
 
 def traced(model: nn.Module, probe: Tensor) -> fx.GraphModule:
-    """Trace a network as a graph whose nodes have their shape in `meta["shape"]`, None for values that are no tensors.
+    """Trace a network as a graph with each node's shape in `meta["shape"]`, None for values that are no tensors.
 
     Args:
-        model: in evaluation mode.
-        probe: (B, C, H, W), pictures of its training size.
+        model: model in evaluation mode.
+        probe: (B, C, H, W), images of its training size.
     """
     if isinstance(model, nn.Linear | nn.Conv2d):
         model = nn.Sequential(model)
@@ -224,7 +224,8 @@ class Conversion:
         traced: result of `traced`; changed in place.
 
     Attributes:
-        windows: for every flat value, the sides of the map that one position stands for; (1, 1) once a layer has read
+        windows: windows for every flat value, the sides of the map that one position stands for; (1, 1) once
+            a layer has read
             it.
     """
 
@@ -261,7 +262,7 @@ class Conversion:
         elif given and self._resizes(node):
             if node.meta["shape"] != given[0].meta["shape"]:
                 raise NotConvertible(f"it pools to {node.meta['shape'][2]} places a side, whatever comes in")
-            node.replace_all_uses_with(given[0])  # nothing at training size, no windows on a larger picture
+            node.replace_all_uses_with(given[0])  # nothing at training size, no windows on a larger image
 
     def _pool_windows(self, node: fx.Node, source: fx.Node) -> None:
         """Replace a mean over the whole map by a mean over every window."""
@@ -355,10 +356,10 @@ _SHARE = 7
 
 
 class SlidingWindows:
-    """Average of a network's scores over windows of a picture; those at the far edges are always included.
+    """Average of a network's scores over windows of an image; those at the far edges are always included.
 
     Args:
-        scorer: maps pictures of the training size (B, C, h, w) to logits (B, classes).
+        scorer: maps images of the training size (B, C, h, w) to logits (B, classes).
         size: (h, w).
         stride: pixels between windows; 0: a seventh of the shorter side.
     """

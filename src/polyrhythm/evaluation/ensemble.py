@@ -37,10 +37,10 @@ def log_probabilities(predictors: Sequence[Predictor]) -> Callable[[Tensor], Ten
 
 
 class Together(nn.Module):
-    """Networks as one, whose outputs are the logarithms of their mean probabilities.
+    """Several networks as one; its outputs are the logarithms of their mean probabilities.
 
     Args:
-        members: map pictures (B, C, H, W) to logits (B, classes).
+        members: map images (B, C, H, W) to logits (B, classes).
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -48,7 +48,7 @@ class Together(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Return log probabilities (B, classes) of pictures (B, C, H, W)."""
+        """Return log probabilities (B, classes) of images (B, C, H, W)."""
         return (
             average([member(pictures).float().softmax(1) for member in self.members])
             .clamp_min(_SMALLEST)
@@ -68,7 +68,7 @@ def greedy_selection(probabilities: Tensor, labels: Tensor, most: int = 50) -> l
         The members' numbers in the order of their choice; a repeated one has the weight of its repetitions.
     """
     chosen: list[int] = []
-    # The sum stands for the mean: argmax and normalised likelihood do not depend on the number of members.
+    # The sum stands for the mean: argmax and normalized likelihood do not depend on the number of members.
     total = torch.zeros_like(probabilities[0])
     best = (-1.0, float("-inf"))
     while len(chosen) < most:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassResult:
-    """How well one class is recognised.
+    """Accuracy of one class.
 
     Attributes:
         recall: fraction of its images that are recognised; 0 if there are none.
@@ -45,8 +45,9 @@ class Evaluation:
 
     Attributes:
         loss: mean cross-entropy, in nats.
-        top1: fraction of images whose most likely class is right.
-        top5: fraction of images whose class is among the five most likely (or all, if there are fewer).
+        top1: fraction of images with the correct class as the most likely one.
+        top5: fraction of images with the correct class among the five most likely (or all, if there are
+            fewer).
         confusion: (classes, classes), int64; [i, j] is the number of images of class i predicted as class j.
         predicted: (images,), int64, the likeliest class of each.
         probability: (images,), float32, of that class.
@@ -76,7 +77,7 @@ class Evaluation:
 
     @property
     def class_figures(self) -> list[dict[str, Any]]:
-        """Of every class its name, images, recall, precision, and the 95 % confidence interval of its recall."""
+        """Name, images, recall, precision, and 95 % confidence interval of the recall of every class."""
         return [
             asdict(entry) | {"recall_interval": list(share_interval(entry.recall, entry.images))}
             for entry in self.per_class
@@ -84,10 +85,10 @@ class Evaluation:
 
     @property
     def guesses(self) -> str:
-        """A sentence where the network is hardly better than whoever knows only how frequent each class is; else empty.
+        """A warning where the network is hardly better than a guess from the class frequencies; else empty.
 
-        Such a guess has the entropy of the classes as its loss, and as its top-1 the share of the largest class. Of
-        fewer than a hundred images nothing is said.
+        Such a guess has the entropy of the classes as its loss, and as its top-1 the share of the largest
+        class. There is no warning for fewer than a hundred images.
         """
         if self.images < 100:
             return ""
@@ -114,7 +115,7 @@ class Evaluation:
 
 
 def share_interval(share: float, count: int) -> tuple[float, float]:
-    """Return the 95 % confidence interval of a share of so many independent cases (E. Wilson, JASA 22, 1927)."""
+    """Return the 95 % confidence interval of a share of `count` independent cases (E. Wilson, JASA 22, 1927)."""
     z, n, p = 1.959964, count, share
     if not n:
         return 0.0, 1.0
@@ -124,12 +125,12 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialEvaluation:
-    """What a test of some consecutive batches of a split came to.
+    """Test result of some consecutive batches of a split.
 
     Attributes:
         first: number of the first of them.
         losses: (batches,) float64, sums of the cross-entropy of each.
-        in_top5: (batches,) int64, images of each whose class is among the five most likely.
+        in_top5: (batches,) int64, images of each batch with the correct class among the five most likely.
         predicted: (images,) int64, the likeliest class of each; -1: the image was left out, as it could not be read.
         probability: (images,) float32, of that class.
     """
@@ -167,11 +168,11 @@ def disjoint(parts: Sequence[PartialEvaluation]) -> list[PartialEvaluation]:
 
 @dataclass(frozen=True)
 class InDtype:
-    """A split whose pictures have the model's dtype, as they have in training.
+    """A split with images in the model's dtype, as in training.
 
     Attributes:
-        split: the pictures as they are.
-        dtype: of the model.
+        split: the images as they are.
+        dtype: dtype of the model.
     """
 
     split: Split
@@ -186,7 +187,7 @@ class InDtype:
         return self.split.labels
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the pictures of these indices, (B, C, H, W)."""
+        """Return the images of these indices, (B, C, H, W)."""
         return self.split.images(indices).to(self.dtype)
 
 
@@ -198,7 +199,7 @@ BATCH_SIZE = 500
 
 
 def batches_for(images: int, place: int, parts: Sequence[int]) -> range:
-    """Return the batches of a test of so many images that fall to one of several workers, by their relative parts."""
+    """Return the batches of a test of `images` images that one of several workers takes, by their relative shares."""
     batches, whole = -(-images // BATCH_SIZE), sum(parts)
     return range(batches * sum(parts[:place]) // whole, batches * sum(parts[: place + 1]) // whole)
 
@@ -215,10 +216,10 @@ def evaluate_part(
 
     Args:
         model: as for `evaluate`.
-        split: likewise.
-        batches: their numbers.
+        split: as for `evaluate`.
+        batches: numbers of the batches.
         classes: as for `evaluate`.
-        device: likewise.
+        device: as for `evaluate`.
     """
     totals = _Totals(len(classes))
     with in_evaluation_mode(model):
@@ -240,12 +241,12 @@ def evaluate(
     """Test a model that maps (B, C, H, W) to logits on all images of a split, in evaluation mode.
 
     Args:
-        model: on `device`; returned to the mode that it was in.
+        model: model on `device`; returned to the mode that it was in.
         split: the images and their labels.
         classes: names of the classes, in the order of the labels.
         batch_size: images at a time; affects only the speed.
-        device: where the model is.
-        tested: what others have found of the same model, of other batches each; the result has the same bits.
+        device: device where the model is.
+        tested: results of others for the same model and other batches; the result has the same bits.
 
     Raises:
         RequestError: the split is empty, or the model was made for another number of classes.
@@ -287,10 +288,10 @@ def evaluate_scores(
 
     Args:
         scores: the function.
-        labels: of all images.
+        labels: labels of all images.
         classes: names of the classes, in the order of the labels.
         batch_size: images at a time.
-        tested: what others have found, of other batches each.
+        tested: results of others for other batches.
 
     Raises:
         RequestError: there are no images, or scores for another number of classes.
@@ -308,7 +309,7 @@ def evaluate_scores(
 
 
 class _Totals:
-    """What batches come to, one after the other; it stays on the device, so that nothing synchronises with it."""
+    """Running totals over batches; they stay on the device, so that nothing synchronizes with it."""
 
     def __init__(self, classes: int) -> None:
         self._classes = classes
@@ -318,7 +319,7 @@ class _Totals:
         self._probability: list[Tensor] = []
 
     def add_those_left(self, scores: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor) -> None:
-        """Add a batch, of which images that cannot be read are left out."""
+        """Add a batch without the images that cannot be read."""
         readable, found = read_those_left(scores, indices)
         self.add(found, labels[readable].to(found.device))
         if len(readable) < len(indices):
@@ -369,7 +370,7 @@ class _Totals:
         pairs = labels.cpu()[read] * self._classes + whole.predicted[read]
         confusion = torch.bincount(pairs, minlength=self._classes**2).view(self._classes, self._classes)
         return Evaluation(
-            loss=sum(whole.losses.tolist()) / images,  # in the order of the batches, whoever tested them
+            loss=sum(whole.losses.tolist()) / images,  # in the order of the batches
             top1=int(confusion.trace()) / images,
             top5=int(whole.in_top5.sum()) / images,
             images=images,

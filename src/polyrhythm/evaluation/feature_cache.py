@@ -1,9 +1,9 @@
-"""The features of pictures under a body that stands still, computed once by several processes and kept on disk.
+"""Features of images under a frozen backbone, computed once by several processes and kept on disk.
 
-    view 0      the picture as in a test
+    view 0      the image as in a test
     view v      its v-th augmentation: what an epoch v of training would show
 
-They are float32, (views, n, D), in the user's cache, keyed by the body's weights, the pictures (paths, sizes and times
+They are float32, (views, n, D), in the user's cache, keyed by the body's weights, the images (paths, sizes and times
 of files, otherwise their pixels), their size, the augmentation and the seed. The oldest go when all take over 4 GB.
 """
 
@@ -48,16 +48,16 @@ _LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be computed.
+    """Request to compute features.
 
     Attributes:
         make_model: makes the network, on the CPU, with its weights.
-        split: the pictures.
+        split: the images.
         image_shape: (C, H, W).
-        views: views of each picture, the plain one included.
+        views: views of each image, the plain one included.
         transform: makes the others.
-        seed: of the run.
-        device: where the network runs.
+        seed: seed of the run.
+        device: device where the network runs.
     """
 
     make_model: Callable[[], nn.Module]
@@ -81,13 +81,13 @@ def compute(
     Features of images that cannot be read, and may be left out, are NaN.
 
     Args:
-        request: what to compute.
-        processes: that share the pictures and the cores. One that dies is started again, twice at most.
-        start_method: of these.
-        tell: called now and then with the share that is done.
+        request: request to compute.
+        processes: processes that share the images and the cores. One that dies is started again, twice at most.
+        start_method: start method of processes of these.
+        tell: called now and then with the completed share.
 
     Raises:
-        RequestError: the network has no linear head, or a picture cannot be read.
+        RequestError: the network has no linear head, or an image cannot be read.
         RunError: a process died three times, or the disk is full.
     """
     with torch.random.fork_rng(devices=[]):
@@ -145,7 +145,7 @@ def _compute_in(
 
 
 def _fill(request: Request, path: Path, first: int, last: int, threads: int, count: Any) -> None:
-    """Compute the features of pictures `first` to `last` into the array at `path`."""
+    """Compute the features of images `first` to `last` into the array at `path`."""
     torch.set_num_threads(threads)
     torch.manual_seed(request.seed)
     model = request.make_model().eval()
@@ -163,7 +163,7 @@ def _fill(request: Request, path: Path, first: int, last: int, threads: int, cou
 
 
 def view_of(request: Request, indices: Tensor, view: int) -> Tensor:
-    """Return a view of pictures, (B, C, H, W)."""
+    """Return a view of images, (B, C, H, W)."""
     split = request.split
     if view == 0 or request.transform is None:
         return split.images(indices)
@@ -175,9 +175,9 @@ class Child:
     """A process that calls a function, and what becomes of it.
 
     Args:
-        context: of the start method.
+        context: context of the start method.
         function: called with the arguments; and, if it `counts`, a shared number that it may raise.
-        arguments: of the function.
+        arguments: arguments of the function.
         counts: whether it counts.
     """
 
@@ -211,11 +211,11 @@ class Child:
 
     @property
     def counted(self) -> int:
-        """How far it has counted."""
+        """Value of the counter."""
         return int(self._count.value)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the result; return whether it has come. An error of the function is raised here."""
+        """Wait for the result; return whether it has arrived. An error of the function is raised here."""
         if self.done:
             return True
         if not self._connection.poll(seconds):
@@ -269,9 +269,9 @@ def _called(connection: Any, function: Callable[..., Any], arguments: tuple[Any,
 def measure(
     make_model: Callable[[], nn.Module], image_shape: tuple[int, int, int], batch: int, device: str
 ) -> Any:
-    """Return the seconds a picture of a forward pass, and of a training step, by one batch each.
+    """Return the seconds an image of a forward pass, and of a training step, by one batch each.
 
-    On a CPU one thread is measured, and all cores are taken to be that much faster: processes share the pictures.
+    On a CPU one thread is measured, and all cores are taken to be that much faster: processes share the images.
     """
     place = torch.device(device)
     cores = len(os.sched_getaffinity(0)) if place.type == "cpu" else 1
@@ -311,7 +311,7 @@ def _key(request: Request, model: nn.Module) -> str:
 
 
 def _identity(split: Any) -> str:
-    """Return a hash of a split's pictures: of its files' paths, sizes and times, otherwise of its pixels."""
+    """Return a hash of a split's images: of its files' paths, sizes and times, otherwise of its pixels."""
     match split:
         case ImageFileSplit():
             return files_digest(split)
@@ -341,7 +341,7 @@ def _prune(folder: Path, newest: Path) -> None:
 
 
 def refuse_without_linear_head(model: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise `RequestError` for a network whose output is not that of a fully connected layer."""
+    """Raise `RequestError` for a network that does not end in a fully connected layer."""
     try:
         feature_function(model.eval(), image_shape)
     except RequestError as error:

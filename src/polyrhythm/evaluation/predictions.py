@@ -1,7 +1,8 @@
-"""What a tested network said of every picture, as files of a run folder.
+"""Predictions of a tested network for every image, as files of a run folder.
 
-predictions.csv     image, class, predicted, probability, right: one line a test image, in the order of the data
-pictures.json       the mistakes of which the network was surest, and training pictures as augmentation shows them,
+predictions.csv     image, class, predicted, probability, right: one line a test image, in the order of the
+data
+pictures.json       the most confident mistakes, and training images as augmentation shows them,
 as PNG in base64, for the report
 """
 
@@ -34,7 +35,7 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
     """Return one line a test image.
 
     Args:
-        found: by the test, of images in their order.
+        found: test result of images in their order.
         labels: (images,), int64.
         classes: names, in the order of the labels.
     """
@@ -60,11 +61,11 @@ def predictions_csv(found: Evaluation, labels: Tensor, classes: Sequence[str]) -
 def pictures_json(
     found: Evaluation, dataset: Dataset, transform: Callable[[Tensor], Tensor] | None = None
 ) -> str:
-    """Return pictures of the surest mistakes, and of the first training images before and after augmentation.
+    """Return images of the surest mistakes, and of the first training images before and after augmentation.
 
     Args:
-        found: by a test of `dataset.test`.
-        dataset: pictures of 1 or 3 channels; of others nothing is shown.
+        found: test result of `dataset.test`.
+        dataset: images of 1 or 3 channels; others are not shown.
         transform: augments training images (B, C, H, W), the first of them; None: they are not augmented.
     """
     shown: dict[str, Any] = {"mistakes": [], "augmented": []}
@@ -104,7 +105,7 @@ def pictures_json(
 
 
 def _pngs(dataset: Dataset, images: Tensor) -> list[str]:
-    """Return pictures (B, C, H, W) as PNG in base64; small ones are enlarged, so that their pixels can be seen."""
+    """Return images (B, C, H, W) as PNG in base64; small ones are enlarged, so that their pixels can be seen."""
     if not len(images):
         return []
     black, white = (torch.tensor(tone).view(1, -1, 1, 1) for tone in (dataset.black, dataset.white))

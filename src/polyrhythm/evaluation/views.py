@@ -1,11 +1,11 @@
-"""Views of a picture for a test: centre, corners, the whole picture; at several scales, mirrored as well.
+"""Views of an image for a test: center, corners, the whole image; at several scales, mirrored as well.
 
 A. Krizhevsky, I. Sutskever, G. Hinton, NIPS 2012 (ten crops); K. Simonyan, A. Zisserman, ICLR 2015, arXiv:1409.1556
 (dense, scales, flips); R. Wu and others, "Deep Image", 2015, arXiv:1501.02876 (scales, models).
 
     p = mean over scales, mirrorings and crops of softmax(z),      dense: z = mean over positions of the scores
 
-Scores are averaged within a picture and probabilities between pictures.
+Scores are averaged within an image and probabilities between images.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from polyrhythm.data.dataset import Split
 
 Scorer = Callable[[Tensor], Tensor]
-"""Maps pictures (B, C, H, W) to logits (B, classes)."""
+"""Maps images (B, C, H, W) to logits (B, classes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """The views of each picture that are averaged.
+    """The views of each image that are averaged.
 
     Attributes:
-        dense: the network is applied at every position of the whole picture.
-        ten_crop: the four corners and the centre, and their mirror images.
-        flip: the picture and its mirror image.
+        dense: the network is applied at every position of the whole image.
+        ten_crop: the four corners and the center, and their mirror images.
+        flip: the image and its mirror image.
         scales: lengths of the shorter side, in pixels; empty: 256/224 of the training size for `dense` and
-            `ten_crop`, the original picture otherwise.
+            `ten_crop`, the original image otherwise.
 
     Raises:
         RequestError: `dense` and `ten_crop` together, or a scale below one.
@@ -69,15 +69,15 @@ class Views:
 
     @property
     def plain(self) -> bool:
-        """Whether the only view is the picture itself."""
+        """Whether the only view is the image itself."""
         return not (self.dense or self.ten_crop or self.flip or self.scales)
 
     def at_scale_of(self, image_shape: tuple[int, int, int], shown: float) -> Views:
         """Return the same; where a scale is needed and none was given, the one that the network was trained at.
 
         Args:
-            image_shape: (C, H, W) of training pictures.
-            shown: their side, as a share of a picture's shorter side.
+            image_shape: (C, H, W) of training images.
+            shown: their side, as a share of an image's shorter side.
         """
         if self.scales or not (self.dense or self.ten_crop):
             return self
@@ -85,22 +85,22 @@ class Views:
 
 
 class ViewedClassifier:
-    """A network with its views of a split's pictures.
+    """A network with its views of a split's images.
 
     Args:
         model: maps (B, C, H, W) to logits (B, classes), on `device`.
-        split: the pictures.
-        views: what is averaged.
-        image_shape: (C, H, W) of the network's training pictures.
-        device: where the model is.
+        split: the images.
+        views: views to be averaged.
+        image_shape: (C, H, W) of the network's training images.
+        device: device where the model is.
 
     Attributes:
         split: as given.
         views: as given.
-        method: how dense scores are computed: `convolutional`, `sliding windows (reason)`, or empty.
+        method: computation of dense scores: `convolutional`, `sliding windows (reason)`, or empty.
 
     Raises:
-        RequestError: a scale is below the size of the training pictures.
+        RequestError: a scale is below the size of the training images.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ViewedClassifier:
         self._scorer: Scorer = self._dense(model) if views.dense else model
 
     def over(self, split: Split) -> ViewedClassifier:
-        """Return the same network with the same views of another split's pictures."""
+        """Return the same network with the same views of another split's images."""
         other = copy(self)
         other.split = split
         return other
@@ -143,7 +143,7 @@ class ViewedClassifier:
         return dense
 
     def probabilities(self, indices: Tensor) -> Tensor:
-        """Return the class probabilities (B, classes), float32, of the pictures with numbers `indices`, (B,) int64."""
+        """Return the class probabilities (B, classes), float32, of the images with numbers `indices`, (B,) int64."""
         return torch.stack([self._at(scale, indices) for scale in self._scales]).mean(0)
 
     def _at(self, scale: int | None, indices: Tensor) -> Tensor:

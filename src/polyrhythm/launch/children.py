@@ -1,17 +1,17 @@
 """Ranks as child processes of their launcher: both sides of the pipe between them, and a run made of them.
 
-The launcher starts, signals and ends its children (`Children`). It tells each of them first where the ranks
-meet and what has happened there (`MeetingPoint`). The child tells its launcher, one JSON object a message:
-{"event": …} for the run's events, and at most once {"error": text, "kind": …} before it leaves with a status
-that is not 0. What becomes of a run that loses a rank is decided in `supervisor.py`.
+The launcher starts, signals and ends its children (`Children`). It first sends each of them the meeting point
+of the ranks and the events so far (`MeetingPoint`). A child sends one JSON object a message: {"event": …} for
+the run's events, and at most once {"error": text, "kind": …} before it exits with a nonzero status. The
+consequences of a failed rank are decided in `supervisor.py`.
 
 A child that is forked has the garbage of its parent too, and must not collect it.
 
-A run that loses a rank without which it cannot go on is started again from its last checkpoint
-(`run_restarting`):
+If the run cannot continue without a failed rank, it is restarted from its last checkpoint (`run_restarting`):
 
 session 1   |---C---C-----x  server 0 dies: all ranks end          C: checkpoint
-session 2           |-----------C---C---|                          what came after the last one is done again
+session 2           |-----------C---C---|                          steps after the last checkpoint are
+repeated
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ Play = Callable[[Job, Emit], bool]
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where ranks meet.
+    """Meeting point of the ranks.
 
     Attributes:
-        port: of the store, on the loopback interface.
-        address: of this host, under which its ranks are reached by the others.
-        key: that links between ranks prove to know.
-        met: the generations of the ranks that are there, for one that comes late.
-        ledger: of the run so far, for a successor of the leader.
+        port: TCP port of the store, on the loopback interface.
+        address: address of this host, under which its ranks are reached by the others.
+        key: key that links between ranks prove to know.
+        met: generations of the present ranks, for a late rank.
+        ledger: ledger of the run so far, for a replacement of the leader.
     """
 
     port: int
@@ -127,7 +127,7 @@ class MeetingPoint:
 def child_main(job: Job, roles: RoleAssignment, peer: Peer, threads: int, pipe: Connection) -> None:
     """Run a rank with `threads` compute threads, and leave the process. The launcher first sends where ranks meet."""
     tolerate_lost_output()  # new streams: a thread of the launcher may have held the old ones' locks at the fork
-    gc.freeze()  # what the launcher left to be collected (a store of an earlier run) must not be torn down here
+    gc.freeze()  # garbage of the launcher (a store of an earlier run) must not be collected here
     ask_names_briefly()
     stop = StopRequest()
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to all; the launcher decides
@@ -179,9 +179,9 @@ def _report(pipe: Connection, error: BaseException) -> None:
 
 @contextmanager
 def left_to_the_parent() -> Iterator[None]:
-    """Keep a child that is forked meanwhile from collecting what was garbage before.
+    """Keep a child that is forked in the meantime from collecting what was garbage before.
 
-    The end of an unused store waits for threads, which a fork does not copy: a child that came upon one would crash.
+    The destructor of an unused store waits for threads, which a fork does not copy: it would crash the child.
     """
     gc.freeze()
     try:
@@ -210,11 +210,11 @@ class Children:
     """The child processes of a launcher, as a source of processes.
 
     Args:
-        job: what they train.
+        job: training job of the children.
         roles: the ranks by role.
         threads: compute threads of each rank, if it is a worker.
         start_method: `fork` or `spawn`.
-        stop: whether somebody wants the run to stop.
+        stop: returns whether a stop was requested.
 
     Attributes:
         on_event: takes the events of the run, and the rank that emitted each.
@@ -236,7 +236,7 @@ class Children:
         self._threads = threads
         self._context = multiprocessing.get_context(start_method)
         self._stop = stop
-        self._ledger = Ledger.of(job.workers)  # with which a successor of worker 0 goes on
+        self._ledger = Ledger.of(job.workers)  # a replacement of rank 0 continues with it
         self._children: list[Child] = []
         self._point: MeetingPoint | None = None
         self._store: Any = None
@@ -289,7 +289,7 @@ class Children:
 
     @property
     def waitables(self) -> list[Connection]:
-        """The pipes of those that may still say something."""
+        """Pipes of the children that may still send messages."""
         return [child.pipe for child in self._children if child.open]
 
     def poll(self, ready: Sequence[Any]) -> list[Fact]:
@@ -309,7 +309,7 @@ class Children:
             else:
                 child.failed = True
                 facts.append(Failed(child.peer, record["kind"], record["error"]))
-        # Worker 0 comes first, and all deaths after what the others had to say.
+        # Rank 0 is first, and all deaths follow the others' messages.
         return facts + [self._left(child) for child in sorted(left, key=lambda child: child.peer)]
 
     def carry_out(self, order: Order) -> None:
@@ -352,17 +352,17 @@ def run_local(
     """Run a job on this host, one process a rank; return whether it was preempted.
 
     Args:
-        job: what to train.
+        job: training job.
         emit: takes the run's events.
-        port: of the store, on the loopback interface; 0 picks a free one.
+        port: TCP port of the store, on the loopback interface; 0 picks a free one.
         threads: compute threads of each worker; None shares the cores out.
         start_method: `fork` (quick, data shared; only from a process that has not computed on several threads)
             or `spawn`.
-        entrance: lets others join; None: nobody can.
+        entrance: lets others join; None: joining is disabled.
 
     Raises:
         RequestError: the port is in use, a rank found the request wrong, or the job cannot be sent to ranks.
-        RunError: a rank failed or died, and the others could not go on.
+        RunError: a rank failed or died, and the others could not continue.
         Preempted: the notice ran out before everything was written.
     """
     roles = roles_in_order(job.workers, job.traits.servers)
@@ -374,7 +374,7 @@ def run_local(
     if job.devices and threads is None:
         for worker, rank in enumerate(roles.workers):
             each[rank] = threads_beside_gpus(cores, job.devices, worker)
-    leave_errors_to_python()  # of those that are spawned
+    leave_errors_to_python()  # spawned children inherit it
     stop, preemption = StopRequest(), Preemption(job.fault_tolerance.notice_s)
     children = Children(job, roles, each, start_method, stop)
     resume = "continue with --resume" + (
@@ -419,7 +419,7 @@ def run_local(
             if launcher.error is not None:
                 raise launcher.error
     finally:
-        with held_back():  # somebody impatient may interrupt again
+        with held_back():  # a user may interrupt again
             children.end()
             if entrance is not None:
                 entrance.close()
@@ -434,17 +434,17 @@ def _meeting_point(port: int, entrance: Entrance | None) -> MeetingPoint:
 
 _LOOK_EVERY_S = 0.1
 _LAST_WORDS_S = 2.0
-"""How long the others may report what they saw, once a rank has failed."""
+"""Seconds for the others to report their observations, once a rank has failed."""
 
 
 def run_restarting(job: Job, play: Play, emit: Emit, restarts: int) -> bool:
-    """Run a job, and again from its last checkpoint whenever it loses a rank without which it cannot go on.
+    """Run a job; restart it from its last checkpoint whenever it loses a rank that it cannot continue without.
 
     Args:
-        job: what to train; it leaves checkpoints where it is to be started again.
+        job: training job; it writes checkpoints where it is to be restarted.
         play: runs a job, and returns whether it was preempted.
         emit: takes the run's events.
-        restarts: how often at most.
+        restarts: largest number of restarts.
     """
     time_s = 0.0
     for restart in range(1, restarts + 2):

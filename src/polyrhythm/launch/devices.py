@@ -38,13 +38,13 @@ def threads_for_worker(cores: int, workers: int, strategy: Strategy, servers: in
 
 
 def use_threads(count: int) -> None:
-    """Compute with so many threads from now on, in this process."""
+    """Use `count` compute threads from now on, in this process."""
     torch.set_num_threads(count)
 
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Compute with so many threads in the body: sums over several are added in another order."""
+    """Use `threads` compute threads in the body: sums over several are added in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -91,13 +91,13 @@ def check_kinds_of_devices(
     """Refuse that some workers compute on GPUs and others do not, where the bits of all must agree.
 
     Args:
-        strategy: of the run.
-        workers: how many there are.
-        found: who computes on what, to begin the refusal with.
-        instead: how all come to have one kind of device, to end it with.
+        strategy: strategy of the run.
+        workers: number of workers.
+        found: description of the workers' devices, to begin the error message with.
+        instead: remedy that gives all workers one kind of device, to end the message with.
 
     Raises:
-        RequestError: they must, or workers hold one vector in the memory of their host.
+        RequestError: workers need one kind of device and have several, or share one vector in host memory.
     """
     reason = why_one_kind_of_device(strategy, workers)
     if reason:
@@ -108,7 +108,7 @@ def check_kinds_of_devices(
 
 
 def why_one_kind_of_device(strategy: Strategy, workers: int) -> str:
-    """Return what so many workers of a strategy do that GPUs and CPUs cannot do in one run; empty: nothing."""
+    """Return the reason why GPUs and CPUs cannot mix with this strategy and number of workers; empty: they can."""
     traits = strategy.traits(workers)
     if traits.cuts_network:
         return "compute one network together"

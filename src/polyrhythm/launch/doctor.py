@@ -1,4 +1,4 @@
-"""What this machine and its network allow, looked at before a run fails on it.
+"""Checks of this machine and its network before a run fails on them.
 
 Every check tries the thing itself where that is quick: a connection on loopback, a key in a store, a block of shared
 memory, a file in the folder of the runs.
@@ -40,12 +40,12 @@ _NETWORK_DISKS = ("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "9p")
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
-        check: its name.
+        check: name of the check.
         state: `ok`; `limited`: a run may be slow, small or fail later; `fails`: a run of this size would not start.
-        found: in words.
+        found: result in words.
         advice: what to do; empty if nothing.
         values: the figures behind the words.
     """
@@ -61,8 +61,8 @@ def examine(folder: Path, ranks: int) -> list[Finding]:
     """Return what all checks find.
 
     Args:
-        folder: where runs are to be written; it need not exist.
-        ranks: how many workers and servers one host is to have.
+        folder: folder where runs are to be written; it need not exist.
+        ranks: number of workers and servers on one host.
     """
     ask_names_briefly()
     checks: dict[str, Callable[[], Finding]] = {
@@ -90,7 +90,7 @@ def examine(folder: Path, ranks: int) -> list[Finding]:
 
 
 def open_files(ranks: int) -> Finding:
-    """Compare the limit on open files with what a launcher of so many ranks needs."""
+    """Compare the limit on open files with the number that a launcher of `ranks` ranks needs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = descriptors_needed(ranks)
     values = {"soft": soft, "hard": hard, "needed": needed}
@@ -103,7 +103,7 @@ def open_files(ranks: int) -> Finding:
 
 
 def processes(ranks: int) -> Finding:
-    """Compare the limits on processes and threads with what so many ranks start."""
+    """Compare the limits on processes and threads with the numbers that `ranks` ranks start."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     group = _group_limit("pids.max")
     most = min((each for each in (soft, group) if each not in (None, resource.RLIM_INFINITY)), default=None)
@@ -139,7 +139,7 @@ def cores(ranks: int) -> Finding:
 
 
 def memory() -> Finding:
-    """Return how much memory is left here."""
+    """Return the free memory of this machine."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     left = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     group = _group_limit("memory.max")
@@ -253,7 +253,7 @@ def ports() -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Write into the folder of the runs, and see how much room is left there."""
+    """Write into the folder of the runs, and return its free space."""
     try:
         check_new_folder(folder)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""The energy that this host takes: its processors, where the kernel tells it (RAPL), and its GPUs, by NVML.
+"""Energy of this host: its processors, where the kernel reports it (RAPL), and its GPUs, by NVML.
 
     intel-rapl:0/     name: package-0      energy_uj: 1234567      max_energy_range_uj: 262143328850
     intel-rapl:0:0/   name: core           in the package's
@@ -21,7 +21,7 @@ class EnergyCounter:
     """Adds up what all packages and their memory take, and all GPUs.
 
     Args:
-        root: where the kernel shows processors.
+        root: folder in which the kernel lists processors.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -39,12 +39,12 @@ class EnergyCounter:
 
     @property
     def joules(self) -> float | None:
-        """What was taken since this object was made, up to the latest `look`; None where nobody tells."""
+        """Joules of the processors since this object was made, up to the latest `look`; None if not available."""
         return self._sum_uj / 1e6 if self._domains else None
 
     @property
     def gpu_joules(self) -> float | None:
-        """What all GPUs have taken since this object was made, up to now; None where nobody tells."""
+        """Joules of all GPUs since this object was made, up to now; None if not available."""
         taken = [
             now - before
             for gpu, before in self._gpus.items()
@@ -53,7 +53,7 @@ class EnergyCounter:
         return sum(taken) / 1e3 if taken else None
 
     def look(self) -> None:
-        """Read the counters; a domain that cannot be read any more is left out from here on."""
+        """Read the counters; a domain that becomes unreadable is left out from here on."""
         for folder, (before, counted) in list(self._domains.items()):
             try:
                 now = _reading(folder)

@@ -15,7 +15,7 @@ from polyrhythm.errors import RunError
 
 SPEAK_AFTER_S = 30.0
 LIMIT_S = 1800.0
-"""For which ranks wait for each other at the start, unless told otherwise."""
+"""Seconds for which ranks wait for each other at the start by default."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _GROWTH = 0.001, 0.1, 1.3
 Found = TypeVar("Found")
@@ -26,12 +26,12 @@ def _nothing() -> None:
 
 
 class Patience:
-    """How long a rank waits for others that are to join; one for all that it waits for.
+    """Time limit of a rank that waits for others to join; one for all its waits.
 
     Args:
-        limit_s: seconds from now on, after which it ends with an error that names those who never came.
+        limit_s: seconds from now on, after which it ends with an error that names the missing ranks.
         look: called all the time while it waits; what it raises ends the waiting.
-        until_s: on the monotonic clock, if it has been running for some time; None: it begins now.
+        until_s: end on the monotonic clock, if the limit has been running for some time; None: it begins now.
     """
 
     def __init__(
@@ -42,20 +42,20 @@ class Patience:
         self._look = look
 
     def looking(self, look: Callable[[], None]) -> Patience:
-        """Return what is left of it, with a function to call while it lasts."""
+        """Return the remaining time, with a function to call while it lasts."""
         return Patience(self._limit_s, look, self._until_s)
 
     def key(self, store: Any, key: str, rank: int, again: Callable[[], None] = _nothing) -> str:
         """Wait until another rank has set a key of the store, and return its text.
 
         Args:
-            store: where the ranks meet.
-            key: that it sets.
-            rank: who sets it.
+            store: store where the ranks meet.
+            key: key that it sets.
+            rank: rank that sets the key.
             again: called every half minute, before it waits on.
 
         Raises:
-            RunError: it has not come in time, or the store is gone.
+            RunError: the key was not set in time, or the store is gone.
         """
         return self._until(lambda: _text(store, key), lambda: [rank], again)
 
@@ -63,8 +63,8 @@ class Patience:
         """Wait until all ranks have set a key each, and return their texts; errors as for `key`.
 
         Args:
-            store: where the ranks meet.
-            name: of a rank's key.
+            store: store where the ranks meet.
+            name: name of a rank's key.
             ranks: all of them; of these the first waits for all others before it sets its own.
         """
 
@@ -75,11 +75,11 @@ class Patience:
         return [self._until(lambda rank=rank: _text(store, name(rank)), absent) for rank in ranks]  # type: ignore[misc]
 
     def word(self, store: Any, queue: str, absent: Callable[[], Sequence[int]]) -> str:
-        """Return the next word of a queue that nobody else takes words from; errors as for `key`.
+        """Return the next word of a queue that no other process takes words from; errors as for `key`.
 
         Args:
-            store: where the ranks meet.
-            queue: to which other ranks push words.
+            store: store where the ranks meet.
+            queue: queue to which other ranks push words.
             absent: returns the ranks that are waited for.
         """
 
@@ -94,7 +94,8 @@ class Patience:
         absent: Callable[[], Sequence[int]],
         again: Callable[[], None] = _nothing,
     ) -> Found:
-        # Not the store's own waiting, whose end PyTorch complains of, and which could not look at anything else.
+        # Not the store's own wait: PyTorch logs its timeout, and it could not check anything else in the
+        # meantime.
         pause_s, speaks_s = _FIRST_PAUSE_S, time.monotonic() + SPEAK_AFTER_S
         while True:
             with _store_asked():
@@ -146,7 +147,7 @@ def speaking_up(text: Callable[[], str], after_s: float = SPEAK_AFTER_S) -> Iter
     """Print what the body waits for, once, if the body takes long.
 
     Args:
-        text: returns the words, on a thread of its own; nothing is said if they are empty.
+        text: returns the text, on a thread of its own; nothing is printed if it is empty.
         after_s: seconds of silence.
     """
     timer = threading.Timer(after_s, lambda: _say(text()))

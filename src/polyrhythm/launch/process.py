@@ -1,4 +1,4 @@
-"""What a process of a run arranges with its operating system: its parent, name server, memory, output and files.
+"""Operating system settings of a run's process: its parent, name server, memory, output and files.
 
 It ends with the process that has started it, however that one ends. It does not wait long for a name server
 that does not answer. It keeps memory that a step frees for the next one: a forward and a backward pass take
@@ -97,7 +97,7 @@ def ask_names_briefly() -> None:
 
 
 def leave_errors_to_python() -> None:
-    """Keep torch's C++ from printing warnings with traces of its stack beside the errors that it raises as well.
+    """Keep torch's C++ from printing warnings with traces of its stack next to the errors that it raises as well.
 
     Call it before torch is imported; processes started later have it, too.
     """
@@ -136,7 +136,7 @@ def check_loopback(port: int = 0) -> None:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _ALL_BYTES = 2**31 - 1
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
-"""More is refused by glibc; still larger blocks come from the system every time."""
+"""Upper limit that glibc accepts; still larger blocks are mapped by the system every time."""
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def keep_freed_memory() -> bool:
 
 
 class _Output(io.RawIOBase):
-    """A descriptor whose errors raise nothing; `lost_bytes` could not be written, first because of `error`."""
+    """A descriptor that raises no errors; `lost_bytes` counts unwritten bytes, `error` is the first error."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -203,7 +203,7 @@ def open_standard_descriptors() -> None:
 
 
 def tolerate_lost_output() -> None:
-    """Make new `sys.stdout` and `sys.stderr`, whose errors raise nothing and are counted; see `lost_output`."""
+    """Replace `sys.stdout` and `sys.stderr` by streams that raise no errors and count them; see `lost_output`."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         before = getattr(sys, name)
         _OUTPUTS[number] = _Output(number)
@@ -227,7 +227,7 @@ _OTHER_FILES, _FILES_A_RANK = 40, 7
 
 
 def descriptors_needed(ranks: int) -> int:
-    """Return how many files a process of a run with so many ranks may have open at once."""
+    """Return the number of files that a process of a run with `ranks` ranks may have open at once."""
     return _OTHER_FILES + _FILES_A_RANK * ranks
 
 
@@ -235,7 +235,7 @@ def allow_descriptors(ranks: int) -> None:
     """Raise this process's limit on open files as far as it may be raised; its children have it, too.
 
     Raises:
-        RequestError: it does not suffice for a run with so many ranks.
+        RequestError: it does not suffice for a run with `ranks` ranks.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = descriptors_needed(ranks)

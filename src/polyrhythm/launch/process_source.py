@@ -1,14 +1,14 @@
-"""Where the processes of a run come from, and the shell that ties a source to the supervisor.
+"""Sources of a run's processes, and the shell that connects a source to the supervisor.
 
-A source tells facts about its processes and carries out orders about them:
+A source reports facts about its processes and executes orders about them:
 
     child processes            children.py                   polled
     ranks of a user's script   script.py                     polled
-    ranks of torchrun          torchrun/reception.py         tells facts as they come, on several threads
-    workers that join by hand  joining/join_server.py        polled, beside any of the others
+    ranks of torchrun          torchrun/reception.py         reports facts at once, on several threads
+    workers that join by hand  joining/join_server.py        polled, next to any of the others
 
-The shell (`Launcher`) waits until a source has something to tell, passes the facts to the supervisor
-(`supervisor.py`, which is pure), and carries its orders out, some of them by the store where the ranks meet.
+The shell (`Launcher`) waits until a source reports, passes the facts to the supervisor (`supervisor.py`,
+which is pure), and executes its orders, some of them by the store where the ranks meet.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from polyrhythm.launch.supervisor import (
 from polyrhythm.roles.world import LEADER, StopRequest
 
 FAREWELL_S = 5.0
-"""How long guests may take to leave once all other ranks have left, and before the store is gone."""
+"""Seconds for guests to leave once all other ranks have left, and before the store is closed."""
 
 
 class ProcessSource(Protocol):
@@ -55,7 +55,7 @@ class ProcessSource(Protocol):
 
     @property
     def waitables(self) -> Sequence[Any]:
-        """What becomes readable when there is something to tell."""
+        """Objects that become readable when a fact is pending."""
 
     def poll(self, ready: Sequence[Any]) -> list[Fact]:
         """Return what has happened since the last call, without waiting; `ready` holds what is readable."""
@@ -65,20 +65,20 @@ class ProcessSource(Protocol):
 
 
 class Launcher:
-    """Passes facts to a supervisor and its orders to those who carry them out.
+    """Passes facts to a supervisor and its orders to the sources.
 
     Args:
-        supervisor: of the run.
-        store: where the ranks meet.
-        source: of its processes.
-        emit: takes the events of the run, and what people are told.
-        entrance: lets others join; None: nobody can.
-        stop: whether somebody wants the run to stop.
+        supervisor: supervisor of the run.
+        store: store where the ranks meet.
+        source: source of its processes.
+        emit: receives the events of the run, and messages for users.
+        entrance: lets others join; None: joining is disabled.
+        stop: returns whether a stop was requested.
 
     Attributes:
         supervisor: as given.
-        join_server: a second source of processes; None: nobody can join.
-        error: of the run, once it has ended.
+        join_server: second source of processes; None: joining is disabled.
+        error: error of the run, once it has ended.
         turn: held while a fact is taken; for what must be done together with it.
     """
 
@@ -107,7 +107,7 @@ class Launcher:
         self._stop_told = False
 
     def open(self, inside: Inside | None = None) -> None:
-        """Announce the places that nobody has, and let guests in, who find `inside`."""
+        """Announce the vacant places, and admit guests, which receive `inside`."""
         with self.turn:
             self._carry_out(self.supervisor.open())
         if self.join_server is not None and inside is not None:
@@ -119,15 +119,15 @@ class Launcher:
             self._carry_out(self.supervisor.on(fact, time.monotonic()))
 
     def look(self) -> None:
-        """Take what the join server has to tell."""
+        """Read the join server's facts."""
         if self.join_server is not None:
             with self.turn:
                 self._poll([self.join_server], ())
 
     def on_event(self, event: Event, rank: int = LEADER) -> None:
-        """Pass an event of the run on, and tell the supervisor what follows from it; called by any thread."""
+        """Forward an event of the run, and pass its consequences to the supervisor; called by any thread."""
         with self.turn:
-            if isinstance(event, Notice) and rank != LEADER:  # whose clock began when training did
+            if isinstance(event, Notice) and rank != LEADER:  # its clock began with training
                 event = replace(event, time_s=self._time_s)
             self._time_s = event.time_s
             if isinstance(event, WorkerJoined | ServerJoined):
@@ -136,7 +136,7 @@ class Launcher:
                 self.look()  # the last word counts all refusals
                 self.take(Ended(event.outcome))
                 if self.supervisor.failure is not None:
-                    return  # the run has failed, as is said when all have left: worker 0 was told to stop
+                    return  # the run has failed, as is reported when all have left: rank 0 was stopped
             self._emit(event)
             if isinstance(event, RunStarted):
                 self.take(Began())
@@ -145,10 +145,10 @@ class Launcher:
                     self._say(self._how_to_join)
 
     def run(self, look: Callable[[], None] = lambda: None, look_every_s: float = inf) -> None:
-        """Return when the run has ended; `error` then tells how.
+        """Return when the run has ended; the result is then in `error`.
 
         Args:
-            look: called whenever something is heard or the patience is over; what it raises ends the run.
+            look: called after every message or timeout; an exception in it ends the run.
             look_every_s: the longest patience.
         """
         while not self._over:
@@ -199,7 +199,7 @@ class Launcher:
                 case Announce(lost=lost, to=to):
                     tell_of_loss(self._store, lost, to)
                 case Start(peer=peer) if peer.generation:
-                    # First of all: a guest that comes just then must hear of it, or be heard of.
+                    # First of all: a guest that joins at this moment must receive it, or be received.
                     tell_of_start(self._store, peer)
                 case Tell(text=text):
                     self._say(text)

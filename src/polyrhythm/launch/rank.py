@@ -1,4 +1,4 @@
-"""What one rank of a run does, once it knows how to reach the others."""
+"""Work of one rank of a run, once it knows how to reach the others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How a rank is tied to the process that started it.
+    """Context of a rank: its ties to the process that started it.
 
     Attributes:
         stop: whether someone wants to stop.
         emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
-        ledger: of the run so far, for a successor of the leader; times are those of `time.perf_counter`.
+        ledger: ledger of the run so far, for a replacement of the leader; times are those of `time.perf_counter`.
     """
 
     stop: StopRequest

@@ -13,18 +13,20 @@ A process that runs a user's script finds the other ranks by whichever way it wa
     polyrhythm run   POLYRHYTHM_WORKERS processes, all of them workers; rank 0 asks the launcher for the servers
     neither          one worker alone
 
-Under `polyrhythm run` the number of servers is not known before a script has said what its strategy is. So
-workers are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1 of WORLD_SIZE = N+S.
+Under `polyrhythm run` the number of servers is not known before a script has named its strategy. So workers
+are ranks 0 … N-1 of WORLD_SIZE = N, and servers are ranks N … N+S-1 of WORLD_SIZE = N+S.
 
-The store carries what ranks and launcher tell each other. A `FaultPolicy` says which losses the ranks
-survive, as their strategy says: worker 0 tells the launcher, which knows no strategy. `WorkerStatuses` says which
-workers are there, since the launcher knows first who is gone:
+The store carries the messages between ranks and launcher. A `FaultPolicy` defines the losses that the ranks
+survive, depending on their strategy: rank 0 sends it to the launcher, which knows no strategy.
+`WorkerStatuses` has the status of each worker, since the launcher is the first to know of a failed one:
 
-launcher    HERE ─────▶ GONE, or COMING if it starts a successor
-successor               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the others
+launcher      HERE ─────▶ GONE, or COMING if it starts a replacement
+replacement               COMING ─▶ WAITING, where others regroup ─▶ HERE, or BEHIND where it stays behind the
+others
 
-With each of several strategies (`stages`) a script begins anew. `polyrhythm run` starts its ranks again. Those of
-torchrun, to which the end of a process is the end of the run, execute their own command again in the same process.
+With each of several strategies (`stages`) a script is restarted. `polyrhythm run` restarts its ranks.
+torchrun treats any process exit as the end of the job, so its ranks re-execute their own command in the same
+process.
 """
 
 from __future__ import annotations
@@ -110,30 +112,31 @@ SERVERS_KEY = "script/servers"
 """Set in the store by rank 0, after that: how many servers the launcher must start."""
 
 ADMITS_KEY = "script/admits"
-"""Set in the store by rank 0 when its loop says where it is: empty, or why no successor of a worker can come in."""
+"""Set in the store by rank 0 when its loop reports its position: empty, or the reason why no replacement can enter."""
 
 OVER_KEY = "script/over"
-"""Set in the store by rank 0 when all have come to the end: who comes now comes too late."""
+"""Set in the store by rank 0 when all have reached the end: later processes are too late."""
 
 WHOLE_KEY = "script/whole"
-"""Set in the store, with a rank and generation behind, by rank 0 when the successor of a server has its shards."""
+"""Set in the store, with a rank and generation behind, by rank 0 when the replacement of a server has its shards."""
 
 LET_GO_KEY = "script/let-go"
 """Set in the store, with its rank and generation behind, by a worker that servers have let go."""
 
 FAILED_KEY = "script/failed"
-"""Set in the store by the first rank whose training raised something of its own: the others' errors are echoes."""
+"""Set in the store by the first rank that fails with an error of its own: the others' errors are consequences."""
 
 NEXT_STAGE_KEY = "script/next-stage"
-"""Set in the store by rank 0 whose stage of several is over: the number of the one with which all begin anew."""
+"""Set in the store by rank 0 at the end of a stage: the number of the stage with which all restart."""
 
 STAGE_VARIABLE = "POLYRHYTHM_STAGE"
-"""Which stage of its strategies a script is in, and a folder to hand its state over in. Set by `polyrhythm run`; a rank
-of torchrun sets it for itself, and has the folder if it leads."""
+"""Current stage of a script's strategies, and a folder to pass its state on in. Set by `polyrhythm run`; a
+rank of torchrun sets it for itself, and rank 0 has the folder.
+"""
 
 _STRATEGY_KEY = "script/strategy"
 _THIS_PROCESS = secrets.token_hex(8)
-"""Drawn anew in a process that torchrun starts again, while the store stays."""
+"""Drawn again in a process that torchrun starts again, while the store stays."""
 
 
 def started_by_run() -> bool:
@@ -142,12 +145,12 @@ def started_by_run() -> bool:
 
 
 def leader_returns() -> bool:
-    """Whether worker 0 gets a successor when it is lost."""
+    """Whether worker 0 gets a replacement when it is lost."""
     return os.environ.get(RETURNS_VARIABLE) == "1"
 
 
 def stage_under_way() -> tuple[int, Path | None] | None:
-    """Return which stage of its strategies a script is in, and the folder of its state; None: nobody counts stages."""
+    """Return the current stage of a script's strategies and the folder of its state; None: there are no stages."""
     number, _, folder = os.environ.get(STAGE_VARIABLE, "").partition(":")
     if not number:
         return (0, None) if begins_anew() else None
@@ -155,12 +158,12 @@ def stage_under_way() -> tuple[int, Path | None] | None:
 
 
 def begins_anew() -> bool:
-    """Whether this process begins its script anew by itself when a stage is over: a rank that torchrun has started."""
+    """Whether this process begins its script again by itself when a stage is over: a rank that torchrun has started."""
     return started_by_torchrun() and not started_by_run()
 
 
 def check_stage(strategy: Strategy) -> None:
-    """Refuse a strategy of several that these processes cannot have, or cannot come to.
+    """Reject a sequence of strategies that these processes cannot run.
 
     Raises:
         RequestError: with the reason.
@@ -220,14 +223,14 @@ def begin_anew_at_exit(stage: str) -> None:
         if hasattr(sys, "last_value"):  # the script has failed on its way out
             return
         atexit.unregister(anew)
-        atexit._run_exitfuncs()  # of others, who would come after this one
+        atexit._run_exitfuncs()  # other handlers, which would run after this one
         begin_anew(stage)
 
     atexit.register(anew)
 
 
 def begun_key(worker: int) -> str:
-    """Return the key under which a worker of a script says which epoch it has begun."""
+    """Return the key of the epoch that a worker of a script has begun."""
     return f"script/begun/{worker}"
 
 
@@ -304,11 +307,11 @@ def _agree(rendezvous: Rendezvous, strategy: Strategy) -> None:
 
 
 def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
-    """Return what worker 0 tells the launcher about losses, for JSON.
+    """Return rank 0's message about losses to the launcher, for JSON.
 
-    `policy` has the values of the strategy's `FaultPolicy`, as far as it holds in a loop of a user's own: the steps of
-    groups that regroup apart cannot be repeated around it. `why_not` says why the death of a worker ends the run, for
-    people; it is empty if it does not.
+    `policy` has the values of the strategy's `FaultPolicy`, as far as it applies to a user's own loop: the
+    steps of groups that regroup apart cannot be repeated around it. `why_not` is the reason why the death of
+    a worker ends the run, for users; it is empty if it does not.
     """
     policy, why_not = strategy.faults(workers), ""
     if policy.regroups_apart:
@@ -323,22 +326,22 @@ def policy_of(strategy: Strategy, workers: int) -> dict[str, Any]:
 
 
 class WorkerStatus(StrEnum):
-    """What has become of a worker."""
+    """Status of a worker."""
 
     HERE = "here"
     GONE = "gone"
-    COMING = "coming"  # a successor is started
-    WAITING = "waiting"  # a successor waits for the next epoch
-    BEHIND = "behind"  # a successor takes part, steps behind the others, who must not wait for it
+    COMING = "coming"  # a replacement is started
+    WAITING = "waiting"  # a replacement waits for the next epoch
+    BEHIND = "behind"  # a replacement takes part, steps behind the others, which must not wait for it
 
 
 class WorkerStatuses:
-    """What has become of each worker, in the store.
+    """Status of each worker, in the store.
 
     Args:
-        store: where the ranks meet.
-        workers: how many there are.
-        is_lost: whether this rank knows a worker to be gone; asked where no launcher says so.
+        store: store where the ranks meet.
+        workers: number of workers.
+        is_lost: returns whether this rank knows that a worker has failed; used where there is no launcher.
     """
 
     def __init__(
@@ -372,10 +375,10 @@ class WorkerStatuses:
 
 
 LAST_WORDS_S = 3.0
-"""How long ranks may report what they saw after another has failed."""
+"""Seconds for ranks to report their observations after another has failed."""
 
 GRACE_S = 3.0
-"""How long they may take to leave when asked."""
+"""Seconds for them to leave when asked."""
 
 _LOOK_EVERY_S = 0.02
 
@@ -392,11 +395,11 @@ class ScriptRanks:
     """The ranks of a script, as a source of processes.
 
     Args:
-        command: what every rank runs.
+        command: command of every rank.
         workers: number of workers.
         threads: compute threads of a worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
-        port: of the store.
-        store: where they meet.
+        port: TCP port of the store.
+        store: store where they meet.
         leader_returns: whether worker 0 is started again when it is lost.
         stage: the text of `STAGE_VARIABLE`.
     """
@@ -470,7 +473,7 @@ class ScriptRanks:
         return facts + [self._exit(rank) for rank in left]
 
     def carry_out(self, order: Order) -> None:
-        """Start or kill a rank, or note who has a place."""
+        """Start or kill a rank, or store a member's place."""
         match order:
             case Start(peer=peer):
                 self.start(peer)
@@ -483,7 +486,7 @@ class ScriptRanks:
                 self._statuses.set(worker, WorkerStatus.COMING if coming else WorkerStatus.GONE)
 
     def end(self) -> None:
-        """End those that are left: by asking, then by killing."""
+        """End the remaining ranks: by a request, then by killing."""
         try:
             self._signal(signal.SIGTERM)
             self._wait(GRACE_S)
@@ -499,7 +502,7 @@ class ScriptRanks:
         return [PolicyKnown(FaultPolicy.from_json(told["policy"]), self._servers, told["why_not"])]
 
     def _news(self) -> list[Fact]:
-        """Return what the store tells: read when a rank has left, since it then matters."""
+        """Return the facts in the store; read when a rank has left, since they then matter."""
         facts: list[Fact] = []
         if self._store.check([begun_key(LEADER)]):
             facts.append(Began())
@@ -518,7 +521,7 @@ class ScriptRanks:
         return facts
 
     def _whole_servers(self) -> list[Fact]:
-        """Return which successors of servers have got their shards: those who come next may rely on them."""
+        """Return the replacements of servers that have got their shards: later ones may rely on them."""
         waiting = [
             rank.peer for rank in self._running if rank.peer.generation and rank.peer.rank >= self._workers
         ]
@@ -555,7 +558,7 @@ class ScriptRanks:
 
 _OWN_OPTIONS = ("--workers", "--threads", "--restarts")
 RESTARTS = 3
-"""The most successors that lost ranks may have, unless told otherwise."""
+"""Default for the largest number of replacements of failed ranks."""
 
 
 def run_script(
@@ -569,23 +572,24 @@ def run_script(
 ) -> None:
     """Run a script that calls `polyrhythm.join`: once a worker, and once a server that its strategy asks for.
 
-    Ranks have torchrun's variables in their environment, and the output streams of this process. When one is killed
-    that its strategy can do without, the others go on, and it is started again where the loop says where it is
-    (`group.epochs`). When one fails otherwise, the others are ended; they also end with this process, however it ends
-    (Linux). Where the script joins with `stages`, all begin anew with each of them.
+    Ranks have torchrun's variables in their environment, and the output streams of this process. When a rank
+    is killed that its strategy can do without, the others continue, and it is restarted where the loop
+    reports its position (`group.epochs`). When one fails otherwise, the others are ended; they also end with
+    this process, however it ends (Linux). Where the script joins with `stages`, all ranks restart with each
+    of them.
 
     Args:
         script: a Python file.
-        arguments: for the script.
+        arguments: arguments for the script.
         workers: number of workers.
         threads: compute threads of each worker; None leaves OMP_NUM_THREADS as it is, or shares the cores out.
-        restarts: the most successors that lost ranks may have.
+        restarts: the most replacements that lost ranks may have.
         module: whether `script` is the name of a module, as for `python -m`.
 
     Raises:
         RequestError: there is no such script, or no worker.
         RunError: a rank failed that the others cannot do without.
-        KeyboardInterrupt: SIGINT or SIGTERM came.
+        KeyboardInterrupt: SIGINT or SIGTERM was received.
     """
     _check(script, workers, threads, restarts, module=module)
     if arguments and arguments[0].partition("=")[0] in _OWN_OPTIONS:

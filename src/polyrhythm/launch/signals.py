@@ -7,16 +7,16 @@ for the same:
     in the run                    it stops after the present step, with a checkpoint            status 130 or 75
     while the last files of a     they are written whole, then the program ends                 status 130 or 75
       run are written
-    a second SIGINT               interrupts whatever is under way; others may come as often as they like
+    a second SIGINT               interrupts at once; further ones have the same effect
 
-A machine that is about to be taken away says so with SIGTERM, and is taken away when the time of its notice has
+A machine that is about to be taken away sends SIGTERM, and is taken away when the time of its notice has
 passed:
 
     SIGTERM ─▶ the run is asked to stop ─▶ checkpoint ─▶ status 75
        └────────── notice ──────────▶ what has not been written by then is given up: status 75, and the last checkpoint
 
-The status is EX_TEMPFAIL of sysexits.h, "the user is invited to try again": none of a failure (1), of a wrong
-request (2) or of a person's interrupt (130), so that a launcher can be told to start again after this one
+The status is EX_TEMPFAIL of sysexits.h, "the user is invited to try again": it differs from that of a failure
+(1), of a wrong request (2) and of a user's interrupt (130), so that a launcher can restart after this one
 alone.
 
 Imports nothing that is slow: the command line imports it first.
@@ -46,8 +46,8 @@ _came: set[int] = set()
 def interrupt(number: int, frame: FrameType | None) -> None:
     """Exit at once while something is being imported; otherwise raise KeyboardInterrupt.
 
-    A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, goes on without NumPy if importing
-    NumPy fails, and swallows the user's Ctrl-C with it.
+    A KeyboardInterrupt in the middle of an import may be lost: PyTorch, for one, continues without NumPy if
+    importing NumPy fails, and swallows the user's Ctrl-C with it.
     """
     _came.add(number)
     while frame is not None:
@@ -85,7 +85,7 @@ def _gives_notice(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Hold signals that ask to stop back in this thread, and in the processes that it starts meanwhile."""
+    """Hold signals that ask to stop back in this thread, and in the processes that it starts in the meantime."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield
@@ -105,8 +105,8 @@ def asked_to_stop(
 ) -> Iterator[None]:
     """Call `ask` at a signal that asks to stop, `preempt` before it at a SIGTERM; a second SIGINT interrupts as usual.
 
-    Without `ask` they are held until another `asked_to_stop` is entered inside, or this one is left, which then has
-    them again. Outside the main thread, where no handler can be set, signals keep their meaning.
+    Without `ask`, signals are held until another `asked_to_stop` is entered inside, or this one is left, and
+    delivered then. Outside the main thread, where no handler can be set, signals keep their meaning.
     """
     global _open, _passed_on
     if threading.current_thread() is not threading.main_thread():
@@ -152,7 +152,7 @@ PREEMPTED = 75
 """Exit status of a run, or of a guest, that was preempted: start it again."""
 
 _SHARE = 0.9
-"""Of the notice; the rest is for leaving."""
+"""Usable share of the notice; the rest is for leaving."""
 
 
 class Preempted(RunError):
@@ -160,7 +160,7 @@ class Preempted(RunError):
 
 
 class Preemption:
-    """Whether this host has been told that it is taken away, and until when it may be used.
+    """Preemption notice of this host, and the end of its usable time.
 
     Args:
         notice_s: seconds between SIGTERM and the end; None where SIGTERM means no more than SIGINT.
@@ -179,7 +179,7 @@ class Preemption:
 
     @property
     def begun(self) -> bool:
-        """Whether the notice has come."""
+        """Whether the notice has been received."""
         return self._until_s is not None
 
     def begin(self) -> None:
@@ -189,14 +189,14 @@ class Preemption:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that may still be used, 0 when there are none; None if no notice has come."""
+        """Remaining usable seconds, at least 0; None without a notice."""
         return None if self._until_s is None else max(0.0, self._until_s - self._clock())
 
     def check(self, resume: str) -> None:
         """Check that there is time left.
 
         Args:
-            resume: how to go on, for people.
+            resume: instructions to resume, for users.
 
         Raises:
             Preempted: there is none.

@@ -1,6 +1,6 @@
 """The supervisor of a run: which processes have a rank, and what happens when one is lost.
 
-Facts go in and orders come out. No thread, process, clock or store is in here, so every rule is tested with
+Input is facts, output is orders. It has no thread, process, clock or store, so every rule is tested with
 literal facts:
 
     source of processes                    supervisor                       launcher
@@ -10,13 +10,13 @@ literal facts:
 
 What becomes of a rank that is lost:
 
-    the run tolerates it ─▶ Announce to the others ─▶ pause ─▶ Start a successor under the same rank
+    the run tolerates it ─▶ Announce to the others ─▶ pause ─▶ Start a replacement under the same rank
                                             └─▶ no restart left: the place is vacant, and a guest may take it
-    it does not          ─▶ the others have a moment for their last words ─▶ End with the error that explains the rest
+    it does not          ─▶ the others have a moment to report ─▶ End with the error that explains the rest
 
 The sources are child processes (`children.py`), ranks of a user's script (`script.py`), ranks that torchrun has
 started (`torchrun/reception.py`), and workers that join by hand (`joining/join_server.py`). A run may have two
-of them: guests join beside any other.
+of them: guests join next to any other.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ INTERRUPTED = "interrupted"
 
 
 class RankLost(RunError):
-    """The run has lost a rank without which it cannot go on; starting it again from a checkpoint may help.
+    """The run has lost a rank and cannot continue without it; a restart from a checkpoint may help.
 
     Attributes:
-        what: which rank, and what became of it, in words.
+        what: the rank, and the cause of its loss, in words.
     """
 
     def __init__(self, what: str, then: str) -> None:
@@ -60,8 +60,8 @@ class Exited:
     """A process has left."""
 
     peer: Peer
-    status: int  # of its exit; negative: the number of the signal that killed it
-    kind: str = ""  # of its failure, where the exit itself tells it; see `Failed`
+    status: int  # of its exit; negative: number of the signal that killed it
+    kind: str = ""  # of its failure, if the exit itself reveals it; see `Failed`
     cause: str = ""  # why a watchdog declared it lost, if one did
 
 
@@ -83,21 +83,21 @@ class Blamed:
 
 @dataclass(frozen=True)
 class Joined:
-    """A successor takes part now: a worker is among the others, or a server has its shards."""
+    """A replacement takes part now: a worker is among the others, or a server has its shards."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A successor waits until worker 0 lets it in."""
+    """A replacement waits until worker 0 lets it in."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class PolicyKnown:
-    """A script has told its strategy: what a loss does to the run, and how many servers it needs."""
+    """A script has sent its strategy's policy: the consequences of a loss, and the number of servers."""
 
     policy: FaultPolicy
     servers: int
@@ -106,7 +106,7 @@ class PolicyKnown:
 
 @dataclass(frozen=True)
 class Admits:
-    """A script has told whether a worker's successor would find its way into the loop."""
+    """A script has reported whether a worker's replacement can enter its loop."""
 
     why_not: str = ""  # for people; empty if it would
 
@@ -125,12 +125,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Over:
-    """All ranks of a script have come to the end: a successor would come too late."""
+    """All ranks of a script have reached the end: a replacement would be too late."""
 
 
 @dataclass(frozen=True)
 class StopAsked:
-    """Somebody wants the run to stop."""
+    """A stop was requested."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class GuestLeft:
     peer: Peer  # the place that it had
     who: str  # its address, for people
     why: str = ""  # for people
-    done: bool = False  # it has taken all its steps, and nobody need follow it
+    done: bool = False  # it has taken all its steps, and needs no replacement
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell a process that another one is lost, or that a place is vacant."""
+    """Notify a process that another one is lost, or that a place is vacant."""
 
     lost: Peer
     to: Peer
@@ -238,7 +238,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Vacate:
-    """Note that nobody has a worker's place, until a successor has come if one is coming."""
+    """Mark a worker's place as vacant, until a replacement arrives, if one is expected."""
 
     rank: int
     coming: bool
@@ -254,14 +254,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Tell a guest that no place is vacant."""
+    """Notify a guest that no place is vacant."""
 
     guest: int
 
 
 @dataclass(frozen=True)
 class CloseJoinServer:
-    """Admit nobody any more, and tell guests that the run is over."""
+    """Stop admitting guests, and notify them that the run is over."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell people."""
+    """Print a message for users."""
 
     text: str
 
@@ -288,17 +288,17 @@ Order = Start | Kill | Announce | Vacate | Seat | Refuse | CloseJoinServer | Sto
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 _LIVES = 4
-"""A successor that lives for this many of the pauses before it has done well: the next pause is short again."""
+"""A replacement that lives for this many of the pauses before it has done well: the next pause is short again."""
 
 
 class Succession:
     """When lost ranks are started again: after half a second, and after twice as long if the last process died soon.
 
     Args:
-        restarts: the most successors that a run may have.
+        restarts: the most replacements that a run may have.
 
     Attributes:
-        left: how many it may still have.
+        left: number of remaining replacements.
     """
 
     def __init__(self, restarts: int) -> None:
@@ -307,12 +307,12 @@ class Succession:
         self._due: list[tuple[float, Peer]] = []
 
     def lose(self, peer: Peer, now_s: float, *, awaited: bool = False) -> float | None:
-        """Note a loss; return the seconds until its successor starts, or None if there is none.
+        """Note a loss; return the seconds until its replacement starts, or None if there is none.
 
         Args:
             peer: the process that is lost.
             now_s: the present time.
-            awaited: whether all others wait for the successor: it starts at once, unless the last one died soon.
+            awaited: whether all others wait for the replacement: it starts at once, unless the last one died soon.
         """
         if not self.left:
             return None
@@ -323,17 +323,17 @@ class Succession:
         return pause_s
 
     def take_due(self, now_s: float) -> list[Peer]:
-        """Return the successors that are due, each once."""
+        """Return the replacements that are due, each once."""
         due = [peer for at_s, peer in self._due if at_s <= now_s]
         self._due = [entry for entry in self._due if entry[0] > now_s]
         return due
 
     def next_s(self) -> float | None:
-        """Return when the next successor is due, if there is one."""
+        """Return when the next replacement is due, if there is one."""
         return min((at_s for at_s, _ in self._due), default=None)
 
     def cancel(self, spare: int | None = None) -> None:
-        """Start nobody any more, except a successor of `spare` that is due."""
+        """Start no more processes, except a replacement of `spare` that is due."""
         self._due = [entry for entry in self._due if entry[1].rank == spare]
         self.left = 0
 
@@ -355,13 +355,13 @@ class Member:
     """The newest process of a rank.
 
     Attributes:
-        peer: the rank, and how many processes have had it before.
+        peer: the rank, and the number of its previous processes.
         guest: whether it has joined by hand.
-        takes_part: whether it is among the others, as far as worker 0 has told.
+        takes_part: whether it is a member, according to rank 0.
         waits: whether it waits to be let in.
-        status: of its exit; None while it runs.
-        kind: of its failure; empty for a rank that was killed.
-        error: what it reported of its failure.
+        status: status of its exit; None while it runs.
+        kind: kind of its failure; empty for a rank that was killed.
+        error: error that it reported.
         cause: why a watchdog declared it lost.
     """
 
@@ -386,7 +386,7 @@ class Member:
 
     @property
     def death(self) -> str:
-        """How it has left, in words."""
+        """Description of its exit."""
         if self.cause:
             return self.cause
         if self.error:
@@ -405,14 +405,15 @@ _NOT_SAID = (
 
 @dataclass(frozen=True)
 class Rules:
-    """What a supervisor must know of its run.
+    """Facts about a run that its supervisor needs.
 
     Attributes:
-        restarts: the most successors that lost ranks may have; 0 where the source cannot start processes.
+        restarts: the most replacements that lost ranks may have; 0 where the source cannot start processes.
         min_workers: with fewer, the run is stopped and has failed.
-        too_few: returns the error of a run with so few workers.
-        last_words_s: how long the others may report what they saw, once a rank has failed.
-        resume: how people go on after a failure; None for a script, which has no checkpoints of ours.
+        too_few: returns the error of a run with the given number of workers.
+        last_words_s: seconds for the others to report their observations, once a rank has failed.
+        resume: instructions to resume after a failure, for users; None for a script, which has no checkpoints
+            of ours.
         has_join_server: whether workers may join by hand.
     """
 
@@ -430,9 +431,9 @@ class Supervisor:
     Args:
         roles: the ranks by role.
         started: the ranks that have a process from the start; the places of other workers are vacant.
-        rules: of the run.
-        policy: which losses it survives; None: not known yet.
-        admits: why successors of workers cannot come in, empty if they can; None: not known yet.
+        rules: rules of the run.
+        policy: losses that the run survives; None: not known yet.
+        admits: reason why replacements of workers cannot enter, empty if they can; None: not known yet.
 
     Attributes:
         failure: the error of a run that was stopped because too few workers were left, once it has stopped.
@@ -455,7 +456,8 @@ class Supervisor:
         self._members = {rank: Member(Peer(rank, 0)) for rank in started}
         # The newest process of a rank, present or lost.
         self._newest = {rank: member.peer for rank, member in self._members.items()}
-        # Of a worker's rank that nobody has, the process that a guest would be; torchrun's servers have places too.
+        # For a worker's rank without a process, the process that a guest would be; torchrun's servers have
+        # places too.
         self._vacant: dict[int, Peer] = {}
         self._absent: dict[int, Peer] = {}
         self._any_lost = False
@@ -486,7 +488,7 @@ class Supervisor:
         return f"server {self._roles.servers.index(rank)} (rank {rank})"
 
     def open(self) -> list[Order]:
-        """Return the orders that announce the vacant places to those who are there."""
+        """Return the orders that announce the vacant places to the members."""
         for rank in self._roles.workers:
             if rank not in self._members:
                 self._lose(Peer(rank, 0))
@@ -581,7 +583,7 @@ class Supervisor:
                 visitors = "visitor" if refused == 1 else "visitors"
                 self._tell(f"the join server refused {refused} {visitors}: {reasons}")
             self._orders.append(CloseJoinServer())
-        if fact.outcome == INTERRUPTED:  # for the leader was told to stop
+        if fact.outcome == INTERRUPTED:  # the coordinator was stopped
             self.failure = self._too_few
 
     # Guests, and ranks that torchrun starts again.
@@ -609,7 +611,8 @@ class Supervisor:
     def _on_lost(self, fact: Lost) -> None:
         rank = fact.rank
         member = self._members.get(rank)
-        # Of a guest the join server tells; a successor that does not take part yet is not the one that was lost.
+        # The join server reports guests; a replacement that does not take part yet is not the process that
+        # was lost.
         if member is None or member.guest or not member.takes_part:
             return
         self._let_go(member.peer)
@@ -642,7 +645,7 @@ class Supervisor:
     def _is_guest(self, rank: int) -> bool:
         return rank in self._members and self._members[rank].guest
 
-    # Losses and successors.
+    # Losses and replacements.
 
     def _settle(self, *, quiet: bool) -> None:
         """Do what follows from all facts together."""
@@ -651,7 +654,7 @@ class Supervisor:
             self._over = True
         if self._over:
             self._see_off()
-        if self._over or self._stopping:  # but the others wait for a successor of worker 0
+        if self._over or self._stopping:  # but the others wait for a replacement of worker 0
             self._succession.cancel(spare=None if self._over else LEADER)
         while self._give_up_at_s is None:
             failed = self._failed
@@ -661,7 +664,7 @@ class Supervisor:
             gone = [member for member in failed if not member.running]
             if not gone:
                 break
-            # The successor of worker 0 comes first: restarts may not suffice for all.
+            # The replacement of rank 0 is first: restarts may not suffice for all.
             self._handle_loss(min(gone, key=lambda member: member.peer.rank))
         if self._give_up_at_s is None:
             for peer in self._succession.take_due(self._now_s):
@@ -684,20 +687,20 @@ class Supervisor:
 
     def _last_words_s(self, failed: list[Member]) -> float:
         """Return how long the others may report what they saw."""
-        # In a user's loop, those who wait for a successor of worker 0 have nothing to say about its end.
+        # In a user's loop, ranks that wait for a replacement of rank 0 cannot report its end.
         waiting = self._policy is not None and self._policy.leader and self._rules.restarts > 0
         led = any(member.peer.rank == LEADER for member in failed)
         return 0.0 if self._rules.resume is None and waiting and led else self._rules.last_words_s
 
     def _see_off(self) -> None:
-        """End successors that have come too late to take part; those that found nobody are no failures."""
+        """End replacements that are too late to take part; those that found no members are no failures."""
         for rank, member in list(self._members.items()):
             if member.peer.generation and not member.takes_part and not member.guest:
                 self._orders.append(Kill(member.peer))
                 del self._members[rank]
 
     def _is_tolerated(self, member: Member) -> bool:
-        """Return whether the run goes on without a rank; an error of its own would be its successor's too."""
+        """Return whether the run continues without a rank; an error of its own would also be its replacement's."""
         rank = member.peer.rank
         if rank == LEADER and (member.kind or self._ended):
             return self._ended  # the run was over when it died
@@ -710,7 +713,7 @@ class Supervisor:
 
     @property
     def _leader_returns(self) -> bool:
-        """Whether a successor of worker 0 would find all that it needs."""
+        """Whether a replacement of worker 0 would find all that it needs."""
         holders = self._roles.servers or self._roles.workers
         others = [self._members[rank] for rank in holders if rank in self._members and rank != LEADER]
         let_go = any(not member.running and not member.failed for member in others)
@@ -718,7 +721,7 @@ class Supervisor:
         return self._began and admitted and not (let_go or self._stopping or self._over)
 
     def _handle_loss(self, lost: Member) -> None:
-        """Announce a loss to the others and to people; a successor is due after a pause, if there is one."""
+        """Announce a loss to the others and to people; a replacement is due after a pause, if there is one."""
         peer, rank = lost.peer, lost.peer.rank
         if rank == LEADER:
             self._start_waiting_ones_over()
@@ -741,7 +744,7 @@ class Supervisor:
             self._stop_if_too_few()
 
     def _succeed(self, peer: Peer, *, awaited: bool) -> tuple[float | None, str]:
-        """Let a successor come if there may be one; return the seconds until then, and the words for people."""
+        """Schedule a replacement if allowed; return the seconds until its start, and a message for users."""
         if not self._succession.left or self._stopping or self._over:
             return None, ""
         if self._roles.works(peer.rank):
@@ -763,7 +766,7 @@ class Supervisor:
         self._orders.append(Stop())
 
     def _start_waiting_ones_over(self) -> None:
-        """Start those anew who wait for worker 0: its successor cannot know how far that has come."""
+        """Restart the processes that wait for rank 0: its replacement cannot know their progress."""
         for member in [member for member in self._members.values() if member.waits and member.running]:
             self._orders.append(Kill(member.peer))
             member.status = -signal.SIGKILL
@@ -772,7 +775,7 @@ class Supervisor:
 
     @property
     def _left(self) -> int:
-        """How many workers are there, or have taken all their steps."""
+        """Number of workers that are present, or have taken all their steps."""
         workers = [self._members[rank] for rank in self._roles.workers if rank in self._members]
         return sum(member.running or not member.failed for member in workers)
 
@@ -782,7 +785,7 @@ class Supervisor:
         self._orders.append(Start(peer, dict(there)))
 
     def _admit(self, newcomer: Member) -> None:
-        """Enter a process, and tell it of those whom it would wait for; a server counts once it has its shards."""
+        """Add a process, and send it the members that it would wait for; a server counts once it has its shards."""
         peer = newcomer.peer
         self._members[peer.rank], self._newest[peer.rank] = newcomer, peer
         if peer.rank in self._roles.workers:
@@ -790,7 +793,7 @@ class Supervisor:
         self._orders += [Announce(lost, peer) for rank, lost in self._absent.items() if rank != peer.rank]
 
     def _lose(self, lost: Peer) -> None:
-        """Announce to all that a process is lost, or that nobody has its place."""
+        """Announce to all that a process is lost, or that its place is vacant."""
         self._members.pop(lost.rank, None)
         self._absent[lost.rank] = lost
         self._any_lost = True
@@ -803,7 +806,7 @@ class Supervisor:
         if not self._failed:
             return self.failure
         error = self._verdict()
-        if isinstance(error, RankLost) and self._stopping:  # nobody wants the run to be started again
+        if isinstance(error, RankLost) and self._stopping:  # no restart of the run is wanted
             return RunError(str(error))
         return error
 
@@ -815,7 +818,7 @@ class Supervisor:
         for member in failed:
             if member.kind == REQUEST:
                 return RequestError(member.error)
-        # One that was killed could not say so, and the others noticed.
+        # A killed one could not report it; the others noticed.
         killed = [member for member in failed if not member.kind and not member.running]
         if killed:
             return self._rank_lost(min(killed, key=lambda member: member.status or 0))

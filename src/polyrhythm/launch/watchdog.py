@@ -1,25 +1,24 @@
-"""The watchdog: a thread of every real rank that says which rank hangs, where and why, and acts on it.
+"""The watchdog: a thread of every real rank that reports which rank hangs, where and why, and acts on it.
 
     0 s            limit                              4 x limit
-    last pulse ───▶ diagnosis: rank, role, step,  ───▶ taken for lost: ended where it is on this host, and all others
-                    what it was doing, what others     are told of the loss; then the run goes on without it, or stops
-                    do; stacks of all ranks            with this cause
-                    a pulse again: all goes on
+    last pulse ───▶ diagnosis: rank, role, step,  ───▶ declared lost: ended if it is on this host; all others are
+                    activity, the others'              notified of the loss; then the run continues without it, or
+                    activities; stacks of all ranks    stops with this cause
+                    a pulse again: all continue
 
-Limits come from what is measured. A rank is silent for too long after GAPS times the median gap between its
-pulses, a wait lasts too long after STEPS times the median step of the one who waits, both never sooner than a
-floor. A rank that cannot reach the store for as long as others take to declare it lost ends itself, so that
-none lives on that others do without.
+Limits follow from measurements. A rank is silent for too long after GAPS times the median gap between its
+pulses, a wait lasts too long after STEPS times the waiting rank's median step, both never sooner than a
+floor. A rank that cannot reach the store for as long as others take to declare it lost exits, so that an
+evicted rank cannot keep running.
 
-Pulses (heartbeats) are what every rank says of itself, again and again, in the store where all meet. TCP sends
-what a cut has swallowed again after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: after a cut of 7 s nothing would move for
-5 s more. So a connection to the store that does not answer is replaced as soon as the store can be reached again:
+Every rank repeatedly publishes pulses (heartbeats) in the store where all meet. TCP retransmits lost packets
+after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s: after an outage of 7 s nothing would move for 5 s more. So a
+connection to the store that does not answer is replaced as soon as the store can be reached again:
 
     fence     ·· no answer for 1.5 s ── tries ── tries ── tries: reached ──▶ another connection, another thread
-    watchdog  ── asks ─ ─ ─ ─ ─ ─ ─ ─ (cut) ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─▶ ends when its answer comes
+    watchdog  ── asks ─ ─ ─ ─ ─ ─ ─ ─ (cut) ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─▶ ends when its answer arrives
 
-The
-cause of a loss is left in the same store by the rank that declares it, before any other rank can hear of the
+The rank that declares a loss first writes its cause to the same store, before any other rank can learn of the
 loss. `LivedClock` counts the seconds in which this process could run.
 """
 
@@ -55,16 +54,16 @@ class Pulse:
     """One rank at one moment.
 
     Attributes:
-        rank: which.
-        generation: how many have had its number before.
-        role: what it is, such as `worker 1`.
+        rank: number of the rank.
+        generation: number of its previous processes.
+        role: role, such as `worker 1`.
         beat: counts up, so that others see it live, whatever their clocks say.
         step: steps that it has done.
-        doing: in words.
-        doing_s: for how long.
+        doing: activity in words.
+        doing_s: seconds of this activity so far.
         takes_long: whether that may well take long.
         host: equal for ranks of one host.
-        process: its number there.
+        process: process ID on its host.
         left: whether it has left in good order.
     """
 
@@ -129,10 +128,10 @@ def _pulse_key(rank: int) -> str:
 
 
 GAPS = 6
-"""A rank may be silent for so many of the gaps between its pulses, as they were lately."""
+"""Longest silence of a rank, as a multiple of its recent gaps between pulses."""
 
 STEPS = 20
-"""A wait may last for so many median steps of the one who waits."""
+"""Longest wait, in median steps of the waiting rank."""
 
 FLOOR_S = 3.0
 LOST_AFTER = 4
@@ -149,17 +148,17 @@ _ALARM = "watchdog/alarm"
 
 @dataclass(frozen=True)
 class WatchdogSetting:
-    """What a watchdog works with.
+    """Settings of a watchdog.
 
     Attributes:
-        rendezvous: of the rank.
-        names: what every rank is, such as `worker 1`.
+        rendezvous: rendezvous of the rank.
+        names: role of every rank, such as `worker 1`.
         host: equal for ranks of one host, whose processes can see each other.
         activity: the rank's.
-        is_lost: whether a rank is known to be gone.
-        say: tells people.
-        what_then: says what becomes of the run without a rank.
-        folder: of the run; stacks go there.
+        is_lost: returns whether a rank is known to have failed.
+        say: prints messages for users.
+        what_then: returns the consequences for the run without a rank, in words.
+        folder: folder of the run; stacks go there.
         floor_s: the least limit.
     """
 
@@ -176,15 +175,15 @@ class WatchdogSetting:
 
 @dataclass
 class _PeerStatus:
-    """What has been seen of another rank, and done about it.
+    """Observations of another rank, and the actions taken.
 
     Attributes:
-        pulse: its latest.
+        pulse: latest pulse of the rank.
         seen_s: when that was new.
-        gaps_s: between its pulses.
-        diagnosed: whether somebody has said that it is silent.
+        gaps_s: gaps between its pulses.
+        diagnosed: whether its silence has been reported by any rank.
         declared_lost: whether this rank has declared it lost, and ended it if it could.
-        given_up: whether all have been told, or are being told by another.
+        given_up: whether all have been notified, or are being notified by another.
     """
 
     pulse: Pulse
@@ -199,7 +198,7 @@ class Watchdog:
     """Publishes one rank's pulse, and watches the ranks after it.
 
     Args:
-        setting: what it works with.
+        setting: settings.
     """
 
     def __init__(self, setting: WatchdogSetting) -> None:
@@ -217,14 +216,14 @@ class Watchdog:
         self._over = threading.Event()
         self._connections = 0
         self._store = self._connect()
-        # Making a connection takes seconds where no name server answers. One on which nothing is under way when the
+        # Making a connection takes seconds where no name server answers. One on which nothing is in progress when the
         # network fails can be used as soon as it is back.
         self._spares: deque[_Connection] = deque()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._fence = threading.Thread(target=self._leave_if_cut_off, name="watchdog's fence", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        with suppress(RuntimeError):  # who is cut off before its first beat is missed, too
+        with suppress(RuntimeError):  # a rank that is cut off before its first pulse is missed, too
             self._publish()
         self._thread.start()
         self._fence.start()
@@ -240,7 +239,7 @@ class Watchdog:
                 )
 
     def limit_s(self, gaps_s: list[float]) -> float:
-        """Return how long a rank may be silent whose pulses had such gaps."""
+        """Return the longest silence allowed to a rank, given the gaps between its pulses."""
         return max(self._setting.floor_s, GAPS * median(gaps_s)) if gaps_s else self._setting.floor_s
 
     def _connect(self) -> _Connection:
@@ -322,7 +321,7 @@ class Watchdog:
     def _diagnose(self, pulse: Pulse, silent_s: float, limit_s: float) -> None:
         others = [rank for rank in range(self._setting.rendezvous.size) if rank != pulse.rank]
         doing = "; ".join(other.text for other in read(self._store, others).values() if not other.left)
-        self._store.add(_ALARM, 1)  # words come last: if the store does not answer, all this is done again
+        self._store.add(_ALARM, 1)  # messages are last: if the store does not answer, all this is done again
         self._setting.say(
             f"{pulse.role} (rank {pulse.rank}) has said nothing for {silent_s:.1f} s: it is stopped, or cut off; last, "
             f"at step {pulse.step}, it was {pulse.doing}. Meanwhile: {doing}. After {LOST_AFTER * limit_s:.0f} s it is "
@@ -362,7 +361,7 @@ class Watchdog:
         silence_s = max((self.limit_s(list(peer.gaps_s)) for peer in self._peers.values()), default=0.0)
         if (
             waited_s < max(self._setting.floor_s, STEPS * step_s) + 2 * silence_s
-        ):  # who is silent is seen before
+        ):  # a silent rank is diagnosed before
             return
         others = [rank for rank in range(self._setting.rendezvous.size) if rank != self._own.rank]
         pulses = [pulse for pulse in read(self._store, others).values() if not pulse.left]
@@ -381,7 +380,7 @@ class Watchdog:
         self._store.add(_ALARM, 1)
 
     def _is_first(self, what: str, pulse: Pulse) -> bool:
-        """Return whether no other rank has said or done this before; this one may ask again, if it had no answer."""
+        """Return whether no other rank has done this before; this one may ask again, if it had no answer."""
         own = f"{self._own.rank}/{self._own.generation}"
         key = f"watchdog/{what}/{pulse.rank}/{pulse.generation}/{pulse.beat}"
         return bool(self._store.compare_set(key, "", own) == own.encode())
@@ -436,7 +435,7 @@ class _Connection:
 
     Attributes:
         inner: the store.
-        thread: that alone may ask; None: any.
+        thread: thread that alone may ask; None: any.
         replaced: whether another connection has taken its place.
     """
 
@@ -473,7 +472,7 @@ class LivedClock:
     """Counts the seconds in which this process could run: a whole run that is stopped for a while has missed nothing.
 
     Args:
-        beat_s: after which it is told to tick; whoever takes much longer was stopped.
+        beat_s: expected interval of ticks; a process that takes much longer was stopped.
 
     Attributes:
         now_s: counted so far.
@@ -492,7 +491,7 @@ class LivedClock:
 
 
 def leave_cause(store: Any, peer: Peer, cause: str) -> None:
-    """Set why a process is declared lost, as goes on after "worker 1"; it can be read once this returns."""
+    """Set the cause of a process's loss, as it follows "worker 1" in a message; readable once this returns."""
     key = _cause_key(peer)
     store.set(key, cause)
     store.check([key])

@@ -1,9 +1,9 @@
 """Models by name: the project's own networks, and the classifiers of torchvision and timm.
 
-Both libraries take seconds to import, so they are imported on first use. Whether a network can take pictures of a size
+Both libraries take seconds to import, so they are imported on first use. Whether a network can take images of a size
 is checked at once, not in the first training step.
 
-torchvision must import even where its compiled operators cannot be loaded. A torchvision built for CUDA beside a
+torchvision must import even where its compiled operators cannot be loaded. A torchvision built for CUDA next to a
 CPU-only torch fails at import, because its Python code annotates the operators `torchvision::nms` and
 `torchvision::qnms`, which only its compiled library would register. Classifiers use neither, so it is enough that
 their schemas exist.
@@ -45,10 +45,10 @@ def create_model(
     arguments of the library. A module is returned unchanged.
 
     Returns:
-        A module that maps pictures (B, C, H, W), float32, to logits (B, classes).
+        A module that maps images (B, C, H, W), float32, to logits (B, classes).
 
     Raises:
-        RequestError: unknown name or key, or the network cannot take pictures of that size.
+        RequestError: unknown name or key, or the network cannot take images of that size.
     """
     if isinstance(spec, nn.Module):
         return spec
@@ -92,7 +92,7 @@ _BATCH = 2
 
 
 def check_picture_size(model: nn.Module, name: str, classes: int, image_shape: tuple[int, int, int]) -> None:
-    """Check that a network on the CPU maps pictures (B, C, H, W) to logits (B, classes).
+    """Check that a network on the CPU maps images (B, C, H, W) to logits (B, classes).
 
     The forward pass runs on the meta device, which computes nothing and draws no random numbers. Some networks cannot
     run there, so a failure counts only if an ordinary forward pass fails too.
@@ -155,7 +155,7 @@ def _takes(model: nn.Module, image_shape: tuple[int, int, int]) -> bool:
 
 
 # the extra losses of these two are not plain cross-entropy on logits; the second key silences a notice that
-# the library gives when nobody chooses
+# the library prints by default
 _INCEPTIONS = {name: {"aux_logits": False, "init_weights": True} for name in ("googlenet", "inception_v3")}
 
 _DECIDED_ELSEWHERE = {
@@ -235,7 +235,7 @@ def _called(
         return create(name, **every, **arguments)
     except Exception as error:
         if not arguments:
-            raise  # nobody's request: a fault of the library or of ours
+            raise  # not the user's request: a fault of the library or of ours
         # which exception a bad argument raises is up to each of a thousand models
         reason = re.sub(r"\s+", " ", str(error)) or type(error).__name__
         given = ", ".join(f"{key}={value}" for key, value in arguments.items())

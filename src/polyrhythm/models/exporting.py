@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMATS = "polyrhythm.models.export_formats"
 FACTS_FILE = "polyrhythm.json"
-"""What the exported file holds besides the network: its classes and the size of its pictures."""
+"""File of the export's facts: classes and size of the images."""
 
 _TOLERANCE = 1e-4
 
@@ -29,25 +29,25 @@ class ExportFormat(Protocol):
     """Interface of the `Config` in every module of the folder `export_formats`.
 
     Attributes:
-        suffix: of its files, with the dot.
+        suffix: suffix of its files, with the dot.
     """
 
     suffix: str
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
-        """Write a network that takes any number of pictures like `pictures`, with the text `facts` as an extra file.
+        """Write a network that takes any number of images like `pictures`, with the text `facts` as an extra file.
 
-        With `any_size`, pictures of another height and width as well.
+        With `any_size`, images of another height and width as well.
         """
 
     def run(self, path: Path, pictures: Tensor) -> Tensor:
-        """Return the output of the network in a file for pictures."""
+        """Return the output of the network in a file for images."""
         ...
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A written file's format, and how far its outputs are from the network's, at most, on random pictures."""
+    """A written file's format, and how far its outputs are from the network's, at most, on random images."""
 
     format: str
     largest_difference: float
@@ -66,7 +66,7 @@ def export(
     Args:
         network: takes (B, C, H, W) uint8 of any B, on the CPU, in evaluation mode.
         image_shape: (C, H, W).
-        path: its suffix is the format.
+        path: path of the file; its suffix is the format.
         facts: stored in the file, as JSON.
         any_size: whether the network takes larger H and W as well, and the file shall.
 
@@ -82,7 +82,7 @@ def export(
     chosen: Config = kind()
     generator = torch.Generator().manual_seed(0)
     channels, height, width = image_shape
-    # What was traced at one size must hold at another.
+    # A network traced at one size must work at another.
     sizes = [(height, width), (height + 9, width + 17)] if any_size else [(height, width)]
     batches = [
         torch.randint(256, (3, channels, *size), dtype=torch.uint8, generator=generator) for size in sizes

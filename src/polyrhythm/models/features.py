@@ -28,14 +28,14 @@ def head_layer(model: nn.Module) -> nn.Linear:
 
 
 def feature_function(model: nn.Module, image_shape: tuple[int, int, int]) -> Callable[[Tensor], Tensor]:
-    """Return the function from pictures (B, C, H, W) to the features (B, D) that the head reads.
+    """Return the function from images (B, C, H, W) to the features (B, D) that the head reads.
 
     Args:
-        model: in evaluation mode.
+        model: model in evaluation mode.
         image_shape: (C, H, W), for a check that the network's output is the head's.
 
     Raises:
-        RequestError: something follows the head, or it reads other than one vector a picture.
+        RequestError: something follows the head, or it reads other than one vector an image.
     """
     layer = head_layer(model)
     seen: list[Tensor] = []

@@ -2,7 +2,7 @@
 
 Weights come from a file, a run folder, or by name from the folder `pretrained`. Pretrained weights belong to a network
 for other classes: if only the head differs, everything else is loaded, and the head starts at zero (A. Kolesnikov and
-others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries initialise the head with such large numbers that
+others, "Big Transfer", ECCV 2020, arXiv:1912.11370). Some libraries initialize the head with such large numbers that
 a short fine-tuning is spent on unlearning them.
 
 Frozen parts are parameters that are not trained, and statistics that stay fixed: J. Yosinski, J. Clune, Y.
@@ -46,7 +46,7 @@ class Pretrained(Protocol):
 
     @property
     def pixels(self) -> str:
-        """The normalisation of the pictures that the weights were trained on."""
+        """The normalization of the images that the weights were trained on."""
         ...
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Pretrained(Protocol):
 
 
 def pixels_of(weights: str | None) -> str | None:
-    """Return the normalisation of pictures for pretrained weights; None for a file or a run folder."""
+    """Return the normalization of images for pretrained weights; None for a file or a run folder."""
     if (
         weights is None
         or os.path.exists(weights)
@@ -103,7 +103,7 @@ def load_all_but_head(model: nn.Module, tensors: dict[str, Tensor], origin: str)
 def freeze(model: nn.Module, what: str) -> None:
     """Freeze parts of a model, in place.
 
-    A batch norm whose parameters are all frozen uses its running statistics unchanged, in training too.
+    A batch norm with all parameters frozen uses its running statistics unchanged, in training too.
 
     Args:
         model: a classifier.
@@ -111,7 +111,7 @@ def freeze(model: nn.Module, what: str) -> None:
             parameters separated by commas, `norms` among them.
 
     Raises:
-        RequestError: there is nothing of that name, or nothing is left to train.
+        RequestError: there is nothing of that name, or nothing would remain to train.
     """
     if what == "none":
         return

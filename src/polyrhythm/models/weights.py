@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FILE_IN_RUN_FOLDER = "model.safetensors"
 _SUM = "sha256"
-"""Of the metadata: the checksum of the tensors."""
+"""Metadata key of the tensors' checksum."""
 _SHOWN = 3
 
 
@@ -74,7 +74,7 @@ def save_weights(
         name: tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in model.state_dict().items()
     }
-    # Of a folder whose name is no UTF-8, the bytes that are not are kept as `\udcXX`.
+    # In a folder name that is not valid UTF-8, invalid bytes are kept as `\udcXX`.
     texts = {name: value.encode(errors="backslashreplace").decode() for name, value in metadata.items()}
     texts[_SUM] = tensors_digest(tensors)
     unfinished = claim.draft(path)
@@ -85,7 +85,7 @@ def save_weights(
         unfinished.touch()
         usual_mode = unfinished.stat().st_mode
         save_file(tensors, unfinished, texts)
-        unfinished.chmod(usual_mode)  # the library lets nobody but the owner read it
+        unfinished.chmod(usual_mode)  # the library lets only the owner read it
         _flush_to_disk(unfinished)
         claim.publish(path)
         _flush_to_disk(path.parent)
@@ -232,7 +232,7 @@ def check_finite(model: nn.Module, path: Path) -> None:
 
 def _read_pickled_data(file: Path) -> Any:
     try:
-        with warnings.catch_warnings(action="ignore"):  # what is wrong with the file is said below
+        with warnings.catch_warnings(action="ignore"):  # errors of the file are reported below
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail in any way
         if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):

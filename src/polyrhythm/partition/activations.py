@@ -48,7 +48,7 @@ class Activations:
         self.received_bytes = 0
 
     def start(self, examples: Tensor) -> list[Handle]:
-        """Start to send examples (R, A) to all others, who learn their number R from it."""
+        """Start to send examples (R, A) to all others; the receivers infer R from the message."""
         flat = examples.detach().reshape(-1)
         return [start_send(self._group, to, flat, EXAMPLES) for to in others(self.rank, self.size)]
 
@@ -68,16 +68,16 @@ class Activations:
         return self._take(source, EXAMPLES, (-1, like.shape[-1]), like)
 
     def start_to(self, to: int, pictures: Tensor) -> Handle:
-        """Start to send pictures, or parts of them, to one of the others, who learns their number from it."""
+        """Start to send images, or parts of them, to another worker, which infers their number from the message."""
         return start_send(self._group, to, pictures.detach().contiguous().reshape(-1), PICTURES)
 
     def pictures(self, source: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Wait for the pictures, or parts of them, that another worker has started to send.
+        """Wait for the images, or parts of them, that another worker has started to send.
 
         Args:
             source: the worker.
-            shape: of them, -1 for their number.
-            like: of the same dtype and device.
+            shape: shape of them, -1 for their number.
+            like: tensor of the same dtype and device.
 
         Raises:
             RunError: the message does not consist of whole ones.
@@ -95,7 +95,7 @@ class Activations:
 
         Args:
             parts: one per worker, in rank order.
-            shapes: of the parts to receive; that of its own part is ignored. Empty parts do not travel.
+            shapes: shapes of the parts to receive; that of its own part is ignored. Empty parts do not travel.
 
         Returns:
             One per worker, in rank order.

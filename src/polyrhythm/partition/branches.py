@@ -1,12 +1,13 @@
 """The branches of a tree of networks, each computed whole by one of the workers.
 
-    pictures ─▶ trunk ─▶ (B, A) ─▶ branch 0 ─▶ logits        on worker 0
-               every worker ├────▶ branch 1 ─▶ logits        on worker 1
-               its own copy └────▶ …
+    images ─▶ trunk ─▶ (B, A) ─▶ branch 0 ─▶ logits        on worker 0
+             every worker ├────▶ branch 1 ─▶ logits        on worker 1
+             its own copy └────▶ …
 
-Of R branches and K workers, worker k has the branches R k / K … R (k+1) / K. They see the examples of all workers;
-whose examples they are gets all branches' logits, and gives back the gradients of its loss by them. So any loss of
-several branches will do, and what comes of it is a step of the tree with one large batch.
+Of R branches and K workers, worker k has the branches R k / K … R (k+1) / K. They see the examples of all
+workers; the owner of an example receives all branches' logits, and returns the gradients of its loss with
+respect to them. So any loss of several branches works, and the result is a step of the tree with one large
+batch.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Branches:
     """A tree in parts, which share its parameters.
 
     Attributes:
-        trunk: maps pictures (B, C, H, W) to features (B, A).
+        trunk: maps images (B, C, H, W) to features (B, A).
         branches: each maps features (B, A) to logits (B, classes).
         features: A.
-        classes: of the logits.
+        classes: classes of the logits.
         like: empty, with the dtype and device of the features.
     """
 
@@ -50,10 +51,10 @@ class Branches:
 
         Args:
             tree: not changed.
-            image: (1, C, H, W), like the pictures that it will see.
+            image: (1, C, H, W), like the images that it will see.
 
         Raises:
-            RequestError: a branch has statistics of its own, of which only its worker would know.
+            RequestError: a branch has statistics of its own, which only its worker would know.
         """
         if any(True for _ in tree.branches.buffers()):
             raise RequestError(
@@ -81,7 +82,7 @@ class Branches:
         """Return the branches' parameters as (start, stop, branches), each an equal part; none if all are frozen.
 
         Raises:
-            RequestError: they are not each of one piece, and equally large.
+            RequestError: the branches are not contiguous, or differ in size.
         """
         views = {id(view.parameter): view for view in flat.views}
         spans = []
@@ -104,7 +105,7 @@ def parts_of(model: nn.Module, image: Tensor) -> Cut | Branches:
 
     Args:
         model: not changed.
-        image: (1, C, H, W), like the pictures that it will see.
+        image: (1, C, H, W), like the images that it will see.
 
     Raises:
         RequestError: it can be divided neither way.
@@ -116,7 +117,7 @@ class OwnedBranches:
     """One worker's branches.
 
     Args:
-        parts: of the tree; gradients are added to this worker's branches only.
+        parts: parts of the tree; gradients are added to this worker's branches only.
         activations: exchange with the others.
     """
 
@@ -136,7 +137,7 @@ class OwnedBranches:
 
         Args:
             inputs: (sum of counts, A), the examples of all workers, in rank order.
-            counts: how many of them each worker owns.
+            counts: number of each worker's examples.
 
         Returns:
             (counts[rank], branches, classes).

@@ -1,13 +1,13 @@
-"""A network as a chain of pieces: where it can be cut into stages, and the stages that it is cut into.
+"""A network as a chain of pieces: the positions at which it can be cut into stages, and the stages.
 
-    pictures ─▶ piece 0 ─▶ piece 1 ─▶ … ─▶ logits        between two pieces: all values that later ones need
+    images ─▶ piece 0 ─▶ piece 1 ─▶ … ─▶ logits        between two pieces: all values that later ones need
 
 A network's forward pass is traced (`torch.fx`) into operations in their order. It can be cut behind any of them where
 
-- all that later operations need are tensors of one row a picture: those of skip connections as well, which the stages
+- all that later operations need are tensors of one row an image: those of skip connections as well, which the stages
   between carry on;
 - no parameter or buffer is used on both sides;
-- no later operation overwrites what comes over the cut.
+- no later operation overwrites values that pass over the cut.
 
 A module whose forward pass cannot be traced, since it asks for the numbers in a tensor, stays whole: a piece is cut
 around it, and a network that cannot be traced at all has a single one.
@@ -46,7 +46,7 @@ _RANDOM = (
     "rrelu",
 )
 _ROWS = (2, 3)
-"""Pictures of two trial passes: what has these numbers of rows has one a picture."""
+"""Images of two trial passes: what has these numbers of rows has one an image."""
 
 Shape = tuple[int, ...]
 
@@ -94,7 +94,7 @@ class _Seeding(nn.Module):
         self._place = place
 
     def forward(self) -> None:
-        """Seed, where anybody has said how."""
+        """Seed the generator, where a seed is set."""
         seed = self._chain[0].seed
         if seed is not None:
             seed(self._place)
@@ -106,9 +106,9 @@ class Cut:
 
     Attributes:
         behind: number of the operation that it is behind.
-        values: the operations whose results go over it, in their order.
-        shapes: of these, without the rows.
-        dtypes: likewise.
+        values: operations whose results pass over the cut, in their order.
+        shapes: shapes of these, without the rows.
+        dtypes: dtypes of these.
     """
 
     behind: int
@@ -118,7 +118,7 @@ class Cut:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of each value that goes over it, of one picture."""
+        """Numbers of each value that goes over it, of one image."""
         return tuple(torch.Size(shape).numel() for shape in self.shapes)
 
 
@@ -127,17 +127,17 @@ class Chain:
 
     Args:
         model: a classifier; not changed. Stages share its modules, parameters and buffers.
-        image: (1, C, H, W), like the pictures that it will see; on the meta device where the model is.
+        image: (1, C, H, W), like the images that it will see; on the meta device where the model is.
 
     Attributes:
-        pieces: in order.
+        pieces: pieces in order.
         cuts: between them, one fewer.
         seed: seeds what an operation of this number draws; None: nothing is seeded.
         image_shape: (C, H, W).
-        dtype: of pictures.
+        dtype: dtype of images.
 
     Raises:
-        RequestError: its forward pass cannot be traced, or does not map pictures to logits.
+        RequestError: the forward pass of the network cannot be traced, or does not map images to logits.
     """
 
     def __init__(self, model: nn.Module, image: Tensor) -> None:
@@ -162,7 +162,7 @@ class Chain:
 
     @property
     def operations(self) -> list[fx.Node]:
-        """What it computes, in its order; `Cut.behind` counts these."""
+        """Operations of the network in their order; `Cut.behind` counts these."""
         return self._operations
 
     def layer(self, node: fx.Node) -> nn.Module:
@@ -170,7 +170,7 @@ class Chain:
         return self._model.get_submodule(str(node.target))
 
     def shape(self, node: fx.Node) -> Shape | None:
-        """Return the shape of one picture's part of a result; None where it has none."""
+        """Return the shape of one image's part of a result; None where it has none."""
         return self._shapes.get(node)
 
     def names(self) -> list[str]:
@@ -346,7 +346,7 @@ class Stage:
 
     Args:
         module: maps its values to the next ones, as tuples.
-        before: the cut in front of it; None for the first stage, which takes pictures.
+        before: the cut in front of it; None for the first stage, which takes images.
         after: the cut behind it; None for the last one, which gives logits.
 
     Attributes:
@@ -467,11 +467,11 @@ class _Probe(nn.Module):
 def _tried(
     model: nn.Module, graph: fx.Graph, image: Tensor
 ) -> tuple[dict[fx.Node, tuple[Any, ...]], dict[fx.Node, float]]:
-    """Return every operation's results for two numbers of pictures, on shapes alone, and its work for a picture."""
+    """Return every operation's results for two numbers of images, on shapes alone, and its work for an image."""
     found: list[dict[fx.Node, Any]] = []
     operations: dict[fx.Node, float] = {}
     modes = {module: module.training for module in model.modules()}
-    # Modes are changed in place, since trial passes must not normalise by the statistics of so few.
+    # Modes are changed in place, since trial passes must not normalize by the statistics of so few.
     for module in modes:
         module.training = False
     try:
@@ -504,7 +504,7 @@ def _tried(
 
 
 def _shape_of(first: Any, second: Any) -> Shape | None:
-    """Return the shape of one picture's part of a result; None if it has none."""
+    """Return the shape of one image's part of a result; None if it has none."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)) or not first.ndim:
         return None
     rows = (first.shape[0], second.shape[0])
@@ -514,7 +514,7 @@ def _shape_of(first: Any, second: Any) -> Shape | None:
 
 
 def _numbers(value: Any) -> int:
-    """Return how many numbers of a picture a result holds."""
+    """Return how many numbers of an image a result holds."""
     if isinstance(value, Tensor):
         return value.numel() // _ROWS[0]
     if isinstance(value, tuple | list):
@@ -523,7 +523,7 @@ def _numbers(value: Any) -> int:
 
 
 def _told_apart(pieces: list[PieceSize]) -> Iterator[PieceSize]:
-    """Yield pieces whose names differ: where several end in a layer, `name#1`, `name#2`, and so on."""
+    """Yield pieces with distinct names: where several end in a layer, `name#1`, `name#2`, and so on."""
     uses, seen = Counter(piece.name for piece in pieces), Counter[str]()
     for piece in pieces:
         seen[piece.name] += 1
@@ -533,8 +533,8 @@ def _told_apart(pieces: list[PieceSize]) -> Iterator[PieceSize]:
 def _name(nodes: Sequence[fx.Node], before: str) -> str:
     """Return the layer that a piece ends in.
 
-    Where it computes none, that is the module in whose forward pass its operations are; or of the network's own
-    operations, the layer before them, if there is one.
+    If it computes no layer, return the module with its operations in the forward pass, or for the network's
+    own operations the layer before them, if there is one.
     """
     named = [str(node.target) for node in nodes if node.op == "call_module"]
     if not named:

@@ -1,7 +1,7 @@
-"""Division of a classifier: a trunk that every worker copies, and a head whose neurons are distributed.
+"""Division of a classifier: a trunk that every worker copies, and a head with distributed neurons.
 
-    pictures ─▶ trunk (convolutions, …) ─▶ (B, A) ─▶ Linear ─▶ relu, dropout, … ─▶ … ─▶ Linear ─▶ logits
-               every worker its own copy            └────────── head: slices of neurons ──────────┘
+    images ─▶ trunk (convolutions, …) ─▶ (B, A) ─▶ Linear ─▶ relu, dropout, … ─▶ … ─▶ Linear ─▶ logits
+             every worker its own copy            └────────── head: slices of neurons ──────────┘
 
 The head begins with the first of the `nn.Linear` at the network's end that have nothing but elementwise functions in
 between: those can be applied to a slice. Elementwise functions before that Linear belong to the trunk.
@@ -23,7 +23,7 @@ OF_SINGLE_NUMBERS = (
     nn.Dropout, nn.ELU, nn.GELU, nn.Hardswish, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.ReLU6, nn.SELU, nn.Sigmoid,
     nn.SiLU, nn.Softplus, nn.Tanh,
 )  # fmt: skip
-"""Layers of which each output depends on one input, at the same place."""
+"""Layers in which each output depends on one input, at the same place."""
 _MEND = (
     "use a network that ends in nn.Linear layers, such as lenet5, deep_image, alexnet or mlp, or synchronous"
 )
@@ -34,7 +34,7 @@ class Layer:
     """A fully connected layer.
 
     Attributes:
-        linear: its weights.
+        linear: the fully connected layer with its weights.
         after: elementwise modules that follow it, for outputs of any shape.
     """
 
@@ -47,8 +47,8 @@ class Cut:
     """A network in two parts, which share its parameters.
 
     Attributes:
-        trunk: maps pictures (B, C, H, W) to features (B, A).
-        layers: of the head, in order.
+        trunk: maps images (B, C, H, W) to features (B, A).
+        layers: layers of the head, in order.
     """
 
     trunk: nn.Module
@@ -56,7 +56,7 @@ class Cut:
 
     @property
     def features(self) -> int:
-        """Number of features per picture: A."""
+        """Number of features per image: A."""
         return self.layers[0].linear.in_features
 
     @property
@@ -75,7 +75,7 @@ class Cut:
         return any(parameter.requires_grad for parameter in self.trunk.parameters())
 
     def whole(self, images: Tensor) -> Tensor:
-        """Return the logits of pictures (B, C, H, W), like the undivided network."""
+        """Return the logits of images (B, C, H, W), like the undivided network."""
         outputs: Tensor = self.trunk(images)
         for layer in self.layers:
             outputs = layer.after(layer.linear(outputs))

@@ -1,11 +1,11 @@
-"""Batch normalisation of microbatches: each by its own statistics, and running statistics changed once a batch.
+"""Batch normalization of microbatches: each by its own statistics, and running statistics changed once a batch.
 
     microbatch m of n_m values a channel: mean_m, M2_m = sum (x - mean_m)^2
     batch:   mean = sum n_m mean_m / n,    M2 = sum M2_m + n_m (mean_m - mean)^2
     running' = (1 - momentum) running + momentum (mean, M2 / (n - 1))
 
 So running statistics are those that torch keeps of whole batches: the variance unbiased, and one update a batch,
-whatever the microbatches. Outputs are those of batch normalisation by microbatch. Passes that only compute activations
+whatever the microbatches. Outputs are those of batch normalization by microbatch. Passes that only compute activations
 again change nothing.
 
 Kim, Lee, Jeong and others, "torchgpipe", 2020, arXiv 2004.09910, for deferring; its variance is biased, and sums of
@@ -95,11 +95,11 @@ class _Layer:
 
 
 class DeferredStatistics:
-    """Running statistics of one stage's layers, whose passes must be between `begin` and `end`.
+    """Running statistics of one stage's layers; its passes must be between `begin` and `end`.
 
     Args:
-        module: of the stage, in training.
-        microbatches: of a batch. With one, layers keep their statistics themselves.
+        module: module of the stage, in training.
+        microbatches: microbatches of a batch. With one, layers keep their statistics themselves.
 
     Attributes:
         diverts: whether layers are kept from changing their statistics now.

@@ -1,20 +1,22 @@
-"""Convolutions cut by their output channels, or by the height of pictures with exchanged borders, over K workers.
+"""Convolutions cut by their output channels, or by the height of images with exchanged borders, over K workers.
 
     channels   worker s computes channels s of each layer, of all examples     it needs: all channels, at a convolution
-    height     worker s computes rows s of each layer, of all examples         it needs: the rows beside its own
+    height     worker s computes rows s of each layer, of all examples         it needs: the rows next to its own
 
-    pictures ─▶ to all, or their rows ─▶ [ fetch ─▶ convolution ─▶ norm, relu, … ] … ─▶ to the examples' owners ─▶ rest
+    images ─▶ to all, or their rows ─▶ [ fetch ─▶ convolution ─▶ norm, relu, … ] … ─▶ to the examples' owners ─▶ rest
 
-Every value in between is cut along one dimension d into K even slices, of which worker s holds the s-th. A convolution
-needs an interval of d: all of it (channels), or for output rows [a, b), with kernel k, stride t, padding p and
-dilation e, rows [a t - p, (b-1) t - p + e (k-1)], less those that are padding (height). It fetches what it does not
-hold from those who do, and in the backward pass sends them its gradients, which they add up in the order of ranks:
+Every value in between is cut along one dimension d into K even slices; worker s holds the s-th. A convolution
+needs an interval of d: all of it (channels), or for output rows [a, b), with kernel k, stride t, padding p
+and dilation e, rows [a t - p, (b-1) t - p + e (k-1)], less those that are padding (height). It fetches the
+missing rows from their holders, and in the backward pass sends them its gradients, which are added up in the
+order of ranks:
 
     forward    y_s = f(x over need_s, W_s)                         W_s: the slice of W (channels), or all of W (height)
     backward   dx_s = sum_w  (dx of w's need, where it meets s)    dW_s complete (channels), or a part of a sum (height)
 
-Batch normalisation is of all examples that are computed together: by channel nobody needs others, by height its sums
-are added up over workers, forward (sum x, then sum (x - mean)^2) and backward (sum dy, sum dy x').
+Batch normalization is over all examples that are computed together: by channel it needs no communication, by
+height its sums are added up over workers, forward (sum x, then sum (x - mean)^2) and backward (sum dy, sum dy
+x').
 
 What is cut ends in front of the first operation that does not go by channels or rows (flattening; by height any pooling
 to a fixed size). From there on every worker has its own examples whole, as in an undivided trunk.
@@ -46,7 +48,7 @@ from polyrhythm.partition.cut import OF_SINGLE_NUMBERS, Cut
 from polyrhythm.training.model_sizes import Exchange
 
 Trunk = Literal["copied", "channels", "height"]
-"""How the layers in front of the fully connected ones are divided: every worker has them all, or a part of each."""
+"""Division of the layers in front of the fully connected ones: every worker has them all, or a part of each."""
 
 _DIMENSION = {"channels": 1, "height": 2}
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -55,7 +57,7 @@ _RELU = (functional.relu, torch.relu)
 
 @dataclass(frozen=True)
 class _Window:
-    """What an output row is computed from: `stride * row - padding + dilation * 0 … (kernel - 1)`."""
+    """Input rows of an output row: `stride * row - padding + dilation * 0 … (kernel - 1)`."""
 
     kernel: int
     stride: int
@@ -64,7 +66,7 @@ class _Window:
 
 
 def _rows(window: _Window, out: slice) -> tuple[int, int]:
-    """Return the first input row of some output rows and the one past the last, of which some may be padding."""
+    """Return the first input row of some output rows and the one past the last; some of them may be padding."""
     first = out.start * window.stride - window.padding
     last = (out.stop - 1) * window.stride - window.padding + window.dilation * (window.kernel - 1)
     return first, last + 1
@@ -75,11 +77,12 @@ class _Operation:
     """An operation on cut values.
 
     Attributes:
-        node: of the graph.
-        kind: what is done about it: `window` fetches first, `norm` adds sums up, `local` does neither.
-        layer: None: a function.
-        inputs: the nodes whose values it takes.
-        window: of a `window` along the height; None: it needs all channels.
+        node: node of the graph.
+        kind: communication of the operation: `window` fetches first, `norm` adds sums up, `local` does
+            neither.
+        layer: module of the operation; None: a function.
+        inputs: input nodes.
+        window: window along the height, for the kind `window`; None: it needs all channels.
     """
 
     node: fx.Node
@@ -93,18 +96,18 @@ class DividedTrunk:
     """The layers of a trunk that are cut, and the rest of it.
 
     Args:
-        parts: of the network.
-        image: (1, C, H, W), like the pictures that it will see; on the meta device where the network is.
+        parts: parts of the network.
+        image: (1, C, H, W), like the images that it will see; on the meta device where the network is.
         how: the dimension that is cut.
-        workers: that share it.
+        workers: workers that share it.
 
     Attributes:
-        pictures: the operations whose values are pictures, or copies of them, of which nobody wants gradients.
+        pictures: operations that yield images, or copies of them, which need no gradients.
         rest: maps the values behind the cut layers, of whole examples, to features, in a tuple.
-        ends: names of the last layer that is cut, and of the operation in front of which it ends.
+        ends: names of the last layer that is cut, and of the first operation that is not.
 
     Raises:
-        RequestError: it has no convolution that can be cut so, or pictures have fewer rows than there are workers.
+        RequestError: it has no convolution that can be cut so, or images have fewer rows than there are workers.
     """
 
     def __init__(self, parts: Cut, image: Tensor, how: Trunk, workers: int) -> None:
@@ -160,13 +163,13 @@ class DividedTrunk:
         return any(each.requires_grad for layer in self.layers for each in layer.parameters())
 
     def shape(self, node: fx.Node) -> tuple[int, ...]:
-        """Return (C, H, W) of one picture's value, not cut."""
+        """Return (C, H, W) of one image's value, not cut."""
         shape = self._chain.shape(node)
         assert shape is not None
         return shape
 
     def held(self, node: fx.Node) -> list[slice]:
-        """Return which slice of a value's dimension each worker holds: of pictures, by channels, everything."""
+        """Return which slice of a value's dimension each worker holds: of images, by channels, everything."""
         size = self.shape(node)[self._dim - 1]
         if node in self.pictures and self.how == "channels":
             return [slice(0, size)] * self.workers
@@ -188,7 +191,7 @@ class DividedTrunk:
         return found
 
     def numbers(self, node: fx.Node, part: slice) -> int:
-        """Return how many numbers of one picture's value lie in a slice of its dimension."""
+        """Return how many numbers of one image's value lie in a slice of its dimension."""
         shape = self.shape(node)
         width: int = part.stop - part.start
         return prod(shape) // shape[self._dim - 1] * width
@@ -227,7 +230,7 @@ class DividedTrunk:
             slices = tuple(self.numbers(node, part) for part in self.held(node))
             forward.append(Exchange("others", tuple((count,) * self.workers for count in slices)))
             backward.append(Exchange("own", (slices,) * self.workers))
-        # Gradients come back in the reverse order; those of examples first.
+        # Gradients arrive in the reverse order; those of examples first.
         turned = backward[::-1] if gradients else []
         return (*forward, Exchange("head", ()), *turned)
 
@@ -247,7 +250,7 @@ class DividedTrunk:
         if copies and alike and self.pictures.issuperset(inputs):
             self.pictures.add(node)
             return _Operation(node, "local", None, inputs)
-        # Slices of pictures are not those of other values with as many channels.
+        # Slices of images are not those of other values with as many channels.
         pictures = not self.pictures.isdisjoint(inputs) and self.how == "channels"
         if node.op == "call_function" and alike and not pictures and node.target in (*_SUMS, *_RELU):
             return _Operation(node, "local", None, inputs)
@@ -334,7 +337,7 @@ class TrunkPass:
     """One worker's passes through the cut layers. All workers must call it equally often.
 
     Args:
-        trunk: what is cut.
+        trunk: layers that are cut.
         activations: exchange with the others.
     """
 
@@ -347,7 +350,7 @@ class TrunkPass:
         self._counts: list[int] = []
 
     def start(self, pictures: Tensor) -> list[Any]:
-        """Start to send this worker's pictures (R, C, H, W), or the rows that others need of them."""
+        """Start to send this worker's images (R, C, H, W), or the rows that others need of them."""
         held, activations = self._trunk.held(self._trunk.image), self._activations
         return [
             activations.start_to(to, self._part(pictures, held[to]))
@@ -355,11 +358,11 @@ class TrunkPass:
         ]
 
     def forward(self, pictures: Tensor, sends: Sequence[bool]) -> list[Tensor]:
-        """Compute forward; return the values behind the cut layers, of this worker's own pictures.
+        """Compute forward; return the values behind the cut layers, of this worker's own images.
 
         Args:
-            pictures: (R, C, H, W), this worker's, which have been sent; maybe none.
-            sends: which workers have sent theirs.
+            pictures: (R, C, H, W), images of this worker, already sent; R may be 0.
+            sends: whether each worker has sent its images.
         """
         trunk, rank = self._trunk, self._activations.rank
         part = trunk.held(trunk.image)[rank]
@@ -398,7 +401,7 @@ class TrunkPass:
                     found[node] = found[node] + gradient if node in found else gradient
 
     def complete(self) -> None:
-        """Make running statistics whole on all workers, who must all call it: by channels each has its own ones."""
+        """Complete the running statistics on all workers, which must all call it: by channels each has its own ones."""
         if self._trunk.how != "channels":
             return
         for operation in self._trunk.operations:
@@ -415,7 +418,7 @@ class TrunkPass:
         return value.narrow(self._dim, part.start, part.stop - part.start)
 
     def _shaped(self, node: fx.Node, rows: int, part: slice) -> tuple[int, ...]:
-        """Return the shape of a slice of so many examples' values."""
+        """Return the shape of a slice of the values of `rows` examples."""
         shape = list(self._trunk.shape(node))
         shape[self._dim - 1] = part.stop - part.start
         return (rows, *shape)
@@ -439,7 +442,7 @@ class TrunkPass:
         function: Callable[..., Tensor]
         if isinstance(layer, nn.BatchNorm2d):
             function, parameters = _norm_of(layer, mine)
-        elif isinstance(layer, nn.Conv2d):  # of each channel by itself
+        elif isinstance(layer, nn.Conv2d):  # each channel by itself
             function, parameters = _convolution_of(layer, mine, mine.stop - mine.start)
         elif layer is not None:
             copied = getattr(layer, "inplace", False)
@@ -457,13 +460,13 @@ class TrunkPass:
         return _tracked(function, inputs, parameters, wanted=self._wanted(operation))
 
     def _nothing(self, operation: _Operation, inputs: list[Tensor]) -> tuple[Tensor, Backward]:
-        """Return the empty slice of a worker for whom nothing is left."""
+        """Return the empty slice of a worker without rows or channels."""
         rows, mine = sum(self._counts), self._trunk.held(operation.node)[self._activations.rank]
         empty = inputs[0].new_zeros(self._shaped(operation.node, rows, mine))
         return empty, _nowhere(inputs)
 
     def _wanted(self, operation: _Operation) -> list[bool]:
-        """Return of which inputs the gradients are needed: not of pictures."""
+        """Return whether each input needs its gradient; images do not."""
         return [self._trains and each not in self._trunk.pictures for each in operation.inputs]
 
     def _fetched(self, operation: _Operation, own: Tensor) -> tuple[Tensor, Backward]:
@@ -472,7 +475,7 @@ class TrunkPass:
         (node,) = operation.inputs
         held, needs, rows = trunk.held(node), trunk.needs(operation), sum(self._counts)
         mine, need = trunk.held(operation.node)[rank], needs[rank]
-        # Where everybody has all of it nothing travels.
+        # Where every worker has all of it nothing is sent.
         given = [
             slice(0, 0) if whole(held[to], needs[to]) and to != rank else common(held[rank], needs[to])
             for to in range(trunk.workers)
@@ -570,7 +573,7 @@ class TrunkPass:
 
 
 def cut_rows(trunk: DividedTrunk) -> Iterator[nn.Parameter]:
-    """Yield the parameters of which every worker has its own rows: by channels, those of all layers that are cut."""
+    """Yield the parameters with rows distributed over workers: by channels, those of all layers that are cut."""
     if trunk.how == "channels":
         for layer in trunk.layers:
             yield from layer.parameters()
@@ -608,7 +611,7 @@ def _nowhere(inputs: Sequence[Tensor]) -> Backward:
 
 
 def _rows_like(parameter: Tensor, leaf: Tensor) -> slice:
-    """Return which rows of a parameter a leaf stands for, whose memory it shares."""
+    """Return the rows of a parameter that share their memory with a leaf."""
     width = max(1, parameter[0].numel())
     start = (leaf.storage_offset() - parameter.storage_offset()) // width
     return slice(start, start + len(leaf))
@@ -644,7 +647,7 @@ def _convolution_of(
 def _rows_of(
     layer: nn.Module | None, above: int, below: int
 ) -> tuple[Callable[..., Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return a layer as a function of the rows that its own output rows need, with so many of padding around them."""
+    """Return a layer as a function of the rows that its own output rows need, padded by `above` and `below` rows."""
     everything = slice(None)
     if isinstance(layer, nn.Conv2d):
         parameters = _leaf(layer.weight, everything) + _leaf(layer.bias, everything)
@@ -678,7 +681,7 @@ def _rows_of(
 def _norm_of(
     layer: nn.BatchNorm2d, channels: slice
 ) -> tuple[Callable[..., Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return batch normalisation of some channels as a function, which changes their running statistics."""
+    """Return batch normalization of some channels as a function, which changes their running statistics."""
     parameters = _leaf(layer.weight, channels) + _leaf(layer.bias, channels)
     weight, bias = (parameters[0][1], parameters[1][1]) if layer.affine else (None, None)
 

@@ -33,7 +33,7 @@ A dry run (`DryRunPass`) sends the messages of a pass without its numbers, for n
 message has the size and the place of its counterpart in `HybridPass`: examples that are sent one round early, outputs
 of hidden layers, logits, and the gradients of all three on their way back.
 
-Departure from the papers: the option to update the head after every round is left out.
+Departure from the papers: the head is not updated after every round.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def place(scheme: Scheme, batch: int, workers: int, number: int) -> slice:
         scheme: a, b or c.
         batch: the worker's examples in the step.
         workers: number of workers.
-        number: of the round.
+        number: number of the round.
     """
     if scheme == "c":
         return slice(batch * number // workers, batch * (number + 1) // workers)
@@ -96,23 +96,23 @@ Loss = Callable[[Tensor, slice], Tensor]
 
 
 class Pass(Protocol):
-    """Computes one worker's passes together with the others, who must all call it."""
+    """Computes one worker's passes together with the others; all must call it."""
 
     def run(self, images: Tensor, loss: Loss, weight: float = 1.0) -> float:
         """Compute a pass; see `HybridPass.run`."""
 
     def complete(self) -> None:
-        """Make what a worker has of its own layers alone, besides parameters, whole on all workers."""
+        """Make what a worker has of its own layers alone, in addition to parameters, whole on all workers."""
 
 
 class HybridPass:
     """One worker's passes. All workers must call it equally often, with the same network.
 
     Args:
-        parts: of the network.
+        parts: parts of the network.
         group: the workers.
-        scheme: which examples the head sees together, and layers of the trunk that are cut.
-        divided: the layers of the trunk that are cut; None: every worker has them all.
+        scheme: examples that the head sees together, and layers of the trunk that are cut.
+        divided: layers of the trunk that are cut; None: every worker has them all.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class HybridPass:
 
         Args:
             images: (B, C, H, W); a worker without any takes part in the others' head.
-            loss: of this worker's examples; its value for some of them must not depend on the rest.
+            loss: loss of this worker's examples; its value for some of them must not depend on the rest.
             weight: w_i.
 
         Returns:
@@ -172,7 +172,7 @@ class HybridPass:
         return value
 
     def complete(self) -> None:
-        """Make running statistics whole on all workers, who must all call it."""
+        """Complete the running statistics on all workers, which must all call it."""
         if self._divided is not None:
             self._trunk.complete()
 
@@ -212,7 +212,7 @@ class HybridPass:
         return value
 
     def _start(self, images: Tensor, number: int) -> list[Handle]:
-        """Start to send a round's pictures, if there is such a round and this worker has some in it."""
+        """Start to send a round's images, if there is such a round and this worker has some in it."""
         rank, size = self._activations.rank, self._activations.size
         if number >= rounds(self._scheme, size) or not sends(self._scheme, rank, number):
             return []
@@ -308,7 +308,7 @@ class ShardedLayers:
 
         Args:
             inputs: (sum of counts, A), the examples of all workers, in rank order.
-            counts: how many of them each worker owns.
+            counts: number of each worker's examples.
 
         Returns:
             (counts[rank], classes).
@@ -393,12 +393,12 @@ class HeadSizes:
     """Sizes that determine the messages.
 
     Attributes:
-        features: of an example: A.
+        features: features of an example: A.
         widths: neurons of each layer.
         trains_trunk: whether gradients of examples are needed.
         number: a tensor with the dtype and device of the messages.
-        stands_for: how many values each element of a message stands for.
-        exchanges: of the layers before the head, where they are cut.
+        stands_for: number of values that each element of a message stands for.
+        exchanges: exchanges of the layers before the head, where they are cut.
     """
 
     features: int
@@ -413,9 +413,9 @@ class DryRunPass:
     """One worker's passes in a dry run. All workers must call it equally often.
 
     Args:
-        sizes: of the head.
+        sizes: sizes of the head.
         group: the workers.
-        scheme: which examples the head sees together.
+        scheme: examples that the head sees together.
     """
 
     def __init__(self, sizes: HeadSizes, group: Communicator, scheme: Scheme) -> None:
@@ -516,7 +516,7 @@ class DryRunPass:
         span = place(self._scheme, batch, self._size, number)
         rows = span.stop - span.start
         examples = self._numbers(rows * self._sizes.features)
-        # How many rows there are cannot be told from numbers that stand for several.
+        # The number of rows cannot be inferred from numbers that stand for several.
         message = Message(Kind.VECTOR, examples, step=rows, tag=EXAMPLES)
         return [self._group.start_send(to, message) for to in others(self._rank, self._size)]
 

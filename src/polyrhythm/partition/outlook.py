@@ -1,12 +1,13 @@
-"""What a pipeline will come to before it runs (time, idle share, memory of each rank), and where it is best cut.
+"""Forecast of a pipeline before it runs (time, idle share, memory of each rank), and the best cuts.
 
-    stage s, n pictures of a step of N    K share_s n / N steps of its rank, of which a third is the forward pass
-    cut behind stage s                    latency + n (numbers that go over it) bytes / bandwidth
-    step                                  when the last unit of a batch ends; without a flush, what one more takes
+    stage s, n images of a step of N      K share_s n / N steps of its rank; a third of it is the forward pass
+    cut behind stage s                    latency + n (numbers per image over the cut) bytes / bandwidth
+    step                                  end of the last unit of a batch; without a flush, time per further batch
 
-`fastest` looks for the cut with the shortest step among those whose ranks have the memory: all cuts, where they are
-few; else from the evenest cuts and from that of PipeDream's dynamic programme (`planned`) on, moving cuts as
-long as that gains. With a flush the makespan counts and not the slowest stage alone, which the programme minimises.
+`fastest` searches the cut with the shortest step among those that fit the ranks' memory: all cuts, if they
+are few; else it starts from the evenest cuts and from that of PipeDream's dynamic program (`planned`), and
+moves cuts as long as that gains. With a flush the makespan counts and not the slowest stage alone, which the
+program minimizes.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from polyrhythm.training.model_sizes import PieceSize
 EXHAUSTIVE = 3000
 """Cuts that are all tried."""
 _TRIALS = 3
-"""Of which the shortest counts: the first one of a process is far longer."""
+"""Trials of a measurement; the shortest counts, since the first one of a process is far longer."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast ranks and their links are.
+    """Speed of the ranks and their links.
 
     Attributes:
-        step_s: of each rank, seconds of a step of the whole network on a worker's own batch; of the slowest copy.
-        latency_s: of the link from each rank to the next one, cyclically.
-        bytes_per_s: likewise; infinite where nobody knows it.
+        step_s: seconds of a step of the whole network on each rank, with a worker's own batch; of the slowest
+            copy.
+        latency_s: latency in seconds of the link from each rank to the next one, cyclically.
+        bytes_per_s: bandwidth of the same links; infinite where it is not known.
     """
 
     step_s: tuple[float, ...]
@@ -51,21 +53,21 @@ class Pace:
 
 
 def even_pace(ranks: int, step_s: float = 1.0) -> Pace:
-    """Return the pace of equal ranks whose links take no time."""
+    """Return the pace of equal ranks with links that take no time."""
     return Pace((step_s,) * ranks, (0.0,) * ranks, (float("inf"),) * ranks)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What passes through a pipeline.
+    """Work of a pipeline.
 
     Attributes:
         schedule: the order of units.
         microbatches: M.
-        images: of a step, of all microbatches.
-        number_bytes: of a number that goes over a cut.
+        images: images of a step, of all microbatches.
+        number_bytes: bytes of a number that goes over a cut.
         recomputes: whether activations are computed again.
-        copies: of every rank's stage, where microbatches are dealt out among them; empty: one each.
+        copies: copies of every rank's stage, where microbatches are dealt out among them; empty: one each.
     """
 
     schedule: Schedule
@@ -130,10 +132,10 @@ def fastest(
     """Return the bounds of the stages with the shortest step that fit; of several, with the least that is sent.
 
     Args:
-        pieces: of the network; at least as many as stages.
-        stages: how many.
-        work: that passes through.
-        pace: of the ranks.
+        pieces: pieces of the network; at least as many as stages.
+        stages: number of stages.
+        work: work of the pipeline.
+        pace: pace of the ranks.
         fits: whether all ranks have the memory; asked of candidates only, best first.
 
     Returns:
@@ -175,8 +177,8 @@ def best_copies(
     programme takes as hidden.
 
     Args:
-        pieces: of the network; at least two.
-        workers: to share out; at least two.
+        pieces: pieces of the network; at least two.
+        workers: workers to share out; at least two.
         work_of: returns what passes through stages of given copies.
         pace_of: returns how fast their ranks are.
     """
@@ -204,7 +206,7 @@ def best_copies(
 
 
 _MOST_SEARCHED = 8
-"""Stages up to which the search among many workers goes; with more, what the programme says."""
+"""Largest number of stages for the search among many workers; with more, the program's result is used."""
 
 
 def _pass_on(copies: tuple[int, ...], cost: Callable[[tuple[int, ...]], float]) -> None:
@@ -243,12 +245,12 @@ def _seconds_of_copies(pieces: Sequence[PieceSize], copies: tuple[int, ...], wor
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What a layer costs.
+    """Cost of a layer.
 
     Attributes:
-        seconds: of its forward and backward pass of one minibatch, on one rank.
-        weight_bytes: of its parameters.
-        output_bytes: of what it passes on of one minibatch.
+        seconds: seconds of its forward and backward pass of one minibatch, on one rank.
+        weight_bytes: bytes of its parameters.
+        output_bytes: bytes of what it passes on of one minibatch.
     """
 
     seconds: float
@@ -287,9 +289,9 @@ def planned(layers: Sequence[LayerCost], ranks: int, bandwidth_bytes_per_s: floa
     here.
 
     Args:
-        layers: in order; at least one.
-        ranks: that are there; all are used.
-        bandwidth_bytes_per_s: of every link.
+        layers: layers in order; at least one.
+        ranks: ranks that are there; all are used.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of every link.
     """
     count = len(layers)
     seconds = [0.0, *accumulate(layer.seconds for layer in layers)]
@@ -326,7 +328,7 @@ def planned(layers: Sequence[LayerCost], ranks: int, bandwidth_bytes_per_s: floa
 
 
 def _of_programme(pieces: Sequence[PieceSize], workers: int, work: Work, pace: Pace) -> tuple[int, ...]:
-    """Return the copies that PipeDream's dynamic programme gives the stages, of which there may be one."""
+    """Return the stages' numbers of copies by PipeDream's dynamic program; the result may be a single stage."""
     step = max(pace.step_s) * workers / work.microbatches
     of_microbatch = work.images / work.microbatches * work.number_bytes
     layers = [
@@ -345,7 +347,7 @@ _PROGRAMME_LAYERS = 24
 
 
 def _joined(layers: Sequence[LayerCost], most: int) -> list[LayerCost]:
-    """Return neighbouring layers put together, evenly by their number, so that there are at most so many."""
+    """Return neighboring layers joined, evenly by their number, into at most `most` layers."""
     count = min(most, len(layers))
     groups = [
         layers[len(layers) * number // count : len(layers) * (number + 1) // count] for number in range(count)
@@ -400,8 +402,8 @@ def measured_pieces(chain: Chain, rows: int, now: Callable[[], float]) -> list[f
 
     Args:
         chain: the network, with its numbers, in training.
-        rows: pictures of the microbatch.
-        now: tells the time.
+        rows: images of the microbatch.
+        now: returns the time in seconds.
     """
     found = []
     device = chain.parameters(0, len(chain.pieces))[0].device
@@ -412,7 +414,7 @@ def measured_pieces(chain: Chain, rows: int, now: Callable[[], float]) -> list[f
             torch.ones(rows, *shape, dtype=chain.dtype, device=device, requires_grad=place > 0)
             for shape in shapes
         ]
-        # Of copies, so that a trial counts in no running statistics.
+        # Copies of the buffers, so that a trial counts in no running statistics.
         buffers = {name: value.clone() for name, value in stage.module.named_buffers()}
         wanted = [each for each in (*values, *stage.module.parameters()) if each.requires_grad]
         times = []
@@ -438,9 +440,9 @@ def seconds_of_pieces(
 
     Args:
         make_model: makes it.
-        image_shape: (C, H, W) of a picture.
-        rows: pictures of a microbatch.
-        device: where it is computed.
+        image_shape: (C, H, W) of an image.
+        rows: images of a microbatch.
+        device: device where it is computed.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -451,13 +453,13 @@ def seconds_of_pieces(
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is said of a pipeline before it runs.
+    """Forecast of a pipeline before it runs.
 
     Attributes:
         layers: the first and the last layer of every stage, in order.
-        step_s: predicted seconds of a step; None where nobody knows how fast ranks are.
+        step_s: predicted seconds of a step; None where the speed of ranks is not known.
         bubble: idle share of the ranks' time.
-        ranks: what memory each needs.
+        ranks: memory that each rank needs.
     """
 
     layers: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""Which elements of a flat vector each worker trains, if its last layers are distributed.
+"""Ownership: the elements of a flat vector that each worker trains, if its last layers are distributed.
 
     vector     [ trunk, shared by all | W of layer 1: rows of 0 | rows of 1 | … | b: 0 | 1 | … | W of layer 2 … ]
 
@@ -97,7 +97,7 @@ class Ownership:
         return self._pieces[worker]
 
     def gather(self, activations: Activations) -> None:
-        """Complete the vector on all workers, who must all call it, in place.
+        """Complete the vector on all workers, which must all call it, in place.
 
         Args:
             activations: exchange with the others.
@@ -119,11 +119,11 @@ class Ownership:
 
 @dataclass(frozen=True)
 class Division:
-    """How a network is divided among workers.
+    """Division of a network among workers.
 
     Attributes:
-        ownership: which numbers each of them trains.
-        passes: returns what computes one worker's passes, given the workers and the scheme.
+        ownership: numbers that each worker trains.
+        passes: function of the workers and the scheme that returns one worker's passes.
     """
 
     ownership: Ownership
@@ -136,9 +136,9 @@ def division(
     """Return the division of a network that is computed.
 
     Args:
-        flat: its parameters.
-        parts: of the network.
-        workers: that share the head.
+        flat: parameters of the network.
+        parts: parts of the network.
+        workers: workers that share the head.
         divided: layers of the trunk that they share, too; None: every worker has them all.
 
     Raises:
@@ -155,8 +155,8 @@ def dry_division(flat: FlatParameters, sizes: ModelSizes, workers: int) -> Divis
 
     Args:
         flat: stands for its parameters.
-        sizes: of the network; without a head nothing is shared.
-        workers: that share the head.
+        sizes: sizes of the network; without a head nothing is shared.
+        workers: workers that share the head.
     """
     features, *widths = sizes.head or (0,)
     ownership = Ownership.of_sizes(flat, sizes, workers)
@@ -176,7 +176,7 @@ def divided_trunk(parts: Cut | Branches, image: Tensor, how: Trunk, workers: int
     """Return how the layers before the head are cut; None where every worker has them all.
 
     Raises:
-        RequestError: they cannot be cut so.
+        RequestError: the layers cannot be cut in this way.
     """
     if how == "copied" or workers == 1:
         return None
@@ -191,15 +191,15 @@ def sizes_of_cut(
     """Return a network's sizes with those of its parts, for a dry run.
 
     Args:
-        sizes: of the whole.
-        flat: its parameters.
-        parts: of the network.
-        image: (1, C, H, W), like the pictures that it will see; on the meta device where the network is.
-        how: the layers before the head are divided.
-        workers: that share it.
+        sizes: sizes of the whole.
+        flat: parameters of the network.
+        parts: parts of the network.
+        image: (1, C, H, W), like the images that it will see; on the meta device where the network is.
+        how: division of the layers before the head.
+        workers: workers that share it.
 
     Raises:
-        RequestError: they cannot be cut so.
+        RequestError: the layers cannot be cut in this way.
     """
     divided = divided_trunk(parts, image, how, workers)
     if divided is None:
@@ -213,7 +213,7 @@ def sizes_of_cut(
 
 
 def owned_rows(flat: FlatParameters, divided: DividedTrunk) -> list[tuple[int, int, int]]:
-    """Return the parameters of the trunk of which every worker has its own rows, as (start, stop, rows)."""
+    """Return the parameters of the trunk with rows distributed over workers, as (start, stop, rows)."""
     views = {id(view.parameter): view for view in flat.views}
     found = {id(each): views[id(each)] for each in cut_rows(divided) if id(each) in views}
     return [(view.start, view.stop, len(view.parameter)) for view in found.values()]

@@ -34,7 +34,7 @@ Lap = Literal["forward", "backward", "other"]
 WAIT = "wait"
 
 FORWARD_SHARE = 1 / 3
-"""Of the time of a stage's passes; the backward pass has one product for the inputs and one for the weights."""
+"""Forward pass's share of a stage's time; the backward pass has one product for inputs and one for weights."""
 
 
 @dataclass
@@ -42,10 +42,10 @@ class Pipelined:
     """A batch in the pipeline.
 
     Attributes:
-        rows: pictures of each microbatch.
+        rows: images of each microbatch.
         first: number of its first microbatch in the run, by which messages are known.
-        learning_rate: to update with after it.
-        pass_time: lets a share of a step's time pass, where time is virtual, for what is told.
+        learning_rate: learning rate to update with after it.
+        pass_time: lets a share of a step's time pass, where time is virtual; its text describes the activity.
         lap: notes what has just been done, for the worker's timings: which part of the step it belongs to, and what.
         stop: whether any stage is known to want to stop after it.
         loss: the sum of its microbatches' shares of the mean loss, as far as they are known.
@@ -61,21 +61,21 @@ class Pipelined:
 
     @property
     def images(self) -> int:
-        """Pictures in all."""
+        """Images in all."""
         return sum(self.rows)
 
 
 def rows_of(images: int, microbatches: int) -> tuple[int, ...]:
-    """Return how many pictures each microbatch has: the first ones one more where they do not divide."""
+    """Return how many images each microbatch has: the first ones one more where they do not divide."""
     least, more = divmod(images, microbatches)
     return tuple(least + (number < more) for number in range(microbatches))
 
 
 class StageWork(Protocol):
-    """What one stage computes.
+    """Computation of one stage.
 
     Attributes:
-        share: of the whole network's time.
+        share: share of the whole network's time.
         recomputes: whether its forward pass is run again before its backward pass.
         together: whether all microbatches of a batch are computed at once.
     """
@@ -88,12 +88,12 @@ class StageWork(Protocol):
         """Return the values for the next stage, of each of some microbatches; none of the last stage.
 
         Args:
-            numbers: of the microbatches in the stream; one, unless `together`.
-            values: of the stage before, of each; none for the first.
+            numbers: numbers of the microbatches in the stream; one, unless `together`.
+            values: values of the stage before, of each; none for the first.
         """
 
     def take(self, number: int, message: Message, position: int) -> Tensor:
-        """Return a value that has come, or raise `RunError` if it is none."""
+        """Return a received value, or raise `RunError` if it is invalid."""
 
     def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
         """Return the gradient of a value that has been sent, or raise `RunError` if it is none."""
@@ -109,11 +109,11 @@ class StageWork(Protocol):
 
     @property
     def inputs(self) -> int:
-        """How many values come from the stage before."""
+        """Number of values received from the stage before."""
 
     @property
     def outputs(self) -> int:
-        """How many values go to the next stage."""
+        """Number of values sent to the next stage."""
 
 
 @dataclass
@@ -122,16 +122,17 @@ class PipelinePass:
 
     Args:
         schedule: the order of units.
-        microbatches: of a batch.
+        microbatches: microbatches of a batch.
         group: the ranks of the pipeline, in the order of their stages.
         stages: this rank's, in the order of their chunks.
-        copies: of every stage, where microbatches are dealt out among them: `group` has the first stage's copies, then
+        copies: copies of every stage, where microbatches are dealt out among them: `group` has the first
+            stage's copies, then
             the next one's, and so on. Empty: one of each.
 
     Attributes:
-        batches: in the pipeline, by number; the first one is 0 whenever it was empty.
-        live: of how many microbatches and chunks activations are kept now.
-        most_live: the most that there were at once.
+        batches: batches in the pipeline, by number; the first one is 0 whenever it was empty.
+        live: number of microbatches and chunks with activations kept now.
+        most_live: largest such number so far.
     """
 
     schedule: Schedule
@@ -158,7 +159,7 @@ class PipelinePass:
         number = unit.microbatch
         batch = self.batches[number // self.microbatches]
         position = number % self.microbatches
-        # A microbatch without pictures does not travel; the first one does, with the requests to stop.
+        # A microbatch without images does not travel; the first one does, with the requests to stop.
         if batch.rows[position] or position == 0:
             {"F": self._forward, "B": self._backward, "W": self._weights}[unit.kind](unit, batch)
 
@@ -201,13 +202,13 @@ class PipelinePass:
         values: list[Tensor],
         compute: Callable[[Sequence[int], Sequence[list[Tensor]]], list[list[Tensor]]],
     ) -> list[tuple[int, list[Tensor]]]:
-        """Return what goes on of each microbatch that is computed now: of a stage that waits, of none or all."""
+        """Return the outputs of each microbatch computed now; a stage that defers returns none or all."""
         number = unit.microbatch
         if not self.stages[unit.chunk].together:
             return [(number, compute([number], [values])[0])]
         held = self._held.setdefault((unit.kind, unit.chunk), {})
         held[number] = values
-        # Those without pictures are the last of a batch, and never come here.
+        # Microbatches without images are the last of a batch, and are never computed.
         if number % self.microbatches + 1 < sum(map(bool, batch.rows)):
             return []
         numbers = list(held)
@@ -254,12 +255,12 @@ class PipelinePass:
         batch.lap("backward", what)
 
     def _told(self, what: str, unit: Unit) -> str:
-        """Return what a unit is called in a timeline: `forward 3`, and of several stages a rank whose it is."""
+        """Return a unit's name in a timeline: `forward 3`, and the stage where a rank has several."""
         told = f"{what} {unit.microbatch % self.microbatches}"
         return told if len(self.stages) == 1 else f"{told} of stage {self._place(unit)}"
 
     def _pass(self, batch: Pipelined, stage: StageWork, rows: int, share: float, what: str) -> None:
-        """Let the time of a unit pass: K workers' pictures go through a stage, of which these are some."""
+        """Let the time of a unit pass: K workers' images pass through a stage, `rows` of them in this unit."""
         if rows:
             batch.pass_time(self.group.size * stage.share * share * rows / batch.images, what)
 
@@ -271,13 +272,13 @@ class PipelinePass:
         return unit.chunk * self._ranks + self._rank
 
     def _member(self, place: int, number: int) -> int:
-        """Return who of the group computes a microbatch at a place: of several copies, the next one each time."""
+        """Return the member that computes a microbatch at a place: of several copies, the next one each time."""
         rank = place % self._ranks
         first, stop = self._firsts[rank : rank + 2]
         return first + number % (stop - first)
 
     def _send(self, to: int, message: Message) -> None:
-        # What has left is let go of in passing, so that its tensors do not stay until the step ends.
+        # Completed sends are released here, so that their tensors do not stay until the step ends.
         while self._sent and self._sent[0].done():
             self._sent.popleft().wait()
         self._sent.append(self.group.start_send(to, message))
@@ -292,7 +293,7 @@ class PipelinePass:
                     f"worker {source} of the pipeline sent microbatch {found[0]} where {wanted[0]} was expected; all "
                     "workers must train the same network"
                 )
-            if found >= wanted:  # else it has come twice
+            if found >= wanted:  # else it is a duplicate
                 self._early[source, tag, found] = message
         return self._early.pop((source, tag, wanted))
 
@@ -301,10 +302,10 @@ class SizedStage:
     """A stage of a dry run: what it sends has the size of its values, and nothing is computed.
 
     Args:
-        share: of the whole network's time.
-        before: numbers of each value that comes from the stage before, of one picture.
-        after: likewise of those that go to the next one.
-        made: returns a tensor that stands for so many numbers of each of a microbatch's pictures.
+        share: share of the whole network's time.
+        before: numbers per image of each value received from the stage before.
+        after: numbers per image of each value sent to the next stage.
+        made: returns a proxy tensor for the given numbers of each of a microbatch's images.
         recomputes: whether its forward pass is run again.
         together: whether all microbatches of a batch are computed at once.
     """
@@ -331,12 +332,12 @@ class SizedStage:
         return [[self._made(number, size) for size in self._after] for number in numbers]
 
     def take(self, number: int, message: Message, position: int) -> Tensor:
-        """Return what has come."""
+        """Return the received value."""
         assert message.tensor is not None
         return message.tensor
 
     def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
-        """Return what has come."""
+        """Return the received gradient."""
         return self.take(number, message, position)
 
     def loss(self, number: int) -> float:
@@ -344,7 +345,7 @@ class SizedStage:
         return 0.0
 
     def backward(self, numbers: Sequence[int], gradients: Sequence[list[Tensor]]) -> list[list[Tensor]]:
-        """Return what stands for the gradients of the values that came."""
+        """Return proxies of the gradients of the received values."""
         return [[self._made(number, size) for size in self._before] for number in numbers]
 
     def weights(self, number: int) -> None:

@@ -7,11 +7,12 @@
     B       its backward pass, or that for its inputs      B of the stage behind; F of its own in the last stage
     W       where that is split off, that for its weights  B of its own
 
-A schedule with a flush ends with every batch: parameters are updated between two batches, and the result is that of
-one rank. One without goes on: units of the next batch follow at once, and are computed with parameters that some
-updates are missing in.
+A schedule with a flush ends with every batch: parameters are updated between two batches, and the result is
+that of one rank. One without continues: units of the next batch follow at once, and are computed with
+parameters that lack some updates.
 
-A timetable says when every unit runs, from the times that units and messages take, so makespan, idle time and memory:
+A timetable computes when every unit runs, from the times that units and messages take, so makespan, idle time
+and memory:
 
     a unit starts when its rank has done all before it, and what it waits for has been computed and sent
     what a rank sends leaves in the order of its units, one after the other
@@ -34,12 +35,12 @@ SCHEDULES = "polyrhythm.partition.schedules"
 
 
 class Unit(NamedTuple):
-    """What a rank computes without waiting in between.
+    """Uninterrupted computation of a rank.
 
     Attributes:
         kind: F, B or W.
-        microbatch: its number.
-        chunk: of the rank's.
+        microbatch: number of the microbatch.
+        chunk: chunk of the rank's.
     """
 
     kind: Literal["F", "B", "W"]
@@ -53,7 +54,7 @@ class Schedule(Config):
     Attributes:
         flushes: whether a batch is over before parameters are updated; else see `updates_every` and `version`.
         splits_backward: whether there are units W.
-        forward_first: whether all forward passes of a batch come before its backward passes.
+        forward_first: whether all forward passes of a batch precede its backward passes.
         deals_out: whether stages may have different numbers of copies, among which microbatches are dealt out.
     """
 
@@ -71,7 +72,7 @@ class Schedule(Config):
         """Refuse numbers that the schedule does not work with.
 
         Raises:
-            RequestError: so it is.
+            RequestError: the schedule does not work with these numbers.
         """
 
     @abstractmethod
@@ -85,14 +86,14 @@ class Schedule(Config):
         """
 
     def units_of_copy(self, copies: Sequence[int], rank: int, copy: int, microbatches: int) -> Iterator[Unit]:
-        """Yield the units of one of a stage's copies, of which each takes every r-th microbatch (`deals_out`).
+        """Yield the units of one of a stage's copies; each takes every r-th microbatch (`deals_out`).
 
         Narayanan and others, "PipeDream", 2019, section 3.2 (1F1B-RR).
 
         Args:
             copies: r of every rank's stage.
             rank: k.
-            copy: its number.
+            copy: number of the copy.
             microbatches: M.
         """
         own = range(copy, microbatches, copies[rank])
@@ -107,10 +108,10 @@ class Schedule(Config):
         return microbatches
 
     def version(self, microbatch: int, rank: int, ranks: int, microbatches: int) -> int:
-        """Return with how many updates a microbatch is computed, where there is no flush.
+        """Return the number of updates contained in a microbatch's parameters, where there is no flush.
 
         Args:
-            microbatch: its number since the pipeline was empty.
+            microbatch: number of the microbatch since the pipeline was empty.
             rank: k.
             ranks: K.
             microbatches: M, of a batch.
@@ -134,7 +135,7 @@ def alternating(first: int, count: int) -> Iterator[Unit]:
 
 
 def whole_rounds(ranks: int, microbatches: int, name: str) -> int:
-    """Return how many microbatches a round has: M / max(1, M div K).
+    """Return the number of microbatches of a round: M / max(1, M div K).
 
     Raises:
         RequestError: that is not whole.
@@ -153,11 +154,11 @@ class StageTimes:
     """Seconds of one stage for one microbatch.
 
     Attributes:
-        forward: of a unit F.
-        backward: of a unit B; where the schedule splits the backward pass, of that for inputs.
-        weights: of a unit W.
-        send: of its outputs to the next stage, while nothing else leaves; their gradients take as long.
-        latency: from a message's last byte leaving until it has come.
+        forward: seconds of a unit F.
+        backward: seconds of a unit B; where the schedule splits the backward pass, of that for inputs.
+        weights: seconds of a unit W.
+        send: seconds to send its outputs to the next stage over an idle link; gradients take as long.
+        latency: seconds from the departure of a message's last byte to its arrival.
     """
 
     forward: float = 1.0
@@ -181,7 +182,7 @@ class Timetable:
     """When all units run.
 
     Attributes:
-        ranks: of every rank, in order.
+        ranks: ranks of every rank, in order.
     """
 
     ranks: tuple[tuple[Span, ...], ...]
@@ -202,10 +203,10 @@ class Timetable:
         return sum(self.idle_s(rank) for rank in range(count)) / (count * self.makespan_s)
 
     def live(self, rank: int, until: str = "B") -> int:
-        """Return of how many microbatches and chunks a rank keeps activations at once.
+        """Return the number of microbatches and chunks with activations that a rank keeps at once.
 
         Args:
-            rank: its number.
+            rank: number of the rank.
             until: the kind of unit after which they are no longer needed: B or W.
         """
         now = most = 0
@@ -237,8 +238,9 @@ def timetable(
         schedule: the order of each rank's units.
         ranks: K.
         microbatches: M.
-        times: of the stages, by their numbers; chunk c of rank k is stage c K + k.
-        copies: of every rank's stage, among which microbatches are dealt out; a row of the timetable each, in order.
+        times: times of the stages, by their numbers; chunk c of rank k is stage c K + k.
+        copies: copies of every rank's stage, among which microbatches are dealt out; a row of the timetable
+            each, in order.
             Empty: one each.
     """
     of_stage = times.__getitem__ if isinstance(times, Sequence) else times
@@ -276,7 +278,7 @@ def timetable(
                 between = stage if unit.kind == "F" else stage - 1  # number of the cut that it sends over
                 if unit.kind != "W" and 0 <= between < stages - 1:
                     over = of_stage(between)
-                    # What is sent waits for what left before it, not the rank for what it sends.
+                    # Sends wait for earlier sends; the rank does not wait for its sends.
                     left_at[row] = max(end, left_at[row]) + over.send
                     arrived[unit.kind, stage, unit.microbatch] = left_at[row] + over.latency
                 spans.append(Span(unit, start, end))

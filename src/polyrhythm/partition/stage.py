@@ -1,8 +1,8 @@
-"""A stage of a network that is cut into a pipeline: where it begins and ends, and what it computes of a microbatch.
+"""A stage of a network that is cut into a pipeline: its bounds, and its computation of a microbatch.
 
     cuts       piece 0 … c_1 - 1 | c_1 … c_2 - 1 | …        bounds: 0, c_1, c_2, …, number of pieces
-    forward    leaves = values that came, detached ─▶ stage ─▶ outputs        kept: leaves and outputs
-    backward   d outputs, that came ─▶ autograd ─▶ parameters' gradients, d leaves
+    forward    leaves = received values, detached ─▶ stage ─▶ outputs        kept: leaves and outputs
+    backward   received d outputs ─▶ autograd ─▶ parameters' gradients, d leaves
     in two     y = f(x, W)    B:  dx = df/dx' dy    W:  dW += df/dW' dy        of fully connected and convolution layers
 
 Stages begin at given layers (`given`), or so that the slowest takes as little time as it can (`balanced`), by the
@@ -11,7 +11,7 @@ operations of its pieces.
 With `recomputes`, only the leaves are kept, and the forward pass is run again before the backward pass, with the same
 random numbers (Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174).
 
-Loss of a batch of B pictures = sum over its microbatches m of n_m / B times their mean loss; gradients are added up in
+Loss of a batch of B images = sum over its microbatches m of n_m / B times their mean loss; gradients are added up in
 the order of the backward passes, which ascends in all schedules. So they are bit for bit those of one rank that does
 the same microbatches one after the other.
 
@@ -62,10 +62,10 @@ def given(pieces: Sequence[PieceSize], layers: Sequence[str], stages: int, where
     """Return the bounds of stages that begin behind given layers.
 
     Args:
-        pieces: of the network.
+        pieces: pieces of the network.
         layers: names of the last layers of all stages but the last.
-        stages: how many there are.
-        where: names the strategy, for people.
+        stages: number of stages.
+        where: name of the strategy, for messages.
 
     Raises:
         RequestError: a layer is none, or cannot be cut behind; or they are too few or too many.
@@ -94,12 +94,12 @@ def given(pieces: Sequence[PieceSize], layers: Sequence[str], stages: int, where
 
 
 def balanced(pieces: Sequence[PieceSize], stages: int, copies: Sequence[int] = ()) -> Bounds:
-    """Return the bounds of so many stages whose slowest takes as little as it can; ties go to fewer values sent.
+    """Return bounds that minimize the time of the slowest of `stages` stages; ties go to fewer values sent.
 
     Args:
-        pieces: of the network; at least as many as stages.
-        stages: how many.
-        copies: of every stage, among which its time is shared; empty: one each.
+        pieces: pieces of the network; at least as many as stages.
+        stages: number of stages.
+        copies: copies of every stage, among which its time is shared; empty: one each.
     """
     count, copies = len(pieces), copies or (1,) * stages
     times = shares(pieces)
@@ -269,8 +269,8 @@ class Passing:
     """A microbatch that a stage has computed forward, and not yet backward.
 
     Attributes:
-        leaves: the values that came, with their gradients later.
-        outputs: what the stage made of them; empty where it will be made again.
+        leaves: received values, with their gradients later.
+        outputs: outputs of the stage; empty where they will be recomputed.
     """
 
     leaves: list[Tensor]
@@ -279,16 +279,16 @@ class Passing:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What a stage must know of a microbatch.
+    """Facts about a microbatch that a stage needs.
 
     Attributes:
         images: (n, C, H, W).
         rows: n.
         loss: maps logits (n, classes) to their mean loss, ().
-        share: of its batch's mean loss that is its own: n / B.
-        scale: of its gradients: the same, or 1 where an update follows it.
+        share: share of its batch's mean loss that is its own: n / B.
+        scale: scale of its gradients: the same, or 1 where an update follows it.
         seed: fixes what an operation draws, from its place in the network.
-        position: in its batch.
+        position: position in its batch.
     """
 
     images: Tensor
@@ -306,14 +306,14 @@ class NetworkStage:
 
     Args:
         chain: the network.
-        stage: of it.
-        share: of the whole network's time.
-        microbatch: returns what is to be known of one, from its number.
+        stage: stage of it.
+        share: share of the whole network's time.
+        microbatch: function of a microbatch's number that returns its facts.
         like: a tensor with the dtype and device of values.
         recomputes: whether activations are computed again in place of being kept.
-        splits: whether gradients of weights are left to `weights`.
+        splits: whether gradients of weights are computed separately, by `weights`.
         together: whether all microbatches of a batch are computed at once, as one.
-        statistics: of batch normalisation in this stage; None: each microbatch changes them.
+        statistics: statistics of batch normalization in this stage; None: each microbatch changes them.
         using: makes the stage compute with the weights of a microbatch; none where there are no versions.
     """
 
@@ -333,16 +333,16 @@ class NetworkStage:
 
     @property
     def inputs(self) -> int:
-        """How many values come from the stage before."""
+        """Number of values received from the stage before."""
         return 0 if self.stage.before is None else len(self.stage.before.values)
 
     @property
     def outputs(self) -> int:
-        """How many values go to the next stage."""
+        """Number of values sent to the next stage."""
         return 0 if self.stage.after is None else len(self.stage.after.values)
 
     def take(self, number: int, message: Message, position: int) -> Tensor:
-        """Return a value that has come.
+        """Return a received value.
 
         Raises:
             RunError: it has another size or dtype.
@@ -395,7 +395,7 @@ class NetworkStage:
         return self._shares[number]
 
     def backward(self, numbers: Sequence[int], gradients: Sequence[list[Tensor]]) -> list[list[Tensor]]:
-        """Compute backward; return the gradients of the values that came, flat, of each microbatch."""
+        """Compute backward; return the gradients of the received values, flat, of each microbatch."""
         micros = [self.microbatch(number) for number in numbers]
         key, first, rows = numbers[0], micros[0], [micro.rows for micro in micros]
         passing = self._passing.pop(key)

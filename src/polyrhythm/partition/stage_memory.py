@@ -1,14 +1,15 @@
-"""What memory each rank of a pipeline needs, from shapes alone, before anything is allocated.
+"""Memory that each rank of a pipeline needs, from shapes alone, before anything is allocated.
 
-    rank       parameters (1 + further versions) + gradients + state of the optimiser
-               + the most at any time of: what is kept of microbatches that are under way, and what a unit needs besides
+    rank       parameters (1 + further versions) + gradients + state of the optimizer
+               + the most at any time of: what is kept of microbatches that are in progress, and what a unit
+               needs in addition
     worker 0   between epochs: its parameters and state as before, and the whole network, copied for a checkpoint,
                and what testing it needs
     others     between epochs, where checkpoints are written: the state that they hand in, copied and packed
 
-One microbatch goes forward and backward through each stage on the meta device, where every operation allocates nothing
-but says how much it would; what it holds on to, and the most that there is at once, are counted by storage.
-Chen, Xu, Zhang, Guestrin, 2016, arXiv 1604.06174, for what recomputation leaves.
+One microbatch goes forward and backward through each stage on the meta device, where operations allocate
+nothing but have output sizes; the bytes that stay, and the peak, are counted by storage. Chen, Xu, Zhang,
+Guestrin, 2016, arXiv 1604.06174, for the memory with recomputation.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class AllocatedBytes(TorchDispatchMode):
     """Counts, inside, the bytes of tensors that operations make, as long as they live.
 
     Attributes:
-        now: that live.
-        most: that lived at once.
+        now: bytes alive now.
+        most: peak of the bytes alive at once.
     """
 
     def __init__(self) -> None:
@@ -69,11 +70,11 @@ class AllocatedBytes(TorchDispatchMode):
 
 
 def _copied(func: Any, args: Any, result: Any) -> int:
-    """Return the bytes that the largest kernels take for themselves, beside what they give.
+    """Return the bytes that the largest kernels take for themselves, next to what they give.
 
-    On the CPU, oneDNN computes convolutions on values whose channels lie together by 16 (`_BLOCK`): it copies what they
-    give, and in the backward pass the gradient that comes, the one that leaves, and weights. Those with their channels
-    innermost are left as they are. Batch normalisation has one more gradient.
+    On the CPU, oneDNN computes convolutions on values with channels in blocks of 16 (`_BLOCK`): it copies the
+    outputs, and in the backward pass the incoming gradient, the outgoing one, and weights. Values in
+    channels-last layout are not copied. Batch normalization has one more gradient.
     """
     if func is torch.ops.aten.convolution.default:
         return int(result.nbytes * (1 if _channels_innermost(args[0]) else 2))
@@ -102,7 +103,7 @@ def _channels_innermost(values: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class UnitBytes:
-    """What one microbatch takes in a stage, in bytes.
+    """Memory of one microbatch in a stage, in bytes.
 
     Attributes:
         forward: at most during unit F.
@@ -122,12 +123,12 @@ class UnitBytes:
 def unit_bytes(
     chain: Chain, stage: Stage, rows: int, *, recomputes: bool = False, splits: bool = False
 ) -> UnitBytes:
-    """Return what a microbatch takes in a stage.
+    """Return the memory of a microbatch in a stage.
 
     Args:
-        chain: the network, which nobody runs meanwhile.
-        stage: of it; in training.
-        rows: pictures of the microbatch.
+        chain: the network, which must not run at the same time.
+        stage: stage of it; in training.
+        rows: images of the microbatch.
         recomputes: whether activations are computed again for the backward pass.
         splits: whether gradients of weights are left to unit W.
     """
@@ -160,7 +161,7 @@ def unit_bytes(
         computed, kept = counted.most, counted.now
         counted.most = counted.now
         trained = [each for each in outputs if each.requires_grad]
-        gradients = [torch.empty_like(each) for each in trained]  # that come from the next stage
+        gradients = [torch.empty_like(each) for each in trained]  # received from the next stage
         if trained:
             torch.autograd.backward(trained, gradients)
         del outputs, trained, gradients
@@ -182,8 +183,8 @@ def most_at_once(units: Iterable[Unit], of_chunk: Sequence[UnitBytes], *, splits
     """Return the bytes of activations that a rank has at most, from what one microbatch takes in each of its chunks.
 
     Args:
-        units: of the rank, in its order.
-        of_chunk: of each of its chunks.
+        units: units of the rank, in its order.
+        of_chunk: bytes of each of its chunks.
         splits: whether there are units W.
     """
     now = most = 0
@@ -206,11 +207,11 @@ _TRIED = 1 << 12
 
 @dataclass(frozen=True)
 class OptimizerBytes:
-    """What an optimiser takes, in vectors of the size of what it updates.
+    """Memory of an optimizer, in vectors of the size of the updated one.
 
     Attributes:
-        state: that it keeps.
-        step: that it needs besides while it makes a step.
+        state: state that it keeps.
+        step: step that it needs in addition to while it makes a step.
     """
 
     state: float
@@ -218,7 +219,7 @@ class OptimizerBytes:
 
 
 def optimizer_bytes(plan: OptimizerPlan) -> OptimizerBytes:
-    """Return what an optimiser takes, as two steps of a small vector do."""
+    """Return what an optimizer takes, as two steps of a small vector do."""
     if not plan.spans:
         return OptimizerBytes(0.0, 0.0)
     like = plan.part(plan.spans[0].start, min(plan.spans[0].stop, plan.spans[0].start + _TRIED))
@@ -236,18 +237,19 @@ def optimizer_bytes(plan: OptimizerPlan) -> OptimizerBytes:
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What a rank needs.
+    """Memory that a rank needs.
 
     Attributes:
-        parameters: of its stages, once.
+        parameters: parameters of its stages, once.
         versions: further versions of them.
-        gradients: of its stages.
-        optimizer: state of the optimiser.
-        activations: the most at once; or what the optimiser needs for a step, where that is more.
-        pictures: of its batches.
-        whole: what it needs between epochs beyond its own parameters and state: worker 0 for the whole network, others
-            for the state that they hand in.
-        start: worker 0's, while it makes the network and moves it into one vector, a layer at a time.
+        gradients: gradients of its stages.
+        optimizer: state of the optimizer.
+        activations: the most at once; or what the optimizer needs for a step, where that is more.
+        pictures: images of its batches.
+        whole: bytes needed between epochs beyond its own parameters and state: on rank 0 for the whole
+            network, on others for the state that they send.
+        start: bytes that rank 0 needs while it makes the network and moves it into one vector, a layer at a
+            time.
     """
 
     parameters: int
@@ -273,7 +275,7 @@ class RankBytes:
 
 
 def versions_at_once(schedule: Schedule, rank: int, ranks: int, microbatches: int) -> int:
-    """Return how many copies of its weights a rank keeps besides those it trains, as `WeightVersions` does."""
+    """Return how many copies of its weights a rank keeps in addition to those it trains, as `WeightVersions` does."""
     if schedule.flushes:
         return 0
     late, newest, most = rank + 1 < ranks, 0, 0
@@ -322,10 +324,10 @@ def rank_bytes(
         rank: k.
         ranks: K.
         microbatches: M.
-        images: that a step sends through the pipeline.
-        optimizer: what it takes.
+        images: images that a step sends through the pipeline.
+        optimizer: memory of the optimizer.
         recomputes: whether activations are computed again.
-        copies: of every rank's stage, where microbatches are dealt out among them.
+        copies: copies of every rank's stage, where microbatches are dealt out among them.
     """
     own = stages[rank::ranks]
     rows, size = -(-images // microbatches), chain.dtype.itemsize
@@ -338,7 +340,7 @@ def rank_bytes(
     parameters = sum(trained.values()) * size
     splits = schedule.splits_backward
     uses = [unit_bytes(chain, stage, rows, recomputes=recomputes, splits=splits) for stage in own]
-    # The next microbatch's values may have come, and gradients of the last one not have left.
+    # The next microbatch's values may have arrived, and the last one's gradients not have left.
     beside = sum(
         rows * sum(cut.numbers) * size
         for stage in own
@@ -365,12 +367,12 @@ def rank_bytes(
 
 
 def testing_bytes(model: nn.Module, image_shape: Sequence[int], rows: int) -> int:
-    """Return what testing a network takes at most beside its parameters.
+    """Return what testing a network takes at most next to its parameters.
 
     Args:
-        model: on any device; left as it was.
+        model: model on any device; left as it was.
         image_shape: (C, H, W).
-        rows: pictures that are tested at once.
+        rows: images that are tested at once.
     """
     modes = {module: module.training for module in model.modules()}
     shapes = {

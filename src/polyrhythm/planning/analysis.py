@@ -1,4 +1,4 @@
-"""What a network costs: multiply-adds, work and depth, and memory, layer by layer, counted without computing anything.
+"""Cost of a network: multiply-adds, work and depth, and memory, layer by layer, counted without computing anything.
 
 The network runs once, forward and backward, on tensors that have shapes but no numbers, and every operation is counted:
 
@@ -6,10 +6,10 @@ The network runs once, forward and backward, on tensors that have shapes but no 
     depth    steps that follow each other however many processors there are: a sum of n takes log2 n, rounded up
 
     a sum of n products        1 + log2 n      convolutions, fully connected layers, attention
-    a mean, a maximum of n     log2 n          pooling; batch normalisation takes two means and four steps more
+    a mean, a maximum of n     log2 n          pooling; batch normalization takes two means and four steps more
     anything else              1               views take nothing
 
-The depth of a network is that of its longest path: branches of an Inception block lie beside each other. Work over
+The depth of a network is that of its longest path: branches of an Inception block lie next to each other. Work over
 depth is the average parallelism. Ben-Nun, Hoefler, "Demystifying Parallel and Distributed Deep Learning", ACM CSUR
 2019, section 3 and table 4.
 
@@ -38,18 +38,19 @@ LOSS = "(loss)"
 
 @dataclass(kw_only=True)
 class AnalysedLayer:
-    """What a module does itself, without the modules in it, for one batch.
+    """Cost of a module itself, without the modules in it, for one batch.
 
     Attributes:
-        name: of the module; empty: the network itself.
-        kind: its class.
+        name: name of the module; empty: the network itself.
+        kind: class of the module.
         parameters: trained numbers of its own.
-        multiply_adds: of its forward pass, as `torch.utils.flop_counter` counts them, two operations each.
-        work: of its forward pass.
+        multiply_adds: multiply-add operations of its forward pass, as `torch.utils.flop_counter` counts them,
+            two operations each.
+        work: work of its forward pass.
         depth: the sum of its operations' depths.
         output: shape of what it returns last.
-        saved_bytes: of activations that the backward pass needs, and that no layer before keeps.
-        convolutions: that it computes.
+        saved_bytes: bytes of activations that the backward pass needs, and that no layer before keeps.
+        convolutions: convolutions that it computes.
     """
 
     name: str
@@ -65,20 +66,20 @@ class AnalysedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What a training step costs.
+    """Cost of a training step.
 
     Attributes:
-        layers: that have parameters or do something, in the order in which they are first used.
+        layers: layers that have parameters or do something, in the order in which they are first used.
         batch: images.
         parameters: trained numbers.
-        parameter_bytes: of all of them.
-        buffer_bytes: of what is not trained, as running means.
-        multiply_adds: of the forward pass.
-        backward_multiply_adds: of the backward pass.
-        work: of the forward pass.
-        depth: of the forward pass.
-        step_work: of forward and backward pass and the loss.
-        step_depth: likewise.
+        parameter_bytes: bytes of all of them.
+        buffer_bytes: bytes of what is not trained, as running means.
+        multiply_adds: multiply-add operations of the forward pass.
+        backward_multiply_adds: multiply-add operations of the backward pass.
+        work: work of the forward pass.
+        depth: depth of the forward pass.
+        step_work: work of forward and backward pass and the loss.
+        step_depth: depth of forward and backward pass and the loss.
         activation_bytes: kept for the backward pass.
     """
 
@@ -113,9 +114,9 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
     """Count what one training step of a classifier costs.
 
     Args:
-        model: on the meta device; its gradients are set.
-        image_shape: (C, H, W) of a picture.
-        batch: pictures in the step.
+        model: model on the meta device; its gradients are set.
+        image_shape: (C, H, W) of an image.
+        batch: images in the step.
 
     Raises:
         RequestError: the network looks at numbers, and so cannot run on shapes alone.
@@ -132,7 +133,7 @@ def analyse(model: nn.Module, image_shape: tuple[int, int, int], batch: int) -> 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if (identity := _identity(storage)) not in own and identity not in kept:
-            kept[identity] = storage  # held, so that no other comes to its address
+            kept[identity] = storage  # held, so that no other gets its address
             layers.current.saved_bytes += storage.nbytes()
         return tensor
 
@@ -175,14 +176,14 @@ def step_multiply_adds(model: nn.Module, image_shape: tuple[int, int, int], batc
     """Return the multiply-adds of a training step, forward and backward, which grow with the batch.
 
     Args:
-        model: on the meta device; its gradients are set.
-        image_shape: (C, H, W) of a picture.
-        batch: pictures in the step.
+        model: model on the meta device; its gradients are set.
+        image_shape: (C, H, W) of an image.
+        batch: images in the step.
 
     Raises:
         RequestError: the network cannot run on shapes alone.
     """
-    pair = analyse(model, image_shape, 2)  # one picture alone is too few for batch normalisation
+    pair = analyse(model, image_shape, 2)  # one image alone is too few for batch normalization
     return (pair.multiply_adds + pair.backward_multiply_adds) / 2 * batch
 
 
@@ -214,7 +215,7 @@ class _Layers:
         return self._running[-1]
 
     def enter(self, name: str) -> None:
-        """Say that a module begins."""
+        """Mark the beginning of a module."""
         layer = self._known[name]
         if not any(layer is each for each in self.used):
             self.used.append(layer)
@@ -238,7 +239,7 @@ class _Layers:
 
 
 def _identity(storage: Any) -> int:
-    """Return what tells a storage from others that are there: on the meta device none has an address of its own."""
+    """Return a key that identifies a storage among those alive: on the meta device none has an address of its own."""
     number: int = storage._cdata
     return number
 

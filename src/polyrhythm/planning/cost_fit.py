@@ -29,19 +29,19 @@ Simulate = Callable[[int, Numbers], float]
 """Returns the seconds of a measured set-up, by its place, at some costs relative to the first guess."""
 
 ASSUMED_ERROR = 0.05
-"""Of a measurement, where there are as many unknowns as measurements."""
+"""Relative error of a measurement, where there are as many unknowns as measurements."""
 _LEAST_ERROR = 0.005  # dry runs with drawn step times are no more exact
-_STEP = 0.3  # of a logarithm, for slopes: where arrival decides, seconds jump by a percent or two
-_EXACT, _SURPRISE = 5e-4, 0.05  # of a logarithm: the fit is exact; slopes are taken again
+_STEP = 0.3  # in logarithms, for slopes: where arrival decides, seconds jump by a percent or two
+_EXACT, _SURPRISE = 5e-4, 0.05  # in logarithms: the fit is exact; slopes are computed again
 _ROUNDS, _EXACT_ROUNDS = (
     6,
     16,
-)  # of simulations at a minimum of the model; with as many unknowns as measurements
-_SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # of the way to the model's minimum that are tried in turn
+)  # simulations at a minimum of the model; with as many unknowns as measurements
+_SHARES = (1.0, 0.5, 1.5, 0.25, 2.0, 0.75, 3.0)  # shares of the way to the model's minimum, tried in turn
 _GAIN = 0.03  # share of the squared error that another round must promise to take away
 _ABOVE = 0.02
 _FARTHEST = 2.0  # a logarithm moves at most so much between two simulations
-_FELT = 0.02  # of a logarithm's slope
+_FELT = 0.02  # slope in logarithms
 _PROBES = (math.log(4), math.log(32))
 _WIDEST = math.log(1000)
 
@@ -84,7 +84,7 @@ class CostFit:
     """Fitted costs, relative to the first guess.
 
     Attributes:
-        costs: that fit best; 1 where the measurements leave that open.
+        costs: costs that fit best; 1 where the measurements leave that open.
         low: lower end of the interval of each; 0 where there is none.
         high: upper end; infinite where there is none.
         seconds: simulated for every measurement at `costs`.
@@ -103,7 +103,7 @@ class CostFit:
 
     @property
     def determined(self) -> NDArray[np.bool_]:
-        """Which costs have an interval with two ends."""
+        """Whether each cost has an interval with two ends."""
         found: NDArray[np.bool_] = (self.low > 0) & np.isfinite(self.high)
         return found
 

@@ -42,10 +42,10 @@ def t_quantile(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Noise:
-    """How much times to the target differ between seeds.
+    """Spread of the times to the target between seeds.
 
     Attributes:
-        deviation: of their logarithms; not a number where no candidate has two seeds.
+        deviation: deviation of their logarithms; not a number where no candidate has two seeds.
         freedom: degrees of freedom of that.
     """
 

@@ -1,4 +1,4 @@
-"""Where a learning curve ends, and whether a trial can still become the best.
+"""End of a learning curve, and whether a trial can still become the best.
 
 T. Domhan, J. Springenberg, F. Hutter, "Speeding up automatic hyperparameter optimization of deep neural networks by
 extrapolation of learning curves", IJCAI 2015, with one family of curves: a + b t^-c.
@@ -18,11 +18,11 @@ LEAST_POINTS = 4
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a learning curve comes to.
+    """Forecast of a learning curve's end.
 
     Attributes:
-        value: expected at the end.
-        deviation: of that.
+        value: expected value at the end.
+        deviation: deviation of that.
     """
 
     value: float

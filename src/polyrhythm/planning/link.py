@@ -53,9 +53,9 @@ def measure_link(network: Communicator, to: int, nbytes: int = LARGE_BYTES) -> M
     """Measure the link to another rank, which must call `answer_link` at the same time.
 
     Args:
-        network: not used by anyone else meanwhile.
+        network: not used by anyone else in the meantime.
         to: the other rank.
-        nbytes: of a large message.
+        nbytes: number of bytes of a large message.
 
     Raises:
         PeerLost: the other rank is lost.

@@ -25,7 +25,7 @@ _COPIED_BYTES = 64 << 20
 
 _REPEATS = 7
 _MOST_OVERHEAD = 0.95
-"""Two medians that hardly differ say that nearly all is overhead, not that larger batches are free."""
+"""Limit of the overhead's share: two nearly equal medians mean mostly overhead, not that larger batches are free."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class Host:
     """A host.
 
     Attributes:
-        name: its host name.
-        cores: that this process may use.
-        memory_bytes: of the whole machine.
-        memory_bandwidth_bytes_per_s: of copying by one thread, with bytes read and bytes written counted.
+        name: name of the host.
+        cores: cores that this process may use.
+        memory_bytes: memory in bytes of the whole machine.
+        memory_bandwidth_bytes_per_s: memory bandwidth in bytes/s of copying by one thread, with bytes read
+            and bytes written counted.
         accelerators: names of its GPUs.
     """
 
@@ -76,15 +77,16 @@ class Profile:
     """A measured cluster.
 
     Attributes:
-        hosts: that took part, the leader's first.
-        speeds: of each host, the first host's step time divided by its own.
+        hosts: hosts that took part, the leader's first.
+        speeds: speeds of each host, the first host's step time divided by its own.
         threads: compute threads of a worker.
         inside: the link between two ranks of the first host.
         between: the slowest link from the first host to another; None if there is only one.
-        step: of one worker on the first host.
+        step: step of one worker on the first host.
         model: model and data of the measured step, as text.
-        step_of: what that step was, so that its time can follow other networks and batches; None: it cannot.
-        server_update: what an update costs a server on the first host; None: it was not measured.
+        step_of: description of that step, so that its time can be scaled to other networks and batches; None:
+            it cannot.
+        server_update: cost of an update on the first host; None: it was not measured.
     """
 
     hosts: tuple[Host, ...]
@@ -153,7 +155,7 @@ def overhead_share(batch: int, step_s: float, smaller: int, smaller_s: float) ->
     """Return the share of a step that does not grow with its batch, from two batches: a in `a + c b`.
 
     Args:
-        batch: of the step that took `step_s`.
+        batch: batch of the step that took `step_s`.
         step_s: seconds.
         smaller: another batch.
         smaller_s: seconds of its step.

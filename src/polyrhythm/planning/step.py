@@ -2,7 +2,7 @@
 
 Layers are timed by hooks on a model that trains as usual.
 
-Beside it, what an update costs a server's processor, by a real server's part that is given gradients:
+Next to it, what an update costs a server's processor, by a real server's part that is given gradients:
 
     seconds(n) = a + 4 n / b      n numbers of float32; a: of any message, b: bytes/s
 
@@ -47,8 +47,8 @@ class Layer:
     """A layer's share of a step.
 
     Attributes:
-        name: of the module.
-        kind: its class.
+        name: name of the module.
+        kind: class of the module.
         parameters: number of its trained parameters.
         forward_s: median seconds of its forward pass, or of all of them if it is used several times.
         backward_s: median seconds from the moment at which the gradients of the layers behind it were final to the
@@ -121,7 +121,7 @@ class LayerClocks:
             self._forward[name] = self._forward.get(name, 0.0) + self._now() - self._begun[name]
 
         def ready(_: Tensor) -> None:
-            self._ready[name] = self._now()  # of several parameters, the last
+            self._ready[name] = self._now()  # with several parameters, at the last one
 
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
@@ -147,7 +147,7 @@ class StepProfile:
         forward_s: median seconds, with copying the batch to the device.
         backward_s: median seconds, with the loss.
         update_s: median seconds of the optimizer, and of everything else after the backward pass.
-        layers: in the order of the forward pass.
+        layers: layers in the order of the forward pass.
     """
 
     step_s: tuple[float, ...]
@@ -182,7 +182,7 @@ def profile_step(job: Job, steps: int) -> StepProfile:
     """Time the parts of some training steps on one worker alone.
 
     Args:
-        job: what to train, with a strategy of one worker and no server.
+        job: training job, with a strategy of one worker and no server.
         steps: number of steps to measure, after a few for warming up.
 
     Raises:
@@ -229,21 +229,21 @@ def _parts(
 _WORKER, _SERVER = 0, 1
 _UPDATES = 15
 _SCALE = 1e-3
-"""Of the gradients, so that parameters stay ordinary numbers."""
+"""Scale of the gradients, so that parameters stay ordinary numbers."""
 
 
 def measure_server_update(job: Job, most_bytes_per_s: float) -> ServerUpdate | None:
-    """Time a server's updates with a job's optimiser and as many numbers as its model has.
+    """Time a server's updates with a job's optimizer and as many numbers as its model has.
 
     Compute threads are the caller's; a server has one.
 
     Args:
-        job: whose model and optimiser.
-        most_bytes_per_s: that can be found, such as the speed of copying: of a small model, noise hides what its
-            numbers cost beside the message.
+        job: job with the model and optimizer.
+        most_bytes_per_s: upper bound of the result, such as the speed of copying: for a small model, noise
+            hides the cost of its numbers relative to that of the message.
 
     Returns:
-        What they cost; None for an optimiser that looks at all workers' data, which servers cannot run.
+        What they cost; None for an optimizer that looks at all workers' data, which servers cannot run.
     """
     model = job.make_model()
     flat = FlatParameters(model)
@@ -262,7 +262,7 @@ def measure_server_update(job: Job, most_bytes_per_s: float) -> ServerUpdate | N
 def _update_s(plan: OptimizerPlan, values: Tensor) -> float:
     """Return the median seconds of processor from a gradient's arrival until its answer is where a link takes it from.
 
-    All of it is this thread's, so what other processes do meanwhile does not count.
+    All of it is this thread's, so what other processes do in the meantime does not count.
     """
     server = ParameterServer().server(ServerSetting(0, RoleAssignment((_WORKER,), (_SERVER,))))
     server.on_message(_WORKER, Message(Kind.CONFIGURE, pack_json(plan.to_json())))

@@ -4,10 +4,10 @@ H. Liu, K. Simonyan, Y. Yang, "DARTS: differentiable architecture search", ICLR 
 of `cell_network` (Dong and Yang, ICLR 2020, arXiv 2001.00326).
 
     edge_ij(x) = sum_k softmax(a_ij)_k kind_k(x)         a: one number a kind and edge, common to all cells
-    a <- a - rate d/da L(half of the pictures; w, a)     w is not moved by it, and in between
+    a <- a - rate d/da L(half of the images; w, a)     w is not moved by it, and in between
     w <- w - rate d/dw L(other half; w, a)
 
-In the end each edge is the kind with the largest number, `zero` only where it alone was allowed. Pictures are dealt out
+In the end each edge is the kind with the largest number, `zero` only where it alone was allowed. Images are dealt out
 into the two halves once, by the seed. Weights learn by SGD (0.025 down to 0.001 by a cosine, momentum 0.9, decay 3e-4,
 gradients no longer than 5), numbers by Adam (betas 0.5 and 0.999, decay 1e-3), and batch norm scales nothing, as in the
 paper. Departure: Adam's rate is 0.01, where the paper's 3e-4 is for tens of thousands of steps.
@@ -39,7 +39,7 @@ _CHOICE_RATE, _CHOICE_DECAY, _CHOICE_BETAS = 0.01, 1e-3, (0.5, 0.999)
 
 
 class MixedCell(nn.Module):
-    """A cell whose edges are of all allowed kinds at once: maps (B, C, H, W) to the same shape.
+    """A cell with edges of all allowed kinds at once: maps (B, C, H, W) to the same shape.
 
     Args:
         allowed: kinds of each edge.
@@ -82,8 +82,8 @@ class Supernet(nn.Module):
     Args:
         allowed: kinds of each edge.
         network: has the number of cells and channels.
-        classes: to be told apart.
-        image_shape: (C, H, W) of a picture.
+        classes: number of classes.
+        image_shape: (C, H, W) of an image.
 
     Attributes:
         numbers: a, of each edge by its name.
@@ -110,7 +110,7 @@ class Supernet(nn.Module):
                 module.register_parameter("bias", None)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits, (B, K), of pictures (B, C, H, W)."""
+        """Return logits, (B, K), of images (B, C, H, W)."""
         found: Tensor = self.layers(images)
         return found
 
@@ -130,12 +130,12 @@ class Supernet(nn.Module):
 
 @dataclass(frozen=True)
 class Learned:
-    """What a search by gradients has come to.
+    """Result of a search by gradients.
 
     Attributes:
         edges: the kind of every edge.
-        shares: of each kind that was allowed, by edge.
-        losses: of each epoch, of the half that numbers learn from.
+        shares: shares of each kind that was allowed, by edge.
+        losses: losses of each epoch, of the half that numbers learn from.
     """
 
     edges: dict[str, Edge]
@@ -156,16 +156,16 @@ def searched(
     """Choose the edges of a network.
 
     Args:
-        dataset: whose training pictures are learned from.
+        dataset: dataset with the training images to learn from.
         allowed: kinds of each edge.
         network: has the number of cells and channels; its edges are not regarded.
-        epochs: passes over half of the training pictures.
-        batch_size: pictures of a step of each kind.
-        seed: of everything that is random.
+        epochs: passes over half of the training images.
+        batch_size: images of a step of each kind.
+        seed: seed of everything that is random.
         tell: receives a line about every epoch.
 
     Raises:
-        RequestError: there are too few pictures for two batches, or a loss is not finite.
+        RequestError: there are too few images for two batches, or a loss is not finite.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -229,13 +229,13 @@ def _loss(model: Supernet, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _slopes(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
-    # An edge of which nothing but zero is allowed has a number that nothing depends on.
+    # An edge that allows only zero has a number without effect.
     return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a network is to be chosen.
+    """Open choices of a network.
 
     Attributes:
         allowed: kinds of each edge.

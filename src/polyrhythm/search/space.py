@@ -11,11 +11,15 @@ A name in braces is only drawn where the value that was chosen has it, so a spac
 Where a search goes in it, by pure rules over the trials that have ended. `random`, `tpe` and the pruning rules of
 Hyperband, successive halving and the median are Optuna's; here is what it lacks.
 
-    evolution   E. Real, A. Aggarwal, Y. Huang, Q. Le, "Regularized evolution for image classifier architecture search",
-                AAAI 2019, arXiv:1802.01548: of the P youngest, the best of S drawn ones has a child that differs in one
-                place; who is older than the P youngest is no parent any more, however good.
-    pbt         M. Jaderberg and others, "Population based training of neural networks", 2017, arXiv:1711.09846: a
-                member among the worst fifth goes on from a checkpoint of one of the best fifth, with other parameters.
+    evolution   E. Real, A. Aggarwal, Y. Huang, Q. Le, "Regularized evolution for image classifier
+    architecture search",
+                    AAAI 2019, arXiv:1802.01548: of the P youngest, the best of S drawn ones has a child that
+                    differs in one
+                    place; trials older than the P youngest are no parents any more, however good.
+    pbt         M. Jaderberg and others, "Population based training of neural networks", 2017,
+    arXiv:1711.09846: a
+                    member among the worst fifth continues a checkpoint of one of the best fifth with other
+                    parameters.
 """
 
 from __future__ import annotations
@@ -121,7 +125,7 @@ Pick = Callable[[str, Domain], Any]
 
 @dataclass(frozen=True)
 class Space:
-    """What may be chosen.
+    """Space of choices.
 
     Attributes:
         options: domains of a run's options, by name.
@@ -275,7 +279,7 @@ class Space:
         return found
 
     def mutate(self, parameters: Mapping[str, Any], rng: Random) -> dict[str, Any]:
-        """Return parameters that differ in one place, drawn anew there; what hangs on it is drawn, too."""
+        """Return parameters that differ in one place, drawn again there; what hangs on it is drawn, too."""
         changeable = [name for name in parameters if len(self.domain(name).every() or [0, 0]) > 1]
         if not changeable:
             return dict(parameters)
@@ -292,7 +296,7 @@ class Space:
         return self.draw(pick)
 
     def explore(self, parameters: Mapping[str, Any], rng: Random) -> dict[str, Any]:
-        """Return parameters all of which have moved a little, or, one in four, are drawn anew.
+        """Return parameters that have all moved a little, or, one in four, are drawn again.
 
         M. Jaderberg and others, "Population based training of neural networks", 2017, arXiv:1711.09846.
         """
@@ -364,9 +368,9 @@ class Parent:
     """A trial that may have children.
 
     Attributes:
-        number: of the trial.
-        parameters: its own.
-        value: what it came to; more is better.
+        number: number of the trial.
+        parameters: parameters of the trial.
+        value: value of the trial; more is better.
     """
 
     number: int
@@ -377,13 +381,13 @@ class Parent:
 def evolved(
     ended: Sequence[Parent], space: Space, population: int, sample: int, rng: Random
 ) -> dict[str, Any]:
-    """Return the parameters of the next trial of regularised evolution.
+    """Return the parameters of the next trial of regularized evolution.
 
     Args:
         ended: all trials so far, in the order in which they ended.
-        space: of the parameters.
-        population: how many of the youngest may be parents; while there are fewer, parameters are drawn.
-        sample: how many of them are drawn, of whom the best is the parent.
+        space: space of the parameters.
+        population: number of the youngest that may be parents; while there are fewer, parameters are drawn.
+        sample: number of them that are drawn; the best of those is the parent.
         rng: decides what is drawn.
     """
     if len(ended) < population:
@@ -396,14 +400,14 @@ def evolved(
 def succeeded(
     member: int, newest: Mapping[int, Parent], space: Space, rng: Random, share: float = 0.2
 ) -> tuple[Parent, dict[str, Any]]:
-    """Return from which trial a member of a population goes on, and with which parameters.
+    """Return the trial that a member of a population continues, and its new parameters.
 
     Args:
-        member: which one; it has a trial that has ended.
-        newest: of every member that has one, the newest trial that has ended.
-        space: of the parameters.
+        member: number of the member; it has a trial that has ended.
+        newest: newest ended trial of every member that has one.
+        space: space of the parameters.
         rng: decides what is drawn.
-        share: of the members who are copied, and who copy.
+        share: share of the members that are copied, and that copy.
     """
     own = newest[member]
     ranked = sorted(newest.values(), key=lambda each: (each.value, each.number))

@@ -1,6 +1,6 @@
 """A cluster: hosts, links, prices and step times, as a YAML file describes them.
 
-A price list says what an hour of a machine costs, in a file of its own with currency, date and source:
+A price list has the price of an hour of each machine, in a file of its own with currency, date and source:
 
     currency: EUR
     date: 2025-01
@@ -61,10 +61,10 @@ class Link(Described):
 
 
 class Level(Link):
-    """A level of a tree inside a host: so many neighbouring places share one link to the rest, in each direction.
+    """A level of a tree inside a host: several neighboring places share one link to the rest, in each direction.
 
     Attributes:
-        places: of workers below each link; 1: every accelerator has its own.
+        places: places of workers below each link; 1: every accelerator has its own.
     """
 
     places: Count
@@ -74,20 +74,20 @@ class HostKind(Described):
     """Some equal hosts.
 
     Attributes:
-        name: for people.
-        count: how many there are.
-        cores: of each; with shared placement it holds at most as many servers as cores.
-        accelerators: of each.
+        name: name for people.
+        count: number of hosts of this kind.
+        cores: cores of each; with shared placement it holds at most as many servers as cores.
+        accelerators: accelerators of each.
         workers: places for workers on each; default: one per accelerator, else one.
-        speed: by which the time of a step is divided.
-        machine: its name in the cluster's price list.
-        price_per_hour: of each, in the cluster's currency; None: that of `machine`, or not known.
-        nic: its link to the others; default: the cluster's.
+        speed: speed by which the time of a step is divided.
+        machine: name of the machine in the cluster's price list.
+        price_per_hour: price per hour of each, in the cluster's currency; None: that of `machine`, or not known.
+        nic: link of each host to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
-        memory_bytes: of each, for all its workers together; None: not known.
+        memory_bytes: memory in bytes of each, for all its workers together; None: not known.
         tree: takes its place: levels of links from each place of a worker up to the host's memory and NIC, such as two
             accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
-        server_takes: share of a host's computing that a server takes from the workers beside it; default: that of a
+        server_takes: share of a host's computing that a server takes from the workers next to it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
 
@@ -116,17 +116,17 @@ class HostKind(Described):
 
     @property
     def places(self) -> int:
-        """How many workers it holds."""
+        """Number of workers that it holds."""
         return self.workers or self.accelerators or 1
 
     @property
     def taken_by_a_server(self) -> float:
-        """The share of its computing that a server takes from the workers beside it while it is at work."""
+        """The share of its computing that a server takes from the workers next to it while it is at work."""
         own = self.server_takes
         return own if own is not None else 0.0 if self.accelerators else 1 / self.cores
 
     def slowed_by(self, servers: float) -> float:
-        """Return by how much steps of its workers are longer beside so many servers; infinite if nothing is left."""
+        """Return the factor of its workers' step times next to `servers` servers; infinite without a free core."""
         left = 1 - servers * self.taken_by_a_server
         return 1 / left if left > 1e-9 else float("inf")
 
@@ -165,11 +165,11 @@ class PassingSlowness(Described):
 
 
 class SharedSlowness(Described):
-    """Every host has good and bad times, which all its ranks have together: a factor on their steps, drawn anew.
+    """Every host has good and bad times, which all its ranks have together: a factor on their steps, drawn again.
 
     Attributes:
-        sigma: of the factor, which is log-normal with a mean of 1.
-        lasts_s: for how long each holds.
+        sigma: sigma of the factor, which is log-normal with a mean of 1.
+        lasts_s: seconds for which each factor holds.
     """
 
     sigma: NonNegative
@@ -182,11 +182,11 @@ class SharedSlowness(Described):
 
 
 class ServerUpdate(Described):
-    """What a message that updates a shard costs the processor of its server, before the answer leaves.
+    """Processor time of a message that updates a shard, on its server, before the answer leaves.
 
     Attributes:
-        seconds: of each.
-        bandwidth_bytes_per_s: of the shard: reading the gradient, updating, copying the answer.
+        seconds: seconds of each.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of the shard: reading the gradient, updating, copying the answer.
     """
 
     seconds: NonNegative = 0.0
@@ -194,7 +194,7 @@ class ServerUpdate(Described):
 
 
 class StepWork(Described):
-    """What a cluster's step time is the time of, so that it can follow other networks and batches.
+    """Description of the step behind a cluster's step time, to scale it to other networks and batches.
 
     Qi, Sparks, Talwalkar, "Paleo: A Performance Model for Deep Neural Networks", ICLR 2017: a step takes its arithmetic
     over a share of the peak.
@@ -203,12 +203,12 @@ class StepWork(Described):
         from a peak    step time × work / (peak_multiply_adds_per_s × share_of_peak), step time being about 1
 
     Attributes:
-        model: that was measured, for people.
-        batch_size: of a worker, likewise.
-        multiply_adds: of the whole step that was measured, forward and backward.
+        model: model that was measured, for people.
+        batch_size: batch size of a worker in that step, for people.
+        multiply_adds: multiply-add operations of the whole step that was measured, forward and backward.
         overhead_share: o, the share of that step that does not grow with its arithmetic.
-        peak_multiply_adds_per_s: of a host of speed 1.
-        share_of_peak: that training reaches.
+        peak_multiply_adds_per_s: peak multiply-add operations per second of a host of speed 1.
+        share_of_peak: share of peak that training reaches.
     """
 
     model: str = ""
@@ -242,25 +242,26 @@ class Cluster(Described):
     """A cluster.
 
     Attributes:
-        name: for people.
-        source: where its figures come from.
-        hosts: in order; ranks fill them from the first on.
+        name: name for people.
+        source: origin of its figures.
+        hosts: hosts in order; ranks fill them from the first on.
         nic: every host's link to the others, unless it has its own.
         inside: the link within a host, unless it has its own.
-        racks: of the hosts, if there are any.
-        server_bandwidth_bytes_per_s: what one server receives from other hosts, and sends to them, at most; default:
-            what its host's NIC carries. A server that copies and packs what it sends may be far from that.
-        server_update: what an update costs its server's processor; None: nothing that is not in its bandwidth, and
-            workers beside a server are always slowed as if it never paused.
-        step_time: compute seconds of a step on a host of speed 1, of whatever `step_of` says.
-        step_of: what that step was; None: it is taken for that of any network and batch.
-        step_factor: by which `step_time` is multiplied for the network and batch at hand.
-        slow: by rank, the factor by which all its steps are longer.
-        passing_slowness: of some ranks, or of all ranks of some hosts, for some time.
-        shared_slowness: of all hosts, each at its own times.
+        racks: racks of the hosts, if there are any.
+        server_bandwidth_bytes_per_s: upper bound of one server's traffic with other hosts, in each direction;
+            default: that of its host's NIC. A server that copies and packs its messages may be far below
+            that.
+        server_update: processor time of an update on its server; None: nothing beyond its bandwidth, and
+            workers next to a server are always slowed as if it never paused.
+        step_time: compute seconds of a step on a host of speed 1, for the network and batch in `step_of`.
+        step_of: description of that step; None: it is used for any network and batch.
+        step_factor: step factor by which `step_time` is multiplied for the network and batch at hand.
+        slow: factor of each rank's step times, by rank.
+        passing_slowness: temporary slowness of some ranks, or of all ranks of some hosts.
+        shared_slowness: slowness of all hosts, each at its own times.
         prices: a ready price list, or the file of one, for hosts that name their `machine`.
-        currency: of its prices; that of `prices` if it is empty.
-        faults: what goes wrong.
+        currency: currency of its prices; that of `prices` if it is empty.
+        faults: faults that occur.
     """
 
     name: str
@@ -288,13 +289,14 @@ class Cluster(Described):
 
 
 class MachinePrice(Described):
-    """What a machine costs: one rate, or what it was bought for; and what it is, where that is told.
+    """Price of a machine: an hourly rate, or a purchase price; and its description, where known.
 
     Attributes:
-        cores: of it; None: nobody says what it is.
-        accelerators: of it.
+        cores: number of cores; None: the machine is not described.
+        accelerators: accelerators of it.
         workers: places for workers; None: one an accelerator, else one.
-        speed: of a worker, over one on a host of speed 1 of a cluster; None: as its cores are to those of the cluster's
+        speed: speed of a worker, over one on a host of speed 1 of a cluster; None: as its cores are to those
+            of the cluster's
             first host, where it has no accelerators.
     """
 
@@ -324,12 +326,12 @@ class MachinePrice(Described):
 
     @property
     def described(self) -> bool:
-        """Whether its price list says what it is, so that a plan may choose it."""
+        """Whether its price list describes it, so that a plan may choose it."""
         return self.cores is not None and (self.speed is not None or not self.accelerators)
 
     @property
     def of_an_hour(self) -> float:
-        """Of an hour, electricity included."""
+        """Price of an hour, electricity included."""
         rates = [
             value * hours for name, hours in _RATES.items() if (value := getattr(self, name)) is not None
         ]
@@ -358,7 +360,7 @@ class PriceList(Described):
 
 
 def _ready(folder: str) -> dict[str, Traversable]:
-    """Return the files of this kind that come with the package, by name."""
+    """Return the files of this kind in the package, by name."""
     entries = [
         entry for entry in (files("polyrhythm.simulation") / folder).iterdir() if entry.name.endswith(".yaml")
     ]
@@ -368,12 +370,12 @@ def _ready(folder: str) -> dict[str, Traversable]:
 
 
 def ready_clusters() -> list[str]:
-    """Return the names of the clusters that come with the package."""
+    """Return the names of the clusters in the package."""
     return list(_ready("clusters"))
 
 
 def ready_price_lists() -> list[str]:
-    """Return the names of the price lists that come with the package."""
+    """Return the names of the price lists in the package."""
     return list(_ready("price_lists"))
 
 
@@ -424,7 +426,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
 
     Args:
         text: the YAML.
-        where: its name in errors.
+        where: name of the YAML in errors.
 
     Raises:
         RequestError: a value is missing or impossible.
@@ -443,7 +445,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
 
 
 def _doubts(cluster: Cluster) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Return places of a cluster file whose values are likely in another unit or contradict others, with the reason."""
+    """Yield entries of a cluster file that are likely in another unit or contradict others, with the reason."""
     links: list[tuple[tuple[str | int, ...], Link]] = [(("nic",), cluster.nic), (("inside",), cluster.inside)]
     for number, kind in enumerate(cluster.hosts):
         links += [(("hosts", number, "nic"), kind.nic)] if kind.nic is not None else []
@@ -510,7 +512,7 @@ def _priced(cluster: Cluster) -> Cluster:
 
 
 def machines_of(cluster: Cluster) -> list[str]:
-    """Return the machines of a cluster's price list that say what they are."""
+    """Return the described machines of a cluster's price list."""
     if cluster.prices is None:
         raise RequestError(
             f"cluster {cluster.name} has no price list whose machines could be chosen: give it prices: NAME_OR_FILE"
@@ -522,7 +524,7 @@ def with_machine(cluster: Cluster, name: str) -> Cluster:
     """Return a cluster of as many hosts, all of them one machine of its price list, with the same links between them.
 
     Raises:
-        RequestError: it has no such list or machine, or the list does not say what the machine is.
+        RequestError: there is no such list or machine, or the list does not describe the machine.
     """
     known = machines_of(cluster)
     assert cluster.prices is not None

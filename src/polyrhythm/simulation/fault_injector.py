@@ -25,19 +25,19 @@ Slowness = Callable[[], float]
 class FaultInjector:
     """A simulated run with faults.
 
-    A rank that loses a peer which it needs dies of it, as its process would. The run ends with it unless the others can
-    go on without it.
+    A rank that loses a required peer fails with it, as its process would. The run ends with it unless the
+    others can continue without it.
 
     Args:
         run: the run; changed in place, before it begins.
-        strategy: of the run; its fault policy says which ranks the run needs.
-        faults: what goes wrong.
-        seed: of everything about faults that is random.
+        strategy: strategy of the run; its fault policy says which ranks the run needs.
+        faults: faults that occur.
+        seed: seed of everything about faults that is random.
         host_of: the number of each rank's host; default: every rank has its own.
 
     Attributes:
-        roles: which ranks do what.
-        time: of all ranks.
+        roles: ranks by role.
+        time: time of all ranks.
         host_of: the number of each rank's host.
         links: between all ranks.
         killed_at_s: when each rank that was killed was killed last.
@@ -88,7 +88,7 @@ class FaultInjector:
 
         Raises:
             RunError: a rank was killed that the run needs.
-            Deadlock: no rank can go on.
+            Deadlock: no rank can continue.
         """
         if self.links.disturbed:
             self._run.cluster.courier = self.links
@@ -111,7 +111,7 @@ class FaultInjector:
             self.time.close()
 
     def can_spare(self, rank: int) -> bool:
-        """Return whether the run goes on without a rank."""
+        """Return whether the run continues without a rank."""
         returns = self._run.ledger is not None
         return self._policy.survives(rank, self.roles, leader_returns=returns)
 
@@ -119,7 +119,7 @@ class FaultInjector:
         """Kill a rank, unless it has ended already.
 
         Raises:
-            PeerLost: it led, and a successor could not go on from anything.
+            PeerLost: it was the coordinator, and a replacement would have no state to continue from.
         """
         if self._run.tasks[rank].ended:
             return
@@ -128,7 +128,7 @@ class FaultInjector:
             raise PeerLost(rank, "before training has begun, or when others had left")
 
     def restart(self, rank: int) -> None:
-        """Start a successor, unless the rank is alive or the run is over."""
+        """Start a replacement, unless the rank is alive or the run is over."""
         if not self.ranks[rank].alive and not self._over:
             self._run.cluster.replace(rank)
             self._run.spawn(rank)
@@ -138,7 +138,7 @@ class FaultInjector:
         return [rank for rank in ranks if not self._run.tasks[rank].ended]
 
     def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
-        """Call `action` when a worker has done so many steps and is about to begin another."""
+        """Call `action` when a worker has done `steps` steps and is about to begin another."""
         self._after_step.setdefault((rank, steps), []).append(action)
 
     def slow(self, rank: int, factor: Slowness) -> None:
@@ -146,12 +146,12 @@ class FaultInjector:
         self._slowness.setdefault(rank, []).append(factor)
 
     def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
-        """Call `action` again and again after `gap_s()` seconds, while the run goes on."""
+        """Call `action` repeatedly after `gap_s()` seconds, while the run continues."""
         self._recurring += 1
 
         def again() -> None:
             self._recurring -= 1
-            if self.time.queued > self._recurring:  # else nobody will ever go on
+            if self.time.queued > self._recurring:  # else no rank will ever continue
                 action()
                 self.repeat(gap_s, action)
 
@@ -159,7 +159,7 @@ class FaultInjector:
 
     @property
     def _over(self) -> bool:
-        """Whether a successor has nothing to go on with: the leader has ended, or is lost and cannot be replaced."""
+        """Whether a replacement has no state to continue from: rank 0 has ended, or is lost and cannot be replaced."""
         if self.ranks[LEADER].alive:
             return self._run.tasks[LEADER].ended
         ledger, tasks = self._run.ledger, self._run.tasks
@@ -212,14 +212,14 @@ class FaultInjector:
             raise RunError(f"{self._death(LEADER)}, and the run needs it: nobody is left who would end it")
 
     def _came_to_gone_servers(self) -> bool:
-        """Return whether worker 0's successor waits for servers that its predecessor had let go at the end."""
+        """Return whether worker 0's replacement waits for servers that its predecessor had let go at the end."""
         servers = self.roles.servers
         return bool(self.ranks[LEADER].generation and self.living([LEADER])) and any(
             self.ranks[server].alive and self._run.tasks[server].ended for server in servers
         )
 
     def _end_late_successors(self) -> bool:
-        """End successors that came when no rank was left to serve them; return whether nothing else is stuck."""
+        """End replacements that arrived when no rank was left to serve them; return whether nothing else is stuck."""
         stuck = self.living(range(self.roles.size))
         late = all(rank in self.killed_at_s and self.ranks[rank].generation for rank in stuck)
         if not (stuck and late) or self.living([LEADER]):

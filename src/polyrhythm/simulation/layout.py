@@ -1,8 +1,8 @@
-"""Which rank runs on which host.
+"""Placement of ranks on hosts.
 
     workers            0 … N-1 fill the hosts in order, as many on each as it has places
     shared servers     one on every workers' host in turn, as many as it has cores; from the last host backwards, or,
-                       where work goes to whoever is free, first on the one that computes fastest beside a server
+                       with dynamic batches, first on the one that computes fastest next to a server
     dedicated servers  on hosts without workers, one on each in turn, as many as it has cores
 
 Ranks are numbered as a local run numbers them (servers last), so that both learn the same.
@@ -20,11 +20,11 @@ from polyrhythm.strategies.role_assignment import Placement, RoleAssignment
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rank runs on which host of a cluster.
+    """Placement of ranks on the hosts of a cluster.
 
     Attributes:
         cluster: the hosts.
-        roles: which ranks do what.
+        roles: ranks by role.
         host_of: the number of each rank's host.
     """
 
@@ -39,14 +39,14 @@ class Layout:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of all hosts used; None where the price of one is not known."""
+        """Price per hour of all hosts used; None where the price of one is not known."""
         prices = [self.cluster.machines[host].price_per_hour for host in self.hosts_used]
         known = [price for price in prices if price is not None]
         return sum(known) if len(known) == len(prices) else None
 
     @property
     def slowest_link_bytes_per_s(self) -> float:
-        """Of the links between hosts that have ranks; where there is one host, of the link inside it."""
+        """Bandwidth of the slowest link between hosts with ranks; with one host, of the link inside it."""
         cluster, used = self.cluster, self.hosts_used
         machines = [cluster.machines[host] for host in used]
         links = [
@@ -56,9 +56,10 @@ class Layout:
         return min(link.bandwidth_bytes_per_s for link in links)
 
     def step_factor(self, worker: int) -> float:
-        """Return by how much a step is longer than the cluster's, on a host of speed 1 that is the workers' alone.
+        """Return the factor between a step and the cluster's step time, on a host of speed 1 without other work.
 
-        Where the cluster says what updates cost, servers slow workers only while they are at work, which is not in it.
+        Where the cluster has a cost of updates, servers slow workers only while they are busy, and this is
+        not included.
         """
         host = self.host_of[worker]
         machine = self.cluster.machines[host]
@@ -74,11 +75,11 @@ def lay_out(
 
     Args:
         cluster: the hosts.
-        workers: how many.
-        servers: how many.
-        placement: of the servers.
-        draws: whether work goes to whoever is free, so that a fast host's workers should have their servers near. Where
-            all wait for the slowest, that one should.
+        workers: number of workers.
+        servers: number of servers.
+        placement: placement of the servers.
+        draws: whether batches are dynamic: then servers should be near the workers of a fast host; else near
+            those of the slowest.
 
     Raises:
         RequestError: there are more ranks than places, or servers leave a host's workers nothing to compute with.
@@ -134,23 +135,24 @@ def _server_homes(
 def shared_out(
     cluster: Cluster, runs: int, workers: int, servers: int, placement: Placement, *, draws: bool = False
 ) -> list[tuple[Cluster, tuple[int, ...]]]:
-    """Share a cluster out among runs that go on at the same time, each on places of its own.
+    """Divide a cluster among concurrent runs, each on places of its own.
 
-    A host that two of them have places on carries the messages of each as if the other's were not there.
+    A host shared by two of them carries the messages of each as if the other did not exist.
 
     Args:
         cluster: the hosts.
-        runs: how many.
-        workers: of each.
-        servers: of each.
-        placement: of its servers.
+        runs: number of runs.
+        workers: workers of each.
+        servers: servers of each.
+        placement: placement of its servers.
         draws: as of `lay_out`.
 
     Returns:
         For each run its part of the cluster, and the numbers of its hosts in the whole.
 
     Raises:
-        RequestError: there are not places enough, or the cluster says of ranks, racks or times what its parts have not.
+        RequestError: there are too few places, or the cluster has ranks, racks or times that its parts do not
+            have.
     """
     for given, what in (
         (cluster.racks, "racks"),

@@ -3,8 +3,8 @@
     then   worker ── push ──▶ server took 2, 0, 1, 1, …   in the order of arrival
     now    worker ── push ──▶ server waits for 2, then 0, then 1, …
 
-A rank that would receive from any rank receives from exactly the one that the recording names. Nothing else in a run
-depends on time, so the parameters come out the same, bit for bit.
+A receive from any rank is replaced by a receive from the rank in the recording. Nothing else in a run depends
+on time, so the parameters are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class ScriptOver(RunError):
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a replay differs from what was recorded.
+    """First difference between a replay and the recording.
 
     Attributes:
-        rank: that received something else; -1 where no rank did.
-        message: how many it had received before.
-        text: what is different.
+        rank: rank that received something else; -1 where no rank did.
+        message: number of messages that the rank had received before.
+        text: description of the difference.
         source: rank of the sender; -1 where there is no message.
-        kind: of the message; empty where there is none.
-        step: of the message's sender.
+        kind: kind of the message; empty where there is none.
+        step: step of the message's sender.
         version: updates applied to the parameters that the message was computed from.
     """
 
@@ -58,8 +58,8 @@ class Script:
     """One rank's part of a recording, and how much of it has been replayed.
 
     Args:
-        rank: of the part.
-        arrivals: what was recorded.
+        rank: rank of the part.
+        arrivals: recorded arrivals.
 
     Attributes:
         played: messages received so far.
@@ -108,11 +108,11 @@ class Script:
 
 @dataclass
 class Performance:
-    """What is found while a recording is replayed.
+    """Observations during a replay.
 
     Attributes:
         difference: the first of all ranks, in virtual time.
-        summed_ranks: the most ranks whose vectors a collective summed.
+        summed_ranks: largest number of ranks in a sum of vectors.
     """
 
     difference: Difference | None = None
@@ -124,7 +124,7 @@ class WatchedCommunicator(ForwardingCommunicator):
 
     Args:
         inner: does the work.
-        performance: where that is noted.
+        performance: receives the observations.
     """
 
     def __init__(self, inner: Communicator, performance: Performance) -> None:
@@ -152,7 +152,7 @@ class ScriptedCommunicator(WatchedCommunicator):
     Args:
         inner: does the work.
         script: this rank's.
-        performance: where differences are noted.
+        performance: receives the differences.
     """
 
     def __init__(self, inner: Communicator, script: Script, performance: Performance) -> None:
@@ -174,10 +174,10 @@ class Replay:
     """The outcome of a replay.
 
     Attributes:
-        parameters_sha256: of its final parameters; None if it did not end.
+        parameters_sha256: SHA-256 of the parameters of its final parameters; None if it did not end.
         messages: recorded messages that were replayed.
         difference: the first; None: everything is the same, bit for bit.
-        summed_ranks: the most ranks whose vectors a collective summed.
+        summed_ranks: largest number of ranks in a sum of vectors.
     """
 
     parameters_sha256: str | None
@@ -191,7 +191,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
 
     Args:
         job: the run's, with checkpoints off: those were asked for by messages that are not recorded.
-        recording: of the run.
+        recording: recording of the run.
         emit: takes the events, with virtual seconds.
     """
     assert job.checkpointing.folder is None or not job.checkpointing.checkpoints, (

@@ -32,14 +32,14 @@ def simulate(job: Job, cluster: ConstantCluster | None = None) -> list[Event]:
     """Train with real gradients in virtual time, on a cluster of constant links.
 
     Args:
-        job: what to train; its run folder, if it has one, must exist.
+        job: training job; its run folder, if it has one, must exist.
         cluster: the links and compute times.
 
     Returns:
         The run's events, in order, with virtual seconds.
 
     Raises:
-        Deadlock: no rank can go on.
+        Deadlock: no rank can continue.
     """
     events: list[Event] = []
     roles = roles_in_order(job.workers, job.traits.servers)
@@ -59,14 +59,14 @@ def simulate_on(
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        job: what to train; its run folder, if it has one, must exist.
+        job: training job; its run folder, if it has one, must exist.
         emit: takes the run's events, in order, with virtual seconds.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
 
     Raises:
         RequestError: the cluster slows a rank that is no worker.
-        Deadlock: no rank can go on.
+        Deadlock: no rank can continue.
     """
     seed = job.learning.seed
     run = modelled_run(layout, job_program(job), emit, seed=seed, stop=stop, timeline=timeline)
@@ -108,7 +108,7 @@ def dry_events(dry_run: DryRun, cluster: ConstantCluster | None = None) -> list[
         The run's events, in order, with virtual seconds.
 
     Raises:
-        Deadlock: no rank can go on.
+        Deadlock: no rank can continue.
     """
     events: list[Event] = []
     roles = roles_in_order(dry_run.workers, dry_run.traits.servers)

@@ -5,8 +5,8 @@ The links of a cluster are numbered, and a message takes a way over them:
     host ──out──▶ (rack ──up──▶ ──down──▶ rack) ──in──▶ host        inside a host: one link that all its ranks share,
                                                                     or a tree: up to where two places meet, and down
 
-A server that reads and writes slower than its host's NIC has a link of its own in each direction besides. The compute
-time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
+A server that reads and writes slower than its host's NIC has an additional link of its own in each direction.
+The compute time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ class Wiring:
     """The links between the ranks of a layout.
 
     Args:
-        layout: which rank is where.
+        layout: placement of the ranks.
 
     Attributes:
-        bandwidths: of all links, in bytes/s; first every host's sending NIC, then every receiving one, then the
+        bandwidths: bandwidths of all links, in bytes/s; first every host's sending NIC, then every receiving
+            one, then the
             insides of hosts, then every rack's uplink and every rack's downlink, then every server's sending and
             every server's receiving, where the cluster limits them, then those of the trees inside hosts.
     """
@@ -173,13 +174,14 @@ def check_slowness(layout: Layout) -> None:
 
 
 class ServerWork:
-    """What updates take of servers' processors, and what that leaves to the workers beside them.
+    """Processor time of updates on servers, and the remaining time for the workers next to them.
 
-    A worker's next step is slowed by the share of the time since its last one began in which servers of its host were
+    A worker's next step is slowed by the share of the last step's time in which servers of its host were
+    busy.
     at work.
 
     Args:
-        layout: of a cluster that says what updates cost.
+        layout: layout of a cluster with a cost of updates.
         clock: the simulation's.
         nbytes_of: gives the bytes of a message on the links.
     """
@@ -220,7 +222,7 @@ class ServerWork:
 
 
 _MOST_SLOWED = 20.0
-"""Beside servers that would leave nothing, workers still get a twentieth: the scheduler is fair."""
+"""Next to servers that would leave nothing, workers still get a twentieth: the scheduler is fair."""
 
 
 def step_times(
@@ -229,11 +231,11 @@ def step_times(
     """Return a function that draws the seconds of a worker's next step, which begins now.
 
     Args:
-        layout: where the worker is.
+        layout: placement of the ranks.
         clock: the simulation's.
-        seed: of the run.
+        seed: seed of the run.
         rank: the worker's.
-        work: of the servers; None where their updates cost nothing of their own.
+        work: work of the servers; None where their updates cost nothing of their own.
     """
     cluster = layout.cluster
     generator = generator_for_rank(seed, rank)
@@ -267,8 +269,8 @@ class ConstantCluster:
 
     Attributes:
         step_s: returns the compute seconds of a step, from the worker's index.
-        latency_s: of every link.
-        bandwidth_bytes_per_s: of every link.
+        latency_s: latency in seconds of every link.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of every link.
         stop_at_s: virtual time at which every rank is asked to stop; None: never.
     """
 
@@ -280,7 +282,7 @@ class ConstantCluster:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What the ranks of a simulated run do.
+    """Program of the ranks of a simulated run.
 
     Attributes:
         role: runs one rank, from its context.
@@ -298,18 +300,18 @@ class SimulatedRun:
     """A simulated run.
 
     Attributes:
-        time: of all ranks.
+        time: time of all ranks.
         network: their links.
-        roles: which ranks do what.
-        program: what they do.
+        roles: ranks by role.
+        program: their program.
         draws: returns, for a worker's rank, what draws the compute seconds of its steps.
         stop: whether the run is asked to stop.
         emit: takes the run's events.
         cluster: all ranks.
         tasks: the latest of every rank.
-        observer: of all ranks; None: nothing observes them.
-        ledger: of the run so far, where worker 0 gets a successor when it is lost; None: it gets none.
-        work: what servers' updates cost; None: nothing.
+        observer: observer of all ranks; None: nothing observes them.
+        ledger: ledger of the run so far, where worker 0 gets a replacement when it is lost; None: it gets none.
+        work: cost of updates on servers; None: nothing.
     """
 
     time: VirtualTime
@@ -333,7 +335,7 @@ class SimulatedRun:
         """Run from the beginning to the end.
 
         Raises:
-            Deadlock: no rank can go on.
+            Deadlock: no rank can continue.
         """
         try:
             self.run()
@@ -341,10 +343,10 @@ class SimulatedRun:
             self.time.close()
 
     def run(self) -> None:
-        """Run like `play`, but leave ranks as they are if the run does not come to its end; close `time` then.
+        """Run like `play`, but leave ranks as they are if the run does not reach its end; close `time` then.
 
         Raises:
-            Deadlock: no rank can go on.
+            Deadlock: no rank can continue.
         """
         with _collecting_rarely():
             for rank in range(self.roles.size):
@@ -352,7 +354,7 @@ class SimulatedRun:
             self.time.run()
 
     def spawn(self, rank: int) -> Task:
-        """Return the new task of a rank, which starts at the present time; a lost rank gets a successor."""
+        """Return the new task of a rank, which starts at the present time; a lost rank gets a replacement."""
         world = self.world(rank)
         name = f"{'worker' if self.roles.works(rank) else 'server'} {rank}"
         task = self.tasks[rank] = self.time.spawn(
@@ -385,8 +387,8 @@ def constant_run(
     """Return a run on a cluster of constant links.
 
     Args:
-        roles: which ranks do what.
-        program: what they do.
+        roles: ranks by role.
+        program: program of the ranks.
         emit: takes the run's events, in order, with virtual seconds.
         cluster: the cluster.
     """
@@ -410,9 +412,9 @@ def modelled_run(
 
     Args:
         layout: the cluster, and which rank is on which of its hosts.
-        program: what the ranks do.
+        program: program of the ranks.
         emit: takes the run's events, in order, with virtual seconds.
-        seed: of the step times.
+        seed: seed of the step times.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
 

@@ -1,6 +1,6 @@
 """Record when every rank computes, waits and sends, as a trace for Perfetto.
 
-Computing and waiting follow each other; of sends, a rank may have several under way.
+Computing and waiting follow each other; of sends, a rank may have several in progress.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Span:
     """A stretch of time of one rank.
 
     Attributes:
-        rank: whose.
+        rank: number of the rank.
         kind: `compute`, or what is computed (`forward 3`), or `wait`.
         start_s: when it began.
         end_s: when it ended.
-        detail: what was waited for.
+        detail: awaited event.
     """
 
     rank: int
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Sending:
-    """A message under way from its start until it has left."""
+    """A message in progress from its start until it has left."""
 
     rank: int
     to: int
@@ -50,13 +50,13 @@ class Timeline:
     """Spans and sends of ranks, in bounded memory.
 
     Args:
-        ranks: that are recorded; None: all. Sends are recorded if both their ranks are.
-        most: spans and sends that are recorded; what comes later is not.
+        ranks: ranks that are recorded; None: all. Sends are recorded if both their ranks are.
+        most: largest number of recorded spans and sends; later ones are dropped.
 
     Attributes:
         ranks: as given.
-        spans: of computing and waiting, in the order of their ends.
-        sendings: in the order of their ends.
+        spans: spans of computing and waiting, in the order of their ends.
+        sendings: sendings in the order of their ends.
         full_at_s: when the last one was recorded, if some were not.
     """
 
@@ -102,8 +102,8 @@ class Timeline:
         """Write a trace file; times become microseconds.
 
         Args:
-            path: of the file.
-            rank_names: of all ranks.
+            path: path of the file.
+            rank_names: rank names of all ranks.
             host_of: number and name of each rank's host.
         """
         places = {rank: TraceRank(host_of[rank][0], rank) for rank in rank_names if self.watches(rank)}

@@ -3,8 +3,7 @@
 seed ─▶ faults, step times ─▶ dry run in virtual time ─▶ invariants after every event ─▶ what failed, and when
 
 Faults are a mix drawn from the seed: such as real clusters have, and links of TCP let through. Gradients are
-whole numbers (`ExactGradients`), of which every sum and mean is exact, so that one that is lost or doubled
-shows.
+whole numbers (`ExactGradients`) with exact sums and means, so that a lost or doubled one shows.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class Failure:
     """A seed that failed.
 
     Attributes:
-        seed: which.
+        seed: the seed.
         what: the error.
         at_s: virtual seconds.
-        faults: that were tried, as text.
+        faults: faults that were tried, as text.
         command: repeats it.
     """
 
@@ -69,9 +68,9 @@ class Tried:
     """The outcome of some seeds.
 
     Attributes:
-        seeds: how many were tried.
-        failures: in the order of the seeds.
-        seconds: of real time.
+        seeds: number of seeds tried.
+        failures: failures in the order of the seeds.
+        seconds: seconds of real time.
     """
 
     seeds: int
@@ -81,12 +80,12 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried with every seed.
+    """Settings of a trial with any seed.
 
     Attributes:
         layout: the cluster, and which rank is on which of its hosts.
         dry_run: the dry run; its batches are taken to be full, and its gradients to be exact.
-        faults: what goes wrong beside the faults of the cluster; None draws some from each seed.
+        faults: faults in addition to those of the cluster; None draws some from each seed.
         check: whether invariants are checked.
         command: returns the command that repeats a seed, from it and its faults as text.
     """
@@ -104,7 +103,7 @@ def faults_text(faults: Iterable[Fault]) -> str:
 
 
 def faults_of(trial: Trial, seed: int) -> tuple[Fault, ...]:
-    """Return the faults of a seed beside the cluster's own."""
+    """Return the faults of a seed next to the cluster's own."""
     if trial.faults is not None:
         return trial.faults
     dry_run = trial.dry_run
@@ -128,7 +127,7 @@ def _step_s(layout: Layout) -> float:
 
 
 def _passage_s(layout: Layout, nbytes: int) -> float:
-    """Return about how long so many bytes take from one host to another, over the slowest link."""
+    """Return the approximate seconds that `nbytes` bytes take from one host to another, over the slowest link."""
     machines = (layout.cluster.machines[host] for host in layout.hosts_used)
     links = [machine.nic or layout.cluster.nic for machine in machines]
     return max(link.latency_s + nbytes / link.bandwidth_bytes_per_s for link in links)
@@ -145,7 +144,7 @@ def play(
     """Run one seed to the end; see `prepare`.
 
     Raises:
-        RunError: an invariant does not hold, or no rank can go on; virtual time then stands still.
+        RunError: an invariant does not hold, or no rank can continue; virtual time then stops.
     """
     _, run = prepare(trial, seed, emit, stop=stop, timeline=timeline)
     run()
@@ -162,8 +161,8 @@ def prepare(
     """Return the virtual time of one seed's run, and what runs it to the end.
 
     Args:
-        trial: what is tried.
-        seed: of the step times and of the faults.
+        trial: settings of the trial.
+        seed: seed of the step times and of the faults.
         emit: takes the run's events.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
@@ -223,9 +222,9 @@ def try_seeds(
     """Run seeds one after the other.
 
     Args:
-        trial: what is tried.
-        seeds: in order.
-        on_failure: called with every failure; returns whether to go on.
+        trial: settings of the trial.
+        seeds: seeds in order.
+        on_failure: called with every failure; returns whether to continue.
 
     Raises:
         RequestError: a fault names a rank or host that is not there.
@@ -248,7 +247,7 @@ def try_seeds(
 
 _MOST = 3
 _ALONE, _SETTLED = 0.5, 0.5
-"""How often a needed rank has no successor; for which part of a run a successor is let be, to get its shards."""
+"""Share of needed ranks without a replacement; share of a run in which a replacement is spared to get its shards."""
 
 
 def drawn_faults(
@@ -259,10 +258,10 @@ def drawn_faults(
     Messages are neither dropped, duplicated nor corrupted, since no strategy is meant to survive that.
 
     Args:
-        roles: which ranks do what.
-        seed: of the draw.
+        roles: ranks by role.
+        seed: seed of the draw.
         length_s: about how long the run takes.
-        spares: how many workers may be missing at once; for the leader see `drawn_change_of_lead`.
+        spares: number of workers that may be missing at once; for the coordinator see `drawn_change_of_lead`.
         settle_s: least mean time between deaths that recur.
     """
     random = Random(seed_for("fault mix", seed))
@@ -278,11 +277,11 @@ def drawn_faults(
 
 
 def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
-    """Return the death of one of some ranks, without a successor.
+    """Return the death of one of some ranks, without a replacement.
 
     Args:
-        ranks: of which one dies.
-        seed: of the draw.
+        ranks: ranks of which one dies.
+        seed: seed of the draw.
         length_s: about how long the run takes.
     """
     random = Random(seed_for("death", seed))
@@ -290,12 +289,13 @@ def drawn_death(ranks: Sequence[int], seed: int, length_s: float) -> Kill:
 
 
 def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bool:
-    """Return whether worker 0 may be lost beside the workers that these faults kill.
+    """Return whether worker 0 may be lost next to the workers that these faults kill.
 
     Args:
-        faults: that have been drawn.
-        spares: how many workers may be missing at once.
-        to_hand_on: whether one of the others must hold what its successor goes on with, and so must never be lost.
+        faults: faults that have been drawn.
+        spares: number of workers that may be missing at once.
+        to_hand_on: whether one of the others must hold the state that a replacement needs, and so must never
+            be lost.
     """
     kills = [fault for fault in faults if isinstance(fault, Kill)]
     endless = any(kill.every_s is not None for kill in kills)
@@ -303,11 +303,11 @@ def leaves_some(faults: Sequence[Fault], spares: int, *, to_hand_on: bool) -> bo
 
 
 def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault, ...]:
-    """Return, for every other seed, the death of worker 0 after some step, with a successor.
+    """Return, for every other seed, the death of worker 0 after some step, with a replacement.
 
     Args:
-        seed: of the draw.
-        steps: that every worker takes.
+        seed: seed of the draw.
+        steps: steps that every worker takes.
         length_s: about how long the run takes.
     """
     random = Random(seed_for("change of lead", seed))
@@ -318,13 +318,13 @@ def drawn_change_of_lead(seed: int, steps: int, length_s: float) -> tuple[Fault,
 
 
 def drawn_deaths(ranks: Sequence[int], seed: int, length_s: float, settle_s: float) -> tuple[Fault, ...]:
-    """Return the death of one of some ranks; every other time with a successor, and another death some time after.
+    """Return the death of one of some ranks; every other time with a replacement, and another death some time after.
 
     Args:
-        ranks: of which one dies.
-        seed: of the draw.
+        ranks: ranks of which one dies.
+        seed: seed of the draw.
         length_s: about how long the run takes.
-        settle_s: added to the time between both, since a successor's links are no quicker.
+        settle_s: added to the time between both, since a replacement's links are no quicker.
     """
     first = drawn_death(ranks, seed, length_s)
     random = Random(seed_for("deaths", seed))
@@ -384,7 +384,7 @@ def _apart(fault: Fault, settle_s: float) -> Fault:
 
 
 def _restart(random: Random, length_s: float) -> float | None:
-    """Return when a successor comes: never, at once (before any rank has heard of the death), or later."""
+    """Return when a replacement starts: never, at once (before any rank has noticed the death), or later."""
     return random.choice([None, 0.0, _rounded(length_s * random.uniform(0, 0.2))])
 
 
@@ -399,8 +399,8 @@ class ExactGradients:
     Numbers are multiples of all counts up to the number of workers, so the mean of any of them is a whole number.
 
     Args:
-        numbers: of a gradient.
-        workers: how many there are.
+        numbers: numbers of a gradient.
+        workers: number of workers.
     """
 
     def __init__(self, numbers: int, workers: int) -> None:

@@ -1,4 +1,4 @@
-"""What an engine is handed, and what it gives back.
+"""Engines: their input and their result.
 
     polyrhythm submit --engine "slurm(nodes=2)" -- train recipe.yaml --workers 4
                        │                           │
@@ -31,13 +31,13 @@ class Submission:
     """A command for an engine.
 
     Attributes:
-        words: of the command line, after `polyrhythm`, for every rank alike.
+        words: words of the command line, after `polyrhythm`, for every rank alike.
         workers: ranks that train; 1 where the verb needs one process only.
         servers: ranks that own parameters, on top.
-        folder: of the run; None where the verb has none.
-        data: the folder of pictures that the command names, if it names one.
-        directory: where paths of the command begin.
-        name: of the job.
+        folder: folder of the run; None where the verb has none.
+        data: the folder of images that the command names, if it names one.
+        directory: directory where paths of the command begin.
+        name: name of the job.
     """
 
     words: tuple[str, ...]
@@ -56,12 +56,12 @@ class Submission:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a submission.
+    """Result of a submission.
 
     Attributes:
         job: the engine's name for it.
-        status: exit status of the job; None: it has not ended, the engine goes on with it.
-        remark: what the user does next, or why the job ended, in a line.
+        status: exit status of the job; None: it has not ended, and the engine continues it.
+        remark: the user's next step, or the reason for the end of the job, in a line.
     """
 
     job: str
@@ -96,7 +96,7 @@ class Engine(Config):
 
         Args:
             submission: the command.
-            tell: takes lines for the user.
+            tell: receives lines for the user.
             wait: whether to stay until the job has ended.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Ranks of a placed run on one host: starts them, passes on what they print, and ends them with whoever asked.
+"""Ranks of a placed run on one host: starts them, forwards their output, and ends them with the requesting process.
 
 As a program (`python -m polyrhythm.submission.local_ranks`) it is one host's end of an ssh connection; with Ray an
 actor holds it. One JSON object a line:
@@ -37,10 +37,10 @@ Said = dict[str, Any]
 
 
 class LocalRanks:
-    """The ranks of this host, and what they say.
+    """The ranks of this host, and their output.
 
     Args:
-        directory: where paths of their commands begin.
+        directory: directory where paths of their commands begin.
     """
 
     def __init__(self, directory: str = ".") -> None:
@@ -79,7 +79,7 @@ class LocalRanks:
             self.said.put({"rank": rank, "stream": number, "line": text})
 
     def next_said(self, patience_s: float) -> list[Said]:
-        """Return what was said since the last call, at least one thing unless nothing is for `patience_s` seconds."""
+        """Return the messages since the last call: at least one, unless none arrives within `patience_s` seconds."""
         found = []
         with suppress(queue.Empty):
             found.append(self.said.get(timeout=patience_s))
@@ -106,10 +106,11 @@ class LocalRanks:
 
 
 def look(directory: str, data: str | None, files: Mapping[str, str]) -> Said:
-    """Return what a host says of itself before ranks are started on it.
+    """Return a host's facts about itself before ranks are started on it.
 
     Args:
-        directory: where the command was given; the host's own folder for jobs is taken where it is not there.
+        directory: directory where the command was given; the host's own folder for jobs is taken where it is
+            not there.
         data: a path that must be there, if the command names one.
         files: texts that the command needs, by name; written into the folder.
     """
@@ -147,7 +148,7 @@ def reach(address: str, port: int) -> str:
 
 
 def serve(lines: Iterator[str]) -> None:
-    """Do what the lines say, as the module describes, until they end."""
+    """Execute the requests in the lines, as the module describes, until they end."""
     ranks, speaking = LocalRanks(), threading.Lock()
     listeners = []
 

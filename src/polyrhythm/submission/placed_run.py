@@ -1,4 +1,4 @@
-"""One run whose ranks an engine has placed on hosts: who starts them, and what becomes of the job when one ends.
+"""One run on hosts chosen by an engine: the start of ranks, and the consequences of a rank's end.
 
 The store in which ranks meet is in this process, so it outlives every rank. A rank that ends is answered as torchrun's
 static rendezvous does it, one rank at a time (`launch/torchrun/reception.py` lets it in again):
@@ -28,16 +28,16 @@ _LEAVE_S = 60.0
 _AGAIN_S = 1.0
 _LOOK_EVERY_S = 0.2
 LOST = 255
-"""Status of a rank whose host is gone."""
+"""Status of a rank on a failed host."""
 
 
 class Place(Protocol):
-    """A host, as this process reaches it; what it says goes into the queue that it was made with, as (index, what)."""
+    """A host, as this process reaches it; its messages go into the queue given at construction, as (index, message)."""
 
     name: str
 
     def start(self, rank: int, environment: Mapping[str, str], words: Sequence[str]) -> None:
-        """Start a rank there; a place that is gone is opened again first, and OSError says that it cannot be."""
+        """Start a rank there; a failed place is reopened first. Raises OSError if that is not possible."""
 
     def signal(self, number: int) -> None:
         """Send a signal to all ranks there."""
@@ -62,14 +62,15 @@ class PlacedRun:
 
     Args:
         places: the hosts.
-        placed: of every rank, the index of its host.
-        said: where hosts put what they say.
-        words: of every rank.
+        placed: host index of every rank.
+        said: queue of the hosts' messages.
+        words: words of every rank.
         meeting: address and port of the store.
-        restarts: how often a rank is started again.
-        say: takes rank, stream (1 or 2) and a line that the rank has printed.
-        tell: takes lines of the run's own.
-        hosts: of every rank, the number of its machine, where several places are on one; None: a place is a machine.
+        restarts: number of times that a rank is restarted.
+        say: receives rank, stream (1 or 2) and a line that the rank has printed.
+        tell: receives lines of the run itself.
+        hosts: hosts of every rank, the number of its machine, where several places are on one; None: a place
+            is a machine.
     """
 
     def __init__(
@@ -179,8 +180,8 @@ def variables(rank: int, placed: Sequence[int], meeting: tuple[str, int]) -> dic
     """Return torchrun's variables for a rank.
 
     Args:
-        rank: which.
-        placed: of every rank, the index of its host.
+        rank: number of the rank.
+        placed: host index of every rank.
         meeting: address and port of a store that no rank hosts.
     """
     here = [other for other, place in enumerate(placed) if place == placed[rank]]

@@ -1,4 +1,4 @@
-"""What one rank needs to train: optimisers, schedules, losses, averages, precision, checkpoints.
+"""Training on one rank: optimizers, schedules, losses, averages, precision, checkpoints.
 
-Nothing in here knows that there are other ranks.
+This package does not depend on other ranks.
 """

@@ -1,4 +1,4 @@
-"""What choices of `--batch-norm` have in common: of which pictures training takes the statistics."""
+"""Common base of the choices of `--batch-norm`: the images that training statistics are computed over."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from polyrhythm.training.joint_optimizer import Workers
 
 
 class BatchNorm(Config, ABC):
-    """Keys of a way to normalise batches; `prepare` makes a network follow it.
+    """Keys of a way to normalize batches; `prepare` makes a network follow it.
 
     Attributes:
-        over_workers: whether statistics are those of all workers' pictures, which they exchange inside their passes.
+        over_workers: whether statistics are those of all workers' images, which they exchange inside their passes.
     """
 
     over_workers: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class BatchNorm(Config, ABC):
             model: may be changed. Its parameters and buffers stay the same objects, under the same names.
 
         Raises:
-            RequestError: it has nothing to normalise.
+            RequestError: it has nothing to normalize.
         """
 
     def meet(self, model: nn.Module, workers: Workers) -> None:

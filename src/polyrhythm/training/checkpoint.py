@@ -8,7 +8,7 @@ and every tensor's name, dtype, shape and bytes.
 
 One folder has one writer: the start that has claimed it (`claim.py`), where there could be several.
 
-The checkpoint of the highest test accuracy is kept beside the newest ones. It is a second name for the same
+The checkpoint of the highest test accuracy is kept next to the newest ones. It is a second name for the same
 file, so it takes no room and no time while its other name stays. The accuracy that has to be exceeded stands
 in the name, and so outlives the run:
 
@@ -62,10 +62,10 @@ def save_checkpoint(
     """Write a checkpoint, whole or not at all; a file of this name is replaced only by a whole one.
 
     Args:
-        path: where to; its folder exists.
+        path: path of the file, in an existing folder.
         tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
-        facts: JSON-able. JSON's rules hold: tuples come back as lists, and keys as texts.
-        claim: to the folder.
+        facts: JSON-able. As usual in JSON, tuples are read as lists, and keys as texts.
+        claim: claim to the folder.
 
     Returns:
         The checksum: sha256 in hexadecimal digits.
@@ -106,7 +106,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     Raises:
         RequestError: there is none, it was cut short or changed, or it is something else. Names the newest
-            other whole checkpoint beside it, if there is one.
+            other whole checkpoint next to it, if there is one.
     """
     if not exists_in_run(path) or path.is_dir():
         raise RequestError(f"there is no checkpoint {path}{_instead_of(path)}")
@@ -122,7 +122,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def checkpoints(folder: Path) -> list[Path]:
     """Find the checkpoints in a folder, that of the highest step first; only `load_checkpoint` checks them.
 
-    There are none in a folder that is not there, or that vanishes meanwhile.
+    There are none in a folder that is not there, or that vanishes in the meantime.
     """
     try:
         names = os.listdir(folder)
@@ -147,14 +147,14 @@ def prune(folder: Path, keep: int, claim: Unclaimed = UNCLAIMED) -> None:
     if keep < 1:
         raise ValueError(f"cannot keep {keep} checkpoints")
     old = checkpoints(folder)[keep:]
-    with suppress(FileNotFoundError):  # the folder has vanished meanwhile, with all that was in it
+    with suppress(FileNotFoundError):  # the folder has vanished in the meantime, with all that was in it
         old += [path for kind in ("step", "best") for path in folder.glob(f".{kind}-*.partial")]
     for path in old:
         claim.remove(path)
 
 
 def forget_beyond(folder: Path, step: int, claim: Unclaimed = UNCLAIMED) -> None:
-    """Remove the checkpoints of higher steps, as a run leaves them that goes on with another number of workers.
+    """Remove the checkpoints of higher steps, which remain when a run continues with another number of workers.
 
     Raises:
         Superseded: the folder is another's.
@@ -235,9 +235,9 @@ def keep_best(path: Path, top1: float, claim: Unclaimed = UNCLAIMED) -> None:
     """Keep a checkpoint if it is better than the best one so far, and drop that one; of equals the earlier stays.
 
     Args:
-        path: of a whole checkpoint.
-        top1: its test accuracy, a fraction; six decimals of it count.
-        claim: to the folder.
+        path: path of a whole checkpoint.
+        top1: test accuracy of the checkpoint, a fraction; six decimals of it count.
+        claim: claim to the folder.
 
     Raises:
         RunError: the system could not do so; the best one so far stays.
@@ -249,7 +249,7 @@ def keep_best(path: Path, top1: float, claim: Unclaimed = UNCLAIMED) -> None:
         return
     try:
         _name_also(path, named, claim)
-        for other in before:  # only now: a crash in between leaves two, of which the better one counts
+        for other in before:  # only now: a crash in between leaves two, and the better one counts
             claim.remove(other)
     except OSError as error:
         claim.check()
@@ -313,7 +313,7 @@ def write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: M
     """Write tensors and texts.
 
     Args:
-        file: where to, from its current position on.
+        file: file to write to, from its current position on.
         tensors: contiguous ones on the CPU; they may share memory.
         metadata: texts for the header.
 

@@ -1,4 +1,4 @@
-"""SGD whose momentum makes up for that which asynchrony adds: the closed loop of YellowFin.
+"""SGD with a momentum that compensates for the momentum of asynchrony: the closed loop of YellowFin.
 
 J. Zhang, I. Mitliagkas, "YellowFin and the art of momentum tuning", 2017, arXiv 1706.03471, section 4; I. Mitliagkas
 and others, "Asynchrony begets momentum", Allerton 2016, arXiv 1605.09774.
@@ -8,9 +8,10 @@ and others, "Asynchrony begets momentum", Allerton 2016, arXiv 1605.09774.
     m <- m + k (m* - M)
     v <- m v + g,  w <- w - lr v
 
-M is the total momentum; m* is what it shall be (`momentum`), k is `gain`. m begins as m* and may fall below 0. A
-gradient of age 0 shows m itself. Departures: the paper takes the median over the numbers of the vector, of which in a
-network most are bent so little that staleness shows in none of them. The projection (least squares for M in n = M d)
+M is the total momentum; m* is its target (`momentum`), k is `gain`. m begins as m* and may fall below 0. A
+gradient of age 0 shows m itself. Departures: the paper takes the median over the numbers of the vector; in a
+network most are bent so little that staleness shows in none of them. The projection (least squares for M in n
+= M d)
 weighs numbers by how far they move, which is where staleness does harm: on a quadratic of curvature H,
 M = m + lr d.H (d_1 + ... + d_age) / d.d, the curvature along the steps that were taken. Of a long vector 65,536
 numbers that lie evenly in it are looked at; m stays between -0.95 and 0.99; the target is given and not tuned.
@@ -34,8 +35,8 @@ class ClosedLoopSGD(torch.optim.Optimizer):
     """SGD with the momentum of the module's rule, of each parameter by itself.
 
     Args:
-        params: as for every `torch.optim` optimiser.
-        options: of all groups that do not say otherwise.
+        params: as for every `torch.optim` optimizer.
+        options: options of all groups without their own.
 
     Attributes:
         options: all that there are, with their defaults; `window`: points that are kept, so that ages up to two fewer
@@ -93,7 +94,7 @@ class ClosedLoopSGD(torch.optim.Optimizer):
     def _total_momentum(
         self, seen: Tensor, gradient: Tensor, group: dict[str, Any], state: dict[str, Any]
     ) -> float | None:
-        """Return what the gradient tells of the momentum; None where it tells nothing."""
+        """Return the total momentum that the gradient implies; None where it implies none."""
         age, updates, window = self.age, state["updates"], group["window"]
         if age is None or updates - age < 1 or age > window - 2:
             return None

@@ -1,11 +1,11 @@
-"""An optimiser of torch on one flat vector: its step without torch's overhead, its state, and its undo log.
+"""An optimizer of torch on one flat vector: its step without torch's overhead, its state, and its undo log.
 
-The vector is divided into spans, each with the options that its optimiser has there. Kinds of optimiser that
+The vector is divided into spans, each with the options that its optimizer has there. Kinds of optimizer that
 treat every number alike may run on any slice of the vector; those that look at whole layers keep each
 parameter as a span of its own. Kinds are known by the names of their classes.
 
-Steps are torch's, without the wrappers that torch puts around `step`: nobody can hook an optimiser that no one
-else sees, and the wrapper that keeps it out of compiled code imports the compiler, which takes a second. Steps of
+Steps are torch's, without the wrappers that torch puts around `step`: an internal optimizer has no hooks, and
+the wrapper that keeps it out of compiled code imports the compiler, which takes a second. Steps of
 SGD on the CPU are written out, in the same operations and the same order as `torch.optim.SGD` without `foreach`
 and `fused`, so with the same bits:
 
@@ -18,7 +18,7 @@ A state is named tensors and JSON-able facts, so that a checkpoint needs no pick
 
     state.<index>.<key>     a tensor of the state of parameter number <index>, counted over all groups
     facts["state"]          the state's other values, {index: {key: value}}
-    facts["groups"]         what `param_groups` holds besides the parameters, one dict a group
+    facts["groups"]         what `param_groups` holds in addition to the parameters, one dict a group
     facts["shapes"]         of the parameters, one list a group
     facts["optimizer"]      the class's name
 
@@ -28,9 +28,9 @@ resumed run.
 
 `UndoLog` copies what a step is about to change, so that the step can be undone to the bit.
 
-`make_optimizers_quickly` makes optimisers without importing torch's compiler, which takes nearly as long as
-importing torch. torch keeps some methods of its optimisers out of compiled code, and imports the compiler to
-do so when the first of them is called. Nothing here compiles a function that makes an optimiser or asks for
+`make_optimizers_quickly` makes optimizers without importing torch's compiler, which takes nearly as long as
+importing torch. torch keeps some methods of its optimizers out of compiled code, and imports the compiler to
+do so when the first of them is called. Nothing here compiles a function that makes an optimizer or asks for
 its state, so there is nothing to be kept out of. This is the one place that knows how torch 2.13 does it;
 where another torch does it otherwise, nothing happens, and the compiler is imported after all.
 """
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Optimisers that treat every number of the vector alike, so that they may run on any slice of it.
+# Optimizers that treat every number of the vector alike, so that they may run on any slice of it.
 ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind
     for kind in (
@@ -79,7 +79,7 @@ ELEMENTWISE: dict[str, type[torch.optim.Optimizer]] = {
     )
 }
 
-# Optimisers that look at whole layers: each parameter stays a span of its own.
+# Optimizers that look at whole layers: each parameter stays a span of its own.
 LAYERWISE: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__: kind for kind in (LARSOptimizer, LAMBOptimizer, NaturalGradientSGD)
 }
@@ -92,9 +92,9 @@ class Span:
     """A part of the vector with options of its own.
 
     Attributes:
-        start: its first number.
+        start: position of its first number.
         stop: one past its last number.
-        options: what the optimiser's `param_groups` entry holds, less the parameters.
+        options: options of the optimizer's `param_groups` entry, without the parameters.
     """
 
     start: int
@@ -117,7 +117,7 @@ def check_spans(spans: Iterable[Span]) -> None:
     """Refuse spans that overlap, are out of order, or are none.
 
     Raises:
-        RequestError: they are.
+        RequestError: the spans are invalid.
     """
     end = 0
     for span in spans:
@@ -129,7 +129,7 @@ def check_spans(spans: Iterable[Span]) -> None:
 
 
 class FlatOptimizer:
-    """An ordinary `torch.optim` optimiser over one vector, or over a few long slices of it.
+    """An ordinary `torch.optim` optimizer over one vector, or over a few long slices of it.
 
     Args:
         kind: name of its class, one of `optimizer_kinds`.
@@ -156,11 +156,11 @@ class FlatOptimizer:
         self._rate = rate
         self._kind = kind
         self._options: list[dict[str, Any] | None] | None = None
-        """What the groups began with, None of those that came later; known once a step had a plan of its own."""
+        """Initial options of the groups, None for later groups; known once a step had a plan of its own."""
 
     @property
     def inner(self) -> torch.optim.Optimizer | None:
-        """The optimiser, with a parameter a slice; None where nothing is trained."""
+        """The optimizer, with a parameter a slice; None where nothing is trained."""
         return self._optimizer
 
     def step(self, gradient: Tensor, learning_rate: float) -> None:
@@ -168,8 +168,8 @@ class FlatOptimizer:
 
         Args:
             gradient: `(n,)`, not changed.
-            learning_rate: of the first span of the whole vector, of which this one may be a part; all spans keep
-                their ratio to it.
+            learning_rate: learning rate of the first span of the whole vector (this one may be a part); all
+                spans keep their ratio to it.
         """
         optimizer = self._optimizer
         if optimizer is None:
@@ -205,7 +205,7 @@ class FlatOptimizer:
             parameter.grad = None
 
     def move_to(self, vector: Tensor) -> None:
-        """Go on with other memory that holds the same numbers, `(n,)`."""
+        """Continue with other memory that holds the same numbers, `(n,)`."""
         self._vector = vector
         for parameter, place in zip(self._parameters, self._slices, strict=True):
             parameter.data = vector[place]
@@ -213,13 +213,13 @@ class FlatOptimizer:
     def step_as(self, gradient: Tensor, learning_rate: float, spans: Sequence[Span], rate: float) -> None:
         """Update the vector with other options than at the start, and only in places.
 
-        Where a span ends inside a slice of which all numbers were treated alike so far, the slice is cut in two. What
-        none covers rests: neither momentum nor decay moves it.
+        Where a span ends inside a slice with equal treatment of all numbers so far, the slice is cut in two.
+        Numbers outside all spans rest: neither momentum nor decay moves them.
 
         Args:
             gradient: `(n,)`, not changed.
-            learning_rate: to which that of every span has its ratio to `rate`.
-            spans: with their options; ordered, without overlap.
+            learning_rate: learning rate to which that of every span has its ratio to `rate`.
+            spans: spans with their options; ordered, without overlap.
             rate: as the spans' learning rates are given.
         """
         self._cut([span.start for span in spans] + [span.stop for span in spans])
@@ -272,7 +272,7 @@ class FlatOptimizer:
         self._changed()
 
     def _cover(self, span: Span) -> None:
-        """Make slices for what of a span none covers: what was frozen when the optimiser was made."""
+        """Make slices for what of a span none covers: what was frozen when the optimizer was made."""
         begins = span.start
         inside = [place for place in self._slices if span.start <= place.start and place.stop <= span.stop]
         missing = []
@@ -319,7 +319,7 @@ class FlatOptimizer:
             group["params"][0].grad = None if rests else gradient if whole else gradient[place]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         if self._optimizer is None:
             return {}, {}
         tensors, facts = pack_optimizer_state(self._optimizer)
@@ -344,7 +344,7 @@ class FlatOptimizer:
 
 
 def _made(kind: str, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    maker: Any = KINDS[kind]  # every class of the table has defaults for what the groups do not say
+    maker: Any = KINDS[kind]  # every class of the table has defaults for missing options
     made: torch.optim.Optimizer = maker(groups)
     return made
 
@@ -378,7 +378,7 @@ def _is_ordinary(group: dict[str, Any], momentum: Tensor | None) -> bool:
 
 
 def pack_optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Pack an optimiser's state.
+    """Pack an optimizer's state.
 
     Returns:
         Its tensors, live and not copied: write or copy them before the next step; and its facts.
@@ -408,13 +408,13 @@ def unpack_optimizer_state(
     """Put a state back, as copies and bit for bit.
 
     Args:
-        optimizer: of the same class and over parameters of the same shapes as the packed one; changed in
+        optimizer: optimizer of the same class and over parameters of the same shapes as the packed one; changed in
             place.
-        tensors: what `pack_optimizer_state` gave.
+        tensors: result of `pack_optimizer_state`.
         facts: the same; may have been through JSON.
 
     Raises:
-        RequestError: the state is of another optimiser, or of other parameters; the optimiser is unchanged.
+        RequestError: the state is of another optimizer, or of other parameters; the optimizer is unchanged.
     """
     parameters = _parameters(optimizer)
     _check_same(optimizer, facts)
@@ -481,11 +481,11 @@ _State = dict[str, Any]
 
 
 class UndoLog:
-    """Copies of a vector, and of what its optimiser keeps, in memory that is made once.
+    """Copies of a vector, and of what its optimizer keeps, in memory that is made once.
 
     Args:
-        vector: `(n,)`, which the optimiser changes.
-        optimizer: of this vector.
+        vector: `(n,)`, which the optimizer changes.
+        optimizer: optimizer of this vector.
     """
 
     def __init__(self, vector: Tensor, optimizer: FlatOptimizer) -> None:
@@ -515,7 +515,7 @@ class UndoLog:
         }
         self._optimizer.state.clear()
         self._optimizer.state.update(states)
-        self._states = []  # these copies are the optimiser's own now
+        self._states = []  # these copies are the optimizer's own now
 
     def _parameters(self) -> list[Tensor]:
         groups = self._optimizer.param_groups if self._optimizer is not None else []
@@ -535,11 +535,11 @@ def _copy(value: Tensor, memory: Tensor | None) -> Tensor:
 
 _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 _KNOWN_FORM = "__dynamo_disable"
-"""Where torch looks for the form of a method that is kept out of compiled code, before it makes one."""
+"""Key of torch for the form of a method that is kept out of compiled code."""
 
 
 def make_optimizers_quickly() -> None:
-    """From now on, in this process and in those forked from it, optimisers do without torch's compiler."""
+    """From now on, in this process and in those forked from it, optimizers do without torch's compiler."""
     for name in _METHODS:
         method = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
         if method is not None and not hasattr(method, _KNOWN_FORM):

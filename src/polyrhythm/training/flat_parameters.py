@@ -1,6 +1,6 @@
 """A model's parameters and gradients as two contiguous vectors with named views.
 
-    vector     [ conv1.weight | conv1.bias | … | head.bias | tail ]      what optimisers and networks see
+    vector     [ conv1.weight | conv1.bias | … | head.bias | tail ]      what optimizers and networks see
     gradients  [     …        |            | … |           | tail ]      autograd adds into these views
                 └──── bucket 1 ────┘└──────── bucket 0 ─────────┘
 
@@ -14,7 +14,7 @@ offset in a real run, its simulation and its replay. What multiplies slices that
 (`compression.compressor.aligned`). Parameters are packed, where plain torch aligns each: a pass of a single image,
 which multiplies matrices by a vector, may therefore round otherwise than a plain torch loop.
 
-Parameters of a narrower dtype than others, as half-precision convolutions beside float norms, cannot be views. Where
+Parameters of a narrower dtype than others, as half-precision convolutions next to float norms, cannot be views. Where
 they are allowed they keep their own memory, and the vector, which has the widest dtype, their values: gradients are
 gathered before an exchange, and both are spread again after it.
 """
@@ -46,7 +46,7 @@ class Bucket:
     """A run of neighbouring parameters.
 
     Attributes:
-        start: of its first number in the vector.
+        start: start of its first number in the vector.
         stop: one past its last number; bucket 0 ends with the tail.
         parameters: positions of its parameters in `FlatParameters.views`.
     """
@@ -81,7 +81,7 @@ class View:
     def place_gradient(self) -> None:
         """Make the parameter's gradient the one in the vector, unless the parameter has a narrower dtype."""
         if self.parameter.dtype is self.gradient.dtype:
-            self.parameter.grad = self.gradient.detach()  # an object that nobody else relies on
+            self.parameter.grad = self.gradient.detach()  # an object that no other process relies on
 
 
 class FlatParameters:
@@ -92,28 +92,29 @@ class FlatParameters:
             unless `mixed` one dtype.
         bucket_bytes: smallest size of a bucket, of the first one `FIRST_BUCKET_BYTES` if that is less; a parameter is
             never cut.
-        stands_for: how many numbers each of these stands for; more than 1 in dry runs only.
-        shapes: of the parameters that these stand for, in the order of the vector; in dry runs only.
+        stands_for: number of true numbers for each number; more than 1 in dry runs only.
+        shapes: shapes of the parameters that these stand for, in the order of the vector; in dry runs only.
         also: frozen parameters of the model that may be trained later, and so have a place in the vector.
         mixed: whether parameters may be of several floating-point dtypes.
         elsewhere: whether their gradients are: then `gradients` is empty.
 
     Attributes:
-        size: how many numbers there are, tail excluded.
+        size: number of parameters, tail excluded.
         vector: `(size,)`, the parameters.
         gradients: `(size,)`, their gradients.
         vector_and_tail: `(size + 2,)`, the parameters and the numbers that travel with them.
-        gradients_and_tail: `(size + 2,)`, likewise.
+        gradients_and_tail: `(size + 2,)`, the same for gradients.
         views: the parameters in the model's order.
-        buckets: in the order in which the backward pass fills them.
+        buckets: buckets in the order in which the backward pass fills them.
         stands_for: as given.
         shapes: as given; None where each parameter stands for itself.
         without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
             zero. Kept by loops that users write.
-        change: `(size,)`, how far such a loop has moved the parameters since the last update; None: it has not.
-        still: whether all are zeros for good, so that nobody need write them.
+        change: `(size,)`, movement of the parameters by such a loop since the last update; None: there is
+            none.
+        still: whether all are zeros for good, so that they need not be written.
         apart: views of parameters that have memory of their own, of a narrower dtype.
-        factors: collects what gradients of fully connected layers are made of, where somebody takes it.
+        factors: collects the factors of gradients of fully connected layers, if requested.
 
     Raises:
         RequestError: nothing to train, or parameters of several dtypes.
@@ -176,13 +177,13 @@ class FlatParameters:
         """Give the parameters of a model that are trained from now on a place too; gradients are zero then.
 
         Args:
-            model: whose parameters these are.
+            model: model with these parameters.
             also: as at the start, of all that may be trained.
         """
         self.__dict__.update(FlatParameters(model, self._bucket_bytes, also=also, mixed=True).__dict__)
 
     def collect_factors(self, model: nn.Module) -> None:
-        """Have a model, whose parameters these are, tell what gradients of its fully connected layers are made of."""
+        """Collect the factors of gradients of a model's fully connected layers; the model has these parameters."""
         self.factors = LinearFactors(model, {id(view.parameter): view.start for view in self.views})
 
     def another(self) -> FlatParameters:
@@ -237,7 +238,7 @@ class FlatParameters:
         """Divide the gradients by the first of the two numbers that travelled with them.
 
         Args:
-            part: of the gradients, which alone is to be divided; None: all.
+            part: part of the gradients to be divided; None: all.
         """
         gradients = self.gradients if part is None else part
         gradients.div_(self._tail_first)  # a tensor already, which torch would make of a number first
@@ -363,7 +364,7 @@ class WeightlessParameters(FlatParameters):
         self._alike: dict[tuple[int, ...], list[Tensor]] = {}
 
     def gradients_of(self, parts: Sequence[slice]) -> list[Tensor]:
-        """Return zeros as long as these parts: the same for all workers, so who gets them has seen them before."""
+        """Return zeros as long as these parts: the same for all workers, so the receiver has seen them before."""
         lengths = tuple(part.stop - part.start for part in parts)
         if lengths not in self._alike:
             self._alike[lengths] = [torch.zeros_like(self.gradients[part]) for part in parts]
@@ -417,7 +418,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def shards(size: int, servers: int) -> list[slice]:
-    """Cut a vector of `size` numbers into `servers` neighbouring slices whose lengths differ by at most one.
+    """Cut a vector of `size` numbers into `servers` neighboring slices with lengths that differ by at most one.
 
     Raises:
         RequestError: more servers than numbers.

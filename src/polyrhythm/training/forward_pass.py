@@ -1,8 +1,8 @@
-"""How a forward pass is run: memory format, compilation, mixed precision, and batches of one picture.
+"""Execution of a forward pass: memory format, compilation, mixed precision, and batches of one image.
 
 Execution changes how fast a network is and, but for rounding, not its outputs:
 
-    channels_last    pictures are held as (B, H, W, C) in memory, and so are all outputs of convolutions. Weights
+    channels_last    images are held as (B, H, W, C) in memory, and so are all outputs of convolutions. Weights
                      stay as they are: the flat vector, checkpoints and messages know nothing of it.
     compiled         full batches go through `torch.compile`; ragged batches, and every test, through the network as it
                      is, since each size would be compiled again. A compiled backward pass hands over all gradients
@@ -21,16 +21,16 @@ again.
     if precision.unscale(gradients):        # before they are sent: each rank may have a scale of its own
         optimizer.step()
 
-Batches of a single picture, of which batch normalisation may have no statistics:
+Batches of a single image, for which batch normalization may have no statistics:
 
-    layer                 sees of one picture     normalises it in training by
+    layer                 sees of one image     normalises it in training by
     BatchNorm2d, 7 x 7    49 numbers a channel    their mean and variance, as ever
     BatchNorm2d, 1 x 1    one number a channel    its running statistics, which stay as they are
     BatchNorm1d           one number a channel    the same
 
 One number has no variance, and torch refuses it. Such batches arise by themselves: as the ragged last one of
 an epoch, or where the share of a lost worker is dealt out among others. Where already the first batch is one,
-nothing would ever be normalised, and the run is refused before it starts.
+nothing would ever be normalized, and the run is refused before it starts.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _REASON_LETTERS = 160
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a network is run.
+    """Execution of a network.
 
     Attributes:
         compiled: whether full batches go through `torch.compile`.
-        channels_last: whether pictures are held with their channels innermost.
+        channels_last: whether images are held with their channels innermost.
     """
 
     compiled: bool = False
@@ -71,13 +71,13 @@ def check_execution(
     """Try out a way to run a network.
 
     Args:
-        execution: how it is to be run.
+        execution: execution to try.
         make_model: makes the network, on the CPU.
         image_shape: (C, H, W).
-        device: where it will be trained.
+        device: device where it will be trained.
 
     Raises:
-        RequestError: that cannot be had here, or not with this network.
+        RequestError: it is not available here, or not with this network.
     """
     if execution.channels_last:
         with torch.random.fork_rng(devices=[]):
@@ -97,8 +97,8 @@ def forward_pass(model: nn.Module, execution: Execution) -> Forward:
     """Return how a network is run in training.
 
     Args:
-        model: on its device; compiled at the first full batch, or not at all.
-        execution: how.
+        model: model on its device; compiled at the first full batch, or not at all.
+        execution: execution of the network.
     """
     compiled = _compiled(model) if execution.compiled else model
 
@@ -114,7 +114,7 @@ def forward_pass(model: nn.Module, execution: Execution) -> Forward:
 def channels_innermost(images: Tensor) -> Tensor:
     """Return the same (B, C, H, W) with channels innermost in memory, as far as torch is concerned also for C = 1.
 
-    A picture of one channel lies in memory the same both ways. torch goes by the strides, and takes those of a
+    An image of one channel lies in memory the same both ways. torch goes by the strides, and takes those of a
     contiguous one for channels first, so that all layers behind it would be so as well.
     """
     if images.shape[1] != 1 or not images.is_contiguous():
@@ -184,8 +184,8 @@ class Precision:
     """In what precision the forward pass computes; made by `choose`.
 
     Args:
-        dtype: of matrix products and convolutions; float32 means: whatever the model has.
-        device: where the model is.
+        dtype: dtype of matrix products and convolutions; float32 means: whatever the model has.
+        device: device where the model is.
 
     Attributes:
         dtype: as given.
@@ -202,7 +202,7 @@ class Precision:
 
         Args:
             name: `float32`, `bfloat16`, `float16`, or `auto`: the best that the device is fast in.
-            device: where the model is.
+            device: device where the model is.
 
         Raises:
             RequestError: no such name, or the device cannot do it.
@@ -257,7 +257,7 @@ class Precision:
 
 
 class _Probe(torch.optim.Optimizer):
-    """Shows gradients to `GradScaler`, which steps only optimisers whose gradients are finite."""
+    """Shows gradients to `GradScaler`, which steps only optimizers with finite gradients."""
 
     def __init__(self, gradients: Tensor) -> None:
         parameter = nn.Parameter(gradients)
@@ -290,10 +290,10 @@ def _fastest(device: torch.device) -> torch.dtype:
 
 @contextmanager
 def by_running_statistics(model: nn.Module) -> Iterator[None]:
-    """Let layers that see one number a channel normalise by their running statistics, if they have some.
+    """Let layers that see one number a channel normalize by their running statistics, if they have some.
 
     Args:
-        model: in training; changed only meanwhile.
+        model: model in training; changed only in the meantime.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm) and layer.training]
     handles = [layer.register_forward_pre_hook(_as_tested) for layer in layers]
@@ -307,14 +307,14 @@ def by_running_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[int, ...]) -> None:
-    """Refuse a network that takes statistics of a batch of one picture, and finds one number a channel.
+    """Refuse a network that takes statistics of a batch of one image, and finds one number a channel.
 
     Args:
         make_model: makes it, on the CPU.
         image_shape: (C, H, W).
 
     Raises:
-        RequestError: so it is.
+        RequestError: the network cannot be trained on single images.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model().train()

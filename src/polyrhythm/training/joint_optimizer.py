@@ -1,12 +1,12 @@
-"""What optimisers have in common that look at all workers' data, and not at their mean gradient alone.
+"""Common base of optimizers that use all workers' data, and not their mean gradient alone.
 
-Others see parameters and a gradient. These see, besides, what the network computes and what a worker's own gradient is,
+Others see parameters and a gradient. These also see the network's outputs and each worker's own gradient,
 and exchange what they have found with the other workers before they move anything:
 
     begin ─▶ ( forward ─▶ observe ─▶ backward )… ─▶ note_own ─▶ gradients are averaged ─▶ update: exchange ─▶ move
 
-All of `update` that talks to others comes before anything of the optimiser is changed. So a step that broke since a
-worker was lost is taken again as if nothing had happened.
+All communication of `update` precedes any change of the optimizer. So a step that broke since a
+worker was lost is repeated without side effects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from polyrhythm.training.optimizer import OptimizerConfig
 
 
 class Workers(Protocol):
-    """The workers whose data count: what `Communicator` has of them."""
+    """The workers with data that count: a subset of `Communicator`."""
 
     rank: int
     size: int
@@ -57,7 +57,7 @@ class Pass:
     """A forward pass over a batch, or over a piece of one.
 
     Attributes:
-        images: how many.
+        images: number of images.
         scores: computes the network's outputs once more, (B, K) or (B, R, K), with the same random numbers.
         loss: gives the mean loss of outputs, ().
     """
@@ -72,17 +72,17 @@ def _no_time(share: float) -> None:
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """An optimiser that looks at all workers' data.
+    """An optimizer that looks at all workers' data.
 
     Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser.
-        options: of all groups that do not say otherwise.
+        params: parameters, or groups of them, as for every `torch.optim` optimizer.
+        options: options of all groups without their own.
 
     Attributes:
         options: all that there are, with their defaults.
         observes: whether it is shown forward passes.
-        compares: whether it is told each worker's own gradient.
-        workers: those whose data count.
+        compares: whether it needs each worker's own gradient.
+        workers: workers with data that count.
         pass_time: lets a share of the time of a worker's step pass, where time is virtual.
     """
 
@@ -96,27 +96,27 @@ class JointOptimizer(torch.optim.Optimizer):
         self.pass_time: Callable[[float], None] = _no_time
 
     def tie(self, model: nn.Module) -> None:
-        """Take the network, whose parameters it trains; called once, before the first step."""
+        """Attach the network with its parameters; called once, before the first step."""
 
     @abstractmethod
     def begin(self, number: int, seed: int) -> None:
         """Begin a step, or begin it again: forget what was observed.
 
         Args:
-            number: of the step, the same on all workers.
-            seed: of what is drawn in it.
+            number: number of the step, the same on all workers.
+            seed: seed of what is drawn in it.
         """
 
     def observe(self, scores: Tensor, batch: Pass) -> None:
         """Observe a forward pass, before its backward pass; leaves gradients and graph as they are.
 
         Args:
-            scores: its outputs, (B, K) or (B, R, K).
-            batch: how to compute them again.
+            scores: outputs of the network, (B, K) or (B, R, K).
+            batch: recomputes them.
         """
 
     def note_own(self, gradients: Tensor, images: int) -> None:
-        """Note this worker's mean gradient, `(n,)`, of so many images, before it is averaged; if it `compares`."""
+        """Store this worker's mean gradient, `(n,)`, over `images` images, before it is averaged; if it `compares`."""
 
     @abstractmethod
     def update(self, flat: FlatParameters, rate: float) -> None:
@@ -140,7 +140,7 @@ class JointOptimizer(torch.optim.Optimizer):
 
 
 class Joint(OptimizerConfig):
-    """Keys of an optimiser that looks at all workers' data.
+    """Keys of an optimizer that looks at all workers' data.
 
     Attributes:
         follows_network: whether it looks at what the layers of the network compute.
@@ -152,14 +152,14 @@ class Joint(OptimizerConfig):
 
 
 class SteppedOnModel:
-    """A `JointOptimizer` as who owns a model's whole vector steps it.
+    """A `JointOptimizer` as the owner of a model's whole vector steps it.
 
     Args:
         optimizer: over the model's parameters.
         flat: these.
 
     Attributes:
-        inner: the optimiser.
+        inner: the optimizer.
     """
 
     def __init__(self, optimizer: JointOptimizer, flat: FlatParameters) -> None:
@@ -175,13 +175,13 @@ class SteppedOnModel:
 
         Args:
             gradient: the flat gradients.
-            learning_rate: of the vector's first number.
+            learning_rate: learning rate of the vector's first number.
         """
         assert gradient is self._flat.gradients, "gradients are those of the model"
         self.inner.update(self._flat, learning_rate)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         return pack_optimizer_state(self.inner)
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ def averaged(workers: Workers, parts: list[Tensor], images: int) -> tuple[list[T
     Args:
         workers: those that add up.
         parts: this worker's sums, of one dtype; not changed.
-        images: of this worker.
+        images: images of this worker.
     """
     whole = torch.cat([*(part.reshape(-1) for part in parts), parts[0].new_tensor([images])])
     workers.all_reduce(whole)

@@ -23,8 +23,8 @@ class LinearFactors:
     """Collects the factors of a model's `nn.Linear` layers until they are taken.
 
     Args:
-        model: whose layers get hooks.
-        starts: of parameters in the flat vector, by their `id`; layers of other weights are left out.
+        model: model with the layers to be hooked.
+        starts: starts of parameters in the flat vector, by their `id`; layers of other weights are left out.
 
     Raises:
         RequestError: there are no such layers.

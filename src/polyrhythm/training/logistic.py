@@ -1,15 +1,15 @@
-"""Multinomial logistic regression on features, the last layer of a network whose other layers stand still.
+"""Multinomial logistic regression on features, for the last layer of a network with a frozen backbone.
 
 D. Cox, "The regression analysis of binary sequences", JRSS B 20, 1958; D. Böhning, "Multinomial logistic regression
 algorithm", Annals of the Institute of Statistical Mathematics 44, 1992. Minimised by L-BFGS (D. Liu, J. Nocedal,
-Mathematical Programming 45, 1989), over features of mean 0 and, all together, of mean square 1. One scale for all of
-them, since a network's features that hardly vary in the training pictures say little of others, and would get weights
-so large that the next step of training breaks the network:
+Mathematical Programming 45, 1989), over features of mean 0 and, all together, of mean square 1. They share
+one scale, since features that hardly vary in the training images carry little information about others, and
+would get weights so large that the next step of training breaks the network:
 
     f(W, b) = sum_i c_i CE(W x_i + b, y_i) + strength/2 |W|^2
 
-f is convex, so the result is the optimum whatever the start. Every x_i is one view of a picture; c_i is one over the
-number of its views, so that a picture counts once. `strength` is 1/C of scikit-learn's `LogisticRegression`.
+f is convex, so the result is the optimum whatever the start. Every x_i is one view of an image; c_i is one over the
+number of its views, so that an image counts once. `strength` is 1/C of scikit-learn's `LogisticRegression`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyrhythm.data.seeding import generator_for
 STRENGTHS = tuple(10.0**power for power in (4, 3.5, 3, 2.5, 2, 1.5, 1, 0.5, 0))
 FOLDS = 5
 _FEW = 5000
-"""Rows up to which all folds are tried; above, the first fold says enough."""
+"""Rows up to which all folds are tried; above, the first fold is enough."""
 _ITERATIONS = 200
 
 
@@ -44,7 +44,7 @@ class LinearHead:
 
 @dataclass(frozen=True)
 class Choice:
-    """A strength chosen by cross-validation, with the mean log loss and top-1 of the pictures left out."""
+    """A strength chosen by cross-validation, with the mean log loss and top-1 of the images left out."""
 
     strength: float
     loss: float
@@ -57,10 +57,10 @@ def fit(
     """Return the optimum.
 
     Args:
-        features: (views, n, D): every picture's views.
+        features: (views, n, D): every image's views.
         labels: (n,) int64.
         classes: number of classes.
-        strength: of the penalty, above 0.
+        strength: strength of the penalty, above 0.
         start: only makes it faster.
     """
     views, count, width = features.shape
@@ -109,15 +109,15 @@ def fit(
 def choose_strength(
     features: Tensor, labels: Tensor, classes: int, strengths: Sequence[float] = STRENGTHS
 ) -> Choice:
-    """Return the strength with the least log loss of pictures that were left out; of equals the strongest.
+    """Return the strength with the least log loss of images that were left out; of equals the strongest.
 
-    Pictures, not views, are left out, and they are judged by their first view.
+    Images, not views, are left out, and they are scored by their first view.
 
     Args:
-        features: (views, n, D); the first view is the picture as it is.
+        features: (views, n, D); the first view is the image as it is.
         labels: (n,) int64.
         classes: number of classes.
-        strengths: from the strongest to the weakest.
+        strengths: strengths from the strongest to the weakest.
     """
     folds = _folds(labels)
     losses, right, judged = [0.0] * len(strengths), [0] * len(strengths), 0
@@ -139,7 +139,7 @@ def choose_strength(
 
 
 def _folds(labels: Tensor) -> Tensor:
-    """Return a fold for every picture, (n,) int64, so that every class is spread over all of them."""
+    """Return a fold for every image, (n,) int64, so that every class is spread over all of them."""
     folds = torch.empty_like(labels)
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""What every loss has in common: a number a sample, of one vector of scores or of several branches'."""
+"""Common base of losses: a number a sample, from one vector of scores or those of several branches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BRANCHED = 3
 
 @dataclass(frozen=True)
 class Targets:
-    """What the labels of a batch stand for.
+    """Meaning of the labels of a batch.
 
     Attributes:
         label_smoothing: share e of every target that is spread evenly over all K classes, the true one included:
@@ -65,8 +65,8 @@ class Loss(Config, ABC):
 
         Args:
             logits: (B, K), or (B, R, K) of a network with R branches.
-            labels: (B,) int64, or (B, K) float of mixed pictures.
-            targets: what the labels stand for.
+            labels: (B,) int64, or (B, K) float of mixed images.
+            targets: meaning of the labels.
         """
         each = self.of_branches if logits.ndim == _BRANCHED else self.of
         losses, weights = each(logits, labels, targets), targets.weights(labels)
@@ -74,7 +74,7 @@ class Loss(Config, ABC):
         return losses.mean() if weights is None else (losses * weights).mean()
 
     def at(self, epoch: int, epochs: int) -> Loss:
-        """Return the loss of an epoch, from 0, of a run of so many: the same in all, unless it says otherwise."""
+        """Return the loss of an epoch, from 0, of `epochs`; by default the same in all."""
         return self
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Loss(Config, ABC):
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """Return the loss of each sample, (B,), of logits (B, R, K).
 
-        Unless a loss says otherwise, each branch learns on its own: their losses are added up, so that a branch gets
+        By default, each branch learns on its own: their losses are added up, so that a branch gets
         the gradient that it would get alone, and a trunk the sum.
         """
         losses = [self.of(branch, labels, targets) for branch in logits.unbind(1)]

@@ -48,8 +48,9 @@ _BLOCK_BYTES = 1 << 20
 def return_blocks() -> None:
     """Have the C library return each larger block as soon as it is freed, where it can.
 
-    Freed blocks that it keeps lie between used ones, and are no use to larger ones: up to 2.3 times what was used were
-    resident. But pages that come back are cleared first, which takes a third of the time of a small network's step.
+    Freed blocks that it keeps are between used ones, and are no use to larger ones: up to 2.3 times the used
+    memory was resident. But returned pages are cleared first, which takes a third of the time of a small
+    network's step.
     """
     choose = getattr(ctypes.CDLL(None), "mallopt", None)
     if choose is not None:
@@ -61,7 +62,8 @@ def peak_memory(device: torch.device) -> Callable[[], int]:
     """Begin to measure the most memory that this process takes on a device.
 
     Returns:
-        What tells the most bytes at once, from now on and beyond those of now; 0 where the system does not tell.
+        Function that returns the peak of bytes since now, beyond those of now; 0 where the system does not
+        report it.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

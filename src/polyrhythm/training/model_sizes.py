@@ -1,6 +1,7 @@
-"""How large a model's buckets are, and which share of a step's time passes until each is ready.
+"""Sizes of a model's buckets, and the share of a step's time that passes until each is ready.
 
-The shares come from the arithmetic that belongs to each parameter, counted in a forward pass on shapes alone:
+The shares follow from the arithmetic that belongs to each parameter, counted in a forward pass on shapes
+alone:
 
     layer            counted                    belongs to
     convolution      2 · C_in · k² · C_out · H · W    its weight and bias, by their numbers
@@ -29,12 +30,12 @@ class PieceSize:
     """A piece of a network, between two places where it can be cut.
 
     Attributes:
-        name: of its last layer.
+        name: name of its last layer.
         parameters: trained numbers in it.
-        operations: floating-point operations of the forward pass of one picture.
-        outputs: numbers of each value that goes on behind it to later pieces, of one picture.
-        kept: numbers that its backward pass needs, of one picture.
-        normalises: whether it has layers that normalise by the statistics of a batch.
+        operations: floating-point operations of the forward pass of one image.
+        outputs: numbers of each value that is passed to later pieces, of one image.
+        kept: numbers that its backward pass needs, of one image.
+        normalises: whether it has layers that normalize by the statistics of a batch.
     """
 
     name: str
@@ -47,12 +48,12 @@ class PieceSize:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What workers who compute layers together send each other at one point of a pass.
+    """Messages between workers that compute layers together, at one point of a pass.
 
     Attributes:
-        kind: whose examples it is of. `all`: those of everybody. `own`: the sender's. `others`: the receiver's.
-            `fixed`: sums over all, of whatever number. `head`: nothing; the layers at the network's end come here.
-        numbers: of each example, from worker i to worker j; those from one to itself do not travel.
+        kind: owners of the examples. `all`: all workers. `own`: the sender. `others`: the receiver. `fixed`:
+            sums over all, of any number. `head`: nothing; the layers at the network's end are computed here.
+        numbers: numbers of each example, from worker i to worker j; those from one to itself do not travel.
     """
 
     kind: Literal["all", "own", "others", "fixed", "head"]
@@ -64,7 +65,7 @@ class Exchange:
         Args:
             source: the sender.
             to: the receiver.
-            counts: how many examples each worker has.
+            counts: number of examples of each worker.
         """
         if self.kind == "head" or source == to:
             return 0
@@ -78,16 +79,16 @@ class ModelSizes:
 
     Attributes:
         buckets: trained numbers in each bucket, in the order in which the backward pass fills them.
-        shares: of a pass's time that each bucket's layers take; they add up to 1.
-        dtype: of the parameters.
-        head: features that go into the fully connected layers at its end, and the neurons of each; empty where nobody
-            cuts them.
-        pieces: between which it can be cut; empty where nobody does.
-        shapes: of its parameters, in the order of the vector; empty where only their number is known.
-        exchanges: of workers who cut the layers before the head as well, in the order of a pass; empty where nobody
-            does.
-        owned: parameters of those layers of which each worker has its own rows: the first number, the one past the
-            last, and how many rows.
+        shares: shares of a pass's time that each bucket's layers take; they add up to 1.
+        dtype: dtype of the parameters.
+        head: features that go into the fully connected layers at its end, and the neurons of each; empty
+            where these are not cut.
+        pieces: pieces between which it can be cut; empty where it is not.
+        shapes: shapes of its parameters, in the order of the vector; empty where only their number is known.
+        exchanges: exchanges of workers that cut the layers before the head as well, in the order of a pass;
+            empty where these are not cut.
+        owned: parameters of those layers with rows distributed over workers: the first number, the one past
+            the last, and the number of rows.
     """
 
     buckets: tuple[int, ...]
@@ -119,13 +120,13 @@ def shapes_alone(make_model: Callable[[], nn.Module], image_shape: tuple[int, in
 
     Args:
         make_model: makes it, of random numbers or others.
-        image_shape: (C, H, W) of a picture.
+        image_shape: (C, H, W) of an image.
     """
     try:
         with warnings.catch_warnings(), torch.device("meta"):
-            warnings.simplefilter("ignore")  # of weights that are loaded into nothing
+            warnings.simplefilter("ignore")  # no effect: weights on the meta device
             model = make_model().to("meta")
-        # Of tensors that are neither parameters nor buffers, nobody would tell the numbers.
+        # Tensors that are neither parameters nor buffers would have undefined numbers.
         for module in model.modules():
             if any(isinstance(value, torch.Tensor) and value.is_meta for value in vars(module).values()):
                 return None
@@ -143,8 +144,9 @@ def sizes_of(
     """Measure a model that no one trains.
 
     Args:
-        model: its parameters become views of one vector; best on the meta device, where that costs no memory.
-        image_shape: (C, H, W) of a picture.
+        model: model; its parameters become views of one vector; best on the meta device, where that costs no
+            memory.
+        image_shape: (C, H, W) of an image.
         bucket_bytes: smallest size of a bucket, if it is not the default.
 
     Raises:
@@ -159,14 +161,15 @@ def sizes_of(
 def time_shares(
     model: nn.Module, flat: FlatParameters, image_shape: tuple[int, int, int]
 ) -> tuple[float, ...]:
-    """Return each bucket's share of a pass's time: that of the arithmetic in the layers whose parameters it holds.
+    """Return each bucket's share of a pass's time: that of the arithmetic in the layers with its parameters.
 
-    See `work_of_parameters` for what counts. Where nothing does, it is the bucket's share of the parameters.
+    See `work_of_parameters` for the counted arithmetic. Where there is none, it is the bucket's share of the
+    parameters.
 
     Args:
-        model: whose parameters are `flat`'s.
+        model: model with the parameters of `flat`.
         flat: has the buckets.
-        image_shape: (C, H, W) of a picture.
+        image_shape: (C, H, W) of an image.
     """
     if len(flat.buckets) == 1:
         return (1.0,)
@@ -192,15 +195,15 @@ def _normalised(parts: list[float] | list[int]) -> tuple[float, ...]:
 
 
 def work_of_parameters(model: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, float]:
-    """Count floating-point operations of the forward pass of one picture.
+    """Count floating-point operations of the forward pass of one image.
 
     Matrix products and convolutions count, as `torch.utils.flop_counter` has them; whatever else a layer does counts
     nothing. A module's operations belong to the parameters that it owns, by their numbers; to those below it if it
     owns none; to those of the nearest module around it if there are none below either.
 
     Args:
-        model: on any device; left as it was.
-        image_shape: (C, H, W) of a picture.
+        model: model on any device; left as it was.
+        image_shape: (C, H, W) of an image.
 
     Returns:
         Operations by the name of each trained parameter. All zero where the network cannot be run on shapes alone.
@@ -223,7 +226,7 @@ def _own_operations(model: nn.Module, image_shape: tuple[int, int, int]) -> Coun
     }
     images = torch.empty(1, *image_shape, device="meta")
     training = model.training
-    model.eval()  # batch norm refuses a single picture in training
+    model.eval()  # batch norm refuses a single image in training
     counter = FlopCounterMode(display=False)
     try:
         with torch.no_grad(), counter:

@@ -16,8 +16,9 @@ Each estimate is a Fisher matrix as low rank plus a multiple of the identity, wi
     G = F + a tr(F) / n I          smoothed;  X G^-1 = (X - X R^T diag(d / (d + b)) R) / b,  b = r + a tr(F) / n
 
 e is `eta`, a `alpha`. F begins as a multiple of the identity with the trace of the first rows' X^T X / m, and
-takes them three times with e = 0.9: then it holds hardly anything else, and rounding has no say in directions
-that they lack. As in the authors' Kaldi, F' has the trace of T, until r and the numbers of D are raised to
+takes them three times with e = 0.9: then it holds hardly anything else, and rounding has no influence in
+directions that they lack. As in the authors' Kaldi, F' has the trace of T, until r and the numbers of D are
+raised to
 5e-4 of T's largest value, each by itself; and the first basis is not quite even, since what sums to nothing
 (the gradients of a softmax do) would leave an even one short of a direction. Departure: nothing is raised to
 1e-10, since means over a batch may well be smaller.
@@ -32,18 +33,18 @@ import torch
 from torch import Tensor
 
 _ALWAYS_UP_TO = 10
-"""Steps in whose each the estimates are renewed; later they change slowly."""
+"""Steps that each renew the estimates; later they change slowly."""
 _LEAST_BYTES = 4
-"""Of a number in the estimates, whose roots and inverses shorter ones are too coarse for."""
+"""Bytes of a number in the estimates: roots and inverses need at least these."""
 
 
 @dataclass(frozen=True)
 class Fisher:
-    """How Fisher matrices are estimated.
+    """Parameters of the Fisher matrices' estimates.
 
     Attributes:
         rank: directions of each that are distinguished; 0: none, so that nothing is preconditioned.
-        alpha: how much of its mean is added to each of its eigenvalues.
+        alpha: multiple of its mean that is added to each of its eigenvalues.
         eta: share of an estimate that each renewal replaces.
         update_every: steps from one renewal to the next, after the first ten.
     """
@@ -58,10 +59,10 @@ def natural_gradient(gradient: Tensor, rows: int, state: dict[str, Any], fisher:
     """Return a layer's preconditioned gradient, as long as the gradient itself; renew the estimates afterwards.
 
     Args:
-        gradient: of a layer, of any shape, not changed.
-        rows: of its matrix; with 0, or if it is none, the gradient comes back as it is.
-        state: of the layer, empty at first; changed in place.
-        fisher: how matrices are estimated.
+        gradient: gradient of a layer, of any shape, not changed.
+        rows: rows of its matrix; with 0, or if it is none, the gradient is returned unchanged.
+        state: state of the layer, empty at first; changed in place.
+        fisher: parameters of the estimates.
     """
     if fisher.rank == 0 or not 1 < rows < gradient.numel() or gradient.numel() % rows:
         return gradient
@@ -97,7 +98,7 @@ def _estimate(state: dict[str, Any], side: str, rows: Tensor, rank: int) -> LowR
 _FIRST_TURNS = 3
 _FIRST_ETA = 0.9
 _UNEVEN = 1.1
-_LEAST_SHARE = 5e-4  # of the largest eigenvalue: what no other is below
+_LEAST_SHARE = 5e-4  # least share of the largest eigenvalue
 _LEAST = 1e-20
 
 
@@ -134,7 +135,7 @@ class LowRankFisher:
 
     @property
     def trace(self) -> Tensor:
-        """Of F."""
+        """Trace of F."""
         return self.spectrum[:-1].sum() + self.spectrum[-1] * self.basis.shape[1]
 
     def update(self, rows: Tensor, eta: float) -> None:
@@ -149,12 +150,12 @@ class LowRankFisher:
         turned = (rows @ self.basis.T).T @ rows * share
         turned += kept * (self.spectrum[:-1] + self.spectrum[-1]).unsqueeze(1) * self.basis  # R T
         squares, directions = torch.linalg.eigh((turned @ turned.T).double())
-        # Of T on the directions found, largest first.
+        # Eigenvalues of T on the directions found, largest first.
         values = squares.clamp_min(0).sqrt().flip(0).to(rows.dtype).clamp_min(kept * self.spectrum[-1])
         trace = share * rows.square().sum() + kept * self.trace
         least = torch.maximum(_LEAST_SHARE * values[0], values.new_tensor(_LEAST))
         rest = (trace - values.sum()) / (size - rank)
-        # Where a value is next to nothing its direction is noise: what is left of it is made orthonormal again.
+        # A direction with a value near zero is noise: the rest of it is made orthonormal again.
         scaled = (directions.flip(1).T.to(rows.dtype) @ turned) / values.clamp_min(_LEAST).unsqueeze(1)
         self.basis = torch.linalg.qr(scaled.T).Q.T.contiguous()
         self.spectrum = torch.maximum(torch.cat([values - rest, rest.reshape(1)]), least)
@@ -164,7 +165,7 @@ class LowRankFisher:
 
         Args:
             rows: X, `(m, n)`.
-            alpha: of the smoothing.
+            alpha: parameter alpha of the smoothing.
         """
         size = self.basis.shape[1]
         floor = self.spectrum[-1] + alpha * self.trace / size

@@ -27,10 +27,10 @@ class GradientNoise:
     """Sums over the steps in which the two gradients were compared.
 
     Attributes:
-        measured: how many steps.
+        measured: number of compared steps.
         noise: sum of the estimates of S.
         signal: sum of those of |G|^2.
-        images: of all workers in the latest of them.
+        images: images of all workers in the latest of them.
     """
 
     measured: int = 0
@@ -54,7 +54,7 @@ class GradientNoise:
 
 
 def compared(own_square: float, own: int, mean_square: float, images: int) -> GradientNoise:
-    """Return what one step tells.
+    """Return the result of one step.
 
     Args:
         own_square: |g_b|^2.
@@ -71,7 +71,7 @@ class NoiseMeter:
     """Compares a worker's gradients with the mean of all, now and then: each time costs two passes over a gradient.
 
     Attributes:
-        every: of so many steps one is to be compared;
+        every: interval of compared steps, in steps.
         first: the first of them.
     """
 
@@ -82,7 +82,7 @@ class NoiseMeter:
         self._own: tuple[float, int] | None = None
 
     def note_own(self, gradients: Tensor, images: int) -> None:
-        """Note this worker's mean gradient, `(n,)`, of so many images."""
+        """Store this worker's mean gradient, `(n,)`, over `images` images."""
         self._own = float(gradients.square().sum()), images
 
     def note_mean(self, gradients: Tensor, images: int) -> None:

@@ -1,4 +1,4 @@
-"""What training minimises: a loss of the labels, and where there are teachers, their soft targets.
+"""Objective of training: a loss of the labels, and where there are teachers, their soft targets.
 
 Learning from the probabilities of other networks, not from labels alone, is distillation:
 
@@ -27,11 +27,11 @@ from polyrhythm.training.losses.cross_entropy import CrossEntropy
 
 @dataclass(frozen=True)
 class Teaching:
-    """How much a student learns from its teachers, and how softly.
+    """Weight and softness of the teachers' targets.
 
     Attributes:
         temperature: above 0; the higher, the more the teachers' unlikely classes count.
-        share: of the loss that is theirs, from 0 to 1.
+        share: share of the loss that is theirs, from 0 to 1.
 
     Raises:
         RequestError: one is out of its range.
@@ -51,9 +51,9 @@ class Teachers:
     """Trained networks that a student learns from; together they are an ensemble.
 
     Args:
-        models: map pictures to logits of the student's classes.
-        image_sizes: pixels a side that each was trained on; pictures of other sizes are scaled for it.
-        teaching: how.
+        models: map images to logits of the student's classes.
+        image_sizes: pixels a side that each was trained on; images of other sizes are scaled for it.
+        teaching: weight and softness of the targets.
     """
 
     def __init__(self, models: Sequence[nn.Module], image_sizes: Sequence[int], teaching: Teaching) -> None:
@@ -88,12 +88,12 @@ def soft_loss(logits: Tensor, soft_targets: Tensor, temperature: float) -> Tenso
 
 @dataclass(frozen=True)
 class Objective:
-    """What a batch's training minimises.
+    """Objective of a batch's training.
 
     Attributes:
-        loss: of the labels.
-        targets: what the labels stand for.
-        teachers: whom the student learns from besides.
+        loss: loss of the labels.
+        targets: meaning of the labels.
+        teachers: networks that the student learns from in addition to the labels.
     """
 
     loss: Loss = field(default_factory=CrossEntropy)
@@ -101,7 +101,7 @@ class Objective:
     teachers: Teachers | None = None
 
     def at(self, epoch: int, epochs: int) -> Objective:
-        """Return what is minimised in an epoch, from 0, of a run of so many."""
+        """Return the objective of an epoch, from 0, of `epochs`."""
         loss = self.loss.at(epoch, epochs)
         return self if loss is self.loss else replace(self, loss=loss)
 
@@ -110,7 +110,7 @@ class Objective:
 
         Args:
             logits: (B, K), or (B, R, K) of a network with branches.
-            labels: (B,) int64, or (B, K) float of mixed pictures.
+            labels: (B,) int64, or (B, K) float of mixed images.
             images: (B, C, H, W), for the teachers.
         """
         if labels.is_floating_point():

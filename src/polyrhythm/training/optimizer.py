@@ -1,4 +1,4 @@
-"""What all optimisers' configurations have in common, and the base class of the project's own optimisers.
+"""Common base of all optimizers' configurations, and the base class of the project's own optimizers.
 
 `ParameterwiseOptimizer` is a step that goes through the parameters one by one.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class OptimizerConfig(Config):
-    """An optimiser's keys; `create` makes the optimiser.
+    """An optimizer's keys; `create` makes the optimizer.
 
-    All of them make ordinary `torch.optim` objects. Those that are not `layerwise` treat every element alone: one
-    flat vector, any slice of it, and the separate tensors that it was made of come out the same, bit for bit.
-    torch's `fused` form is never asked for: its vector body and scalar tail round differently, so that a result
-    would depend on where in memory a number lies.
+    All of them make ordinary `torch.optim` objects. Those that are not `layerwise` treat every element alone:
+    one flat vector, any slice of it, and the separate tensors that it was made of give the same result, bit
+    for bit. torch's `fused` form is never used: its vector body and scalar tail round differently, so that a
+    result would depend on the position of a number in memory.
 
     Attributes:
-        kind: the optimiser's class, whose arguments have the names of the keys.
+        kind: class of the optimizer; its arguments have the names of the keys.
         layerwise: whether it looks at whole layers, so that it can run on no slice that cuts one.
         for_vectors: options of parameters of one dimension (biases, batch norm) that are not those of the others.
         lr: the learning rate, before any schedule.
@@ -47,12 +47,12 @@ class OptimizerConfig(Config):
     decay_vectors: bool = True
 
     def create(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Make the optimiser of these parameters, or groups of them, which it changes in place at every step."""
+        """Make the optimizer of these parameters, or groups of them, which it changes in place at every step."""
         return type(self).kind(self.groups(parameters), **self.model_dump(exclude={"decay_vectors"}))
 
     @property
     def follows_staleness(self) -> bool:
-        """Whether it must be told how old each gradient is, as servers of `Traits.tells_staleness` do."""
+        """Whether it needs the age of each gradient, as servers of `Traits.tells_staleness` know it."""
         return False
 
     def groups(self, parameters: Iterable[Any]) -> list[Any]:
@@ -73,11 +73,11 @@ class OptimizerConfig(Config):
 
 
 class ParameterwiseOptimizer(torch.optim.Optimizer):
-    """An optimiser whose rule sees one parameter, its gradient and its state at a time.
+    """An optimizer with a rule for one parameter, its gradient and its state at a time.
 
     Args:
-        params: what to train, or groups of it, as for every `torch.optim` optimiser.
-        options: of all groups that do not say otherwise.
+        params: parameters, or groups of them, as for every `torch.optim` optimizer.
+        options: options of all groups without their own.
 
     Attributes:
         options: all that there are, with their defaults.

@@ -1,11 +1,11 @@
-"""An optimiser as a plan that travels: which class, and which options for which part of the flat vector.
+"""An optimizer as a serializable plan: its class, and its options for each part of the flat vector.
 
-A server must run the optimiser that the user made for the whole model, on its shard and without the model.
-The plan says how, in JSON: nothing that a server receives is executed or unpickled.
+A server must run the optimizer that the user made for the whole model, on its shard and without the model.
+The plan is JSON: nothing that a server receives is executed or unpickled.
 
 `SlicedOptimizer` runs a plan on one slice of a vector at a time, and is saved as if it updated the whole:
 
-    vector     [      slice 2      |   slice 1   | slice 0 ]      each has an optimiser of its own
+    vector     [      slice 2      |   slice 1   | slice 0 ]      each has an optimizer of its own
     saved      [                 one                       ]      so a resumed run may cut differently
 """
 
@@ -44,14 +44,15 @@ that results would depend on where a shard is cut."""
 
 @dataclass(frozen=True)
 class OptimizerPlan:
-    """What to run on a slice of the vector.
+    """Optimizer of a slice of the vector.
 
     Attributes:
         kind: name of the class.
         spans: ordered, without overlap; what none covers is not trained.
         rate: learning rate of the whole vector's first span; a part keeps it, and all spans their ratio to it.
         own: the user's own object, which a user's loop steps where a worker holds the whole vector.
-        joint: what looks at all workers' data, and is for strategies of `Traits.mean_updates` alone; None: it does not.
+        joint: optimizer that uses all workers' data, for strategies of `Traits.mean_updates` alone; None:
+            another kind.
     """
 
     kind: str
@@ -64,7 +65,7 @@ class OptimizerPlan:
     def of(
         cls, optimizer: torch.optim.Optimizer, flat: FlatParameters, *, keeps: bool = False
     ) -> OptimizerPlan:
-        """Make the plan of an optimiser over the model's own parameters.
+        """Make the plan of an optimizer over the model's own parameters.
 
         Args:
             optimizer: the user's.
@@ -72,7 +73,7 @@ class OptimizerPlan:
             keeps: whether the object itself is to be used on the whole vector; it may then be of any class.
 
         Raises:
-            RequestError: its class cannot run on a slice, or it trains what is not in the vector.
+            RequestError: its class cannot run on a slice, or it trains parameters outside the vector.
         """
         kind = type(optimizer).__name__
         if isinstance(optimizer, JointOptimizer) and not keeps:
@@ -92,7 +93,7 @@ class OptimizerPlan:
         for group in optimizer.param_groups:
             options = {key: _plain(value) for key, value in group.items() if key not in _NOT_THE_RULE}
             for parameter in group["params"]:
-                if not parameter.requires_grad:  # frozen: torch's own optimisers pass over it too
+                if not parameter.requires_grad:  # frozen: torch's own optimizers pass over it too
                     continue
                 if parameter not in places:
                     raise RequestError("the optimiser trains a parameter that the model does not have")
@@ -112,7 +113,7 @@ class OptimizerPlan:
         """Rebuild a plan from `to_json`'s dict.
 
         Raises:
-            RequestError: no such class, fields are missing, or an optimiser made like this could not make a step.
+            RequestError: no such class, fields are missing, or an optimizer made like this could not make a step.
         """
         try:
             spans = tuple(
@@ -137,7 +138,7 @@ class OptimizerPlan:
         """Return the plan of the slice `[start, stop)`, counted from its own start.
 
         Raises:
-            RequestError: the optimiser looks at whole layers, and the slice cuts one.
+            RequestError: the optimizer looks at whole layers, and the slice cuts one.
         """
         touched = [span for span in self.spans if span.start < stop and span.stop > start]
         cut = any(span.start < start or span.stop > stop for span in touched)
@@ -184,7 +185,7 @@ class OptimizerPlan:
         )
 
     def whole(self, vector: Tensor) -> FlatOptimizer | OwnOptimizer:
-        """Return the user's own optimiser of the model's flat vector, or make one of its kind."""
+        """Return the user's own optimizer of the model's flat vector, or make one of its kind."""
         return self.build(vector) if self.own is None else self.own
 
     @classmethod
@@ -194,10 +195,10 @@ class OptimizerPlan:
         return replace(plan, rate=max(float(span.options["lr"]) for span in plan.spans))
 
     def build(self, vector: Tensor) -> FlatOptimizer:
-        """Make the optimiser of a vector which this plan covers.
+        """Make the optimizer of a vector which this plan covers.
 
         Raises:
-            RequestError: an optimiser of its class cannot run on any vector.
+            RequestError: an optimizer of its class cannot run on any vector.
         """
         if self.kind not in KINDS:
             raise _not_on_slices(self.kind)
@@ -230,7 +231,7 @@ def _not_on_slices(kind: str) -> RequestError:
 
 
 class OwnOptimizer:
-    """The user's own optimiser object, on a model's parameters, which are views of the flat vector.
+    """The user's own optimizer object, on a model's parameters, which are views of the flat vector.
 
     It sees what it would see alone: parameters that have no gradient have None, so that it passes over them, and its
     param groups are the user's, in which schedulers may change any option.
@@ -240,11 +241,11 @@ class OwnOptimizer:
         flat: these.
 
     Attributes:
-        inner: the optimiser.
+        inner: the optimizer.
         asks_for_closure: whether its steps need one, as those of LBFGS.
-        closure: evaluates the model, for the next step of an optimiser that asks for it.
-        step_of_inner: takes the next step in place of the optimiser's `step`; None: that does.
-        loss: what such a step returned.
+        closure: evaluates the model, for the next step of an optimizer that asks for it.
+        step_of_inner: takes the next step in place of the optimizer's `step`; None: that does.
+        loss: result of such a step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, flat: FlatParameters) -> None:
@@ -283,7 +284,7 @@ class OwnOptimizer:
         self._flat.gather_parameters()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that a resumed optimiser needs, as named tensors and JSON-able facts."""
+        """Return all that a resumed optimizer needs, as named tensors and JSON-able facts."""
         return pack_optimizer_state(self.inner)
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -339,7 +340,7 @@ class OwnOptimizer:
 class SGDAtOnce:
     """Steps of torch's SGD on the whole flat vector: three operations in place of three for every parameter.
 
-    The momenta stay where they are for everybody else, in the optimiser's state, as views of one vector.
+    The momenta stay in the optimizer's state, as views of one vector.
 
     Args:
         optimizer: over the model's parameters.
@@ -368,7 +369,7 @@ class SGDAtOnce:
             or group["differentiable"]
             or optimizer._optimizer_step_pre_hooks
             or optimizer._optimizer_step_post_hooks
-            or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))  # somebody else's in its place
+            or not (own is None or hasattr(own, "_wrapped_by_lr_sched"))  # replaced by another object
             or not (group["momentum"] == 0 or self._has_momenta())
         ):
             return False
@@ -409,15 +410,15 @@ class SGDAtOnce:
 
 
 def check_shards(optimizer: torch.optim.Optimizer, model: nn.Module, count: int) -> None:
-    """Refuse to cut a model into shards that the optimiser cannot work on, before anything starts.
+    """Refuse to cut a model into shards that the optimizer cannot work on, before anything starts.
 
     Args:
         optimizer: over the model's own parameters.
-        model: its parameters become views of one vector.
-        count: of the shards.
+        model: model; its parameters become views of one vector.
+        count: count of the shards.
 
     Raises:
-        RequestError: there are fewer numbers than shards, or the optimiser looks at whole layers and a shard cuts one.
+        RequestError: there are fewer numbers than shards, or the optimizer looks at whole layers and a shard cuts one.
     """
     flat = FlatParameters(model)
     plan = OptimizerPlan.of(optimizer, flat)
@@ -442,7 +443,7 @@ def _try_out(plan: OptimizerPlan) -> None:
             optimizer = OptimizerPlan(plan.kind, (Span(0, 2, span.options),), plan.rate).build(vector)
             for _ in range(2):
                 optimizer.step(torch.ones(2), plan.rate)
-        except Exception as error:  # torch says in many ways that it does not like an option
+        except Exception as error:  # torch has many exceptions for invalid options
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(
                 f"an optimiser plan's options for {plan.kind} cannot be used: {reason:.200}"
@@ -453,15 +454,15 @@ _Group = dict[str, Any]
 
 
 class SlicedOptimizer:
-    """The optimiser of a plan, slice by slice.
+    """The optimizer of a plan, slice by slice.
 
     Args:
-        plan: what to run.
+        plan: plan to run.
         vector: `(n,)`; changed in place.
         slices: disjoint, and together all of the vector. Each has to be updated equally often.
 
     Attributes:
-        parts: the optimisers of the slices, in the same order.
+        parts: the optimizers of the slices, in the same order.
     """
 
     def __init__(self, plan: OptimizerPlan, vector: Tensor, slices: Sequence[slice]) -> None:
@@ -475,14 +476,14 @@ class SlicedOptimizer:
         """Update a slice.
 
         Args:
-            number: of the slice.
-            gradient: of the slice's shape, not changed.
+            number: number of the slice.
+            gradient: gradient of the slice's shape, not changed.
             learning_rate: as for `FlatOptimizer.step`.
         """
         self.parts[number].step(gradient, learning_rate)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what the optimiser of the whole vector would give."""
+        """Return what the optimizer of the whole vector would give."""
         for whole, parts in self._pairs():
             states = [optimizer.state.get(parameter, {}) for optimizer, _, parameter in parts]
             optimizer, group, parameter = whole

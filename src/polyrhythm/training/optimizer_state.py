@@ -1,13 +1,13 @@
-"""Optimisers' states over slices of a vector, cut into other slices; and the mean of several states.
+"""Optimizers' states over slices of a vector, cut into other slices; and the mean of several states.
 
 Cut again:
 
     before   |---- 0 ----|---- 1 ----|        per number (momenta): each keeps its own, bit for bit
     after    |--- 0 ---|-- 1 --|- 2 -|        per slice (counters): the largest of those that are touched
 
-The mean of states of one plan each, as if one optimiser had made the mean of their models:
+The mean of states of one plan each, as if one optimizer had made the mean of their models:
 
-    per number (momenta, mean squares)      the weighted mean; zeros for an optimiser that has none yet
+    per number (momenta, mean squares)      the weighted mean; zeros for an optimizer that has none yet
     else (Adam's step, a basis)             the first one's
 """
 
@@ -28,11 +28,11 @@ Packed = tuple[dict[str, Tensor], dict[str, Any]]
 def recut_optimizer(
     packed: Sequence[Packed], plan: OptimizerPlan, before: Sequence[slice], after: slice
 ) -> Packed:
-    """Return the state of the optimiser of one new slice.
+    """Return the state of the optimizer of one new slice.
 
     Args:
-        packed: what `pack_optimizer_state` gave of every old slice.
-        plan: of the whole vector.
+        packed: results of `pack_optimizer_state` for every old slice.
+        plan: plan of the whole vector.
         before: the old slices, which together are the whole vector.
         after: the new one.
     """
@@ -62,7 +62,7 @@ def recut_optimizer(
 
 
 class _Piece:
-    """What was kept of one span of the whole vector."""
+    """Kept state of one span of the whole vector."""
 
     def __init__(self, span: Span, index: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         prefix = f"state.{index}."
@@ -95,11 +95,11 @@ def _size(value: Any) -> float:
 
 
 def mean_optimizer(packed: Sequence[Packed], weights: Sequence[float]) -> Packed:
-    """Return the mean of optimisers' states.
+    """Return the mean of optimizers' states.
 
     Args:
-        packed: what `pack_optimizer_state` gave of every one; at least one.
-        weights: of each; they are not all 0.
+        packed: results of `pack_optimizer_state` for every optimizer; at least one.
+        weights: weights of each; they are not all 0.
     """
     fullest = max(packed, key=lambda entry: len(entry[0]))
     tensors = {}

@@ -1,4 +1,4 @@
-"""The kinds of number that the fields of optimisers and schedules hold, each with its range."""
+"""The kinds of number that the fields of optimizers and schedules hold, each with its range."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _number]
 """0 or above, and finite."""
 
 Decay = Annotated[float, Field(ge=0, lt=1), _number]
-"""What is kept of a running value at each step: at least 0, below 1."""
+"""Share of a running value that is kept at each step: at least 0, below 1."""
 
 Fraction = Annotated[float, Field(ge=0, le=1), _number]
 """A share: from 0 to 1."""

@@ -1,4 +1,4 @@
-"""What schedules of learning rates, batch sizes and picture sizes have in common; and the length of a run.
+"""Common base of schedules of learning rates, batch sizes and image sizes; and the length of a run.
 
 Learning-rate schedules: warm-up and linear scaling.
 
@@ -29,7 +29,7 @@ increase the batch size", ICLR 2018, arXiv:1711.00489.
 
 Every epoch still sees every image once, in fewer steps.
 
-Size schedules: the size of training pictures as a function of the epoch alone.
+Size schedules: the size of training images as a function of the epoch alone.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class RunLength:
         steps_per_epoch: steps that every worker takes in an epoch, the first one where they differ.
         epochs: epochs to train.
         global_batch: images that all workers together look at for one step of each, in the first epoch.
-        starts: where epochs differ, because batches grow: the steps before each epoch, and in all; else empty.
-        steps: after which the run ends, where that is before the end of its last epoch; else 0.
+        starts: where epochs differ, because batches grow: the steps before each epoch, and the total; else
+            empty.
+        steps: steps after which the run ends, where that is before the end of its last epoch; else 0.
     """
 
     steps_per_epoch: int
@@ -111,7 +112,7 @@ class Schedule(Config, ABC):
         """Return what the base learning rate is multiplied by at a place of the run.
 
         Args:
-            place: how far the run has come, in steps of all workers as if all epochs were as long as the first.
+            place: position in the run, in steps of all workers as if all epochs were as long as the first.
             run: the run's length. Places beyond its end keep the last value.
 
         Raises:
@@ -151,16 +152,16 @@ class BatchSchedule(Config, ABC):
         """Return what the first epoch's batch size is multiplied by.
 
         Args:
-            epoch: from 0.
-            epochs: of the run.
+            epoch: epoch from 0.
+            epochs: epochs of the run.
         """
 
     def rate_factor(self, epoch: int, epochs: int) -> float:
-        """Return what the learning rate is multiplied by besides its own schedule.
+        """Return what the learning rate is multiplied by in addition to its own schedule.
 
         Args:
-            epoch: from 0.
-            epochs: of the run.
+            epoch: epoch from 0.
+            epochs: epochs of the run.
         """
         return 1.0
 
@@ -170,10 +171,10 @@ class SizeSchedule(Config, ABC):
 
     @abstractmethod
     def side(self, epoch: int, epochs: int, image_size: int) -> int:
-        """Return the pixels a side of an epoch's training pictures, at most the image size.
+        """Return the pixels a side of an epoch's training images, at most the image size.
 
         Args:
-            epoch: from 0.
-            epochs: of the run.
-            image_size: of the pictures that the network is tested on.
+            epoch: epoch from 0.
+            epochs: epochs of the run.
+            image_size: image size of the images that the network is tested on.
         """

@@ -1,7 +1,7 @@
-"""The parameters of one stage of a network, as a flat vector of their own beside the whole network's.
+"""The parameters of one stage of a network, as a flat vector of their own next to the whole network's.
 
-    whole    [ conv1 | conv2 | conv3 | … | head ]      on worker 0, and there only while nobody trains; else no memory
-    stage            [ conv2 | conv3 ]                 trained here: parameters, gradients, optimiser
+    whole    [ conv1 | conv2 | conv3 | … | head ]      on rank 0, and there only between epochs; else no memory
+    stage            [ conv2 | conv3 ]                 trained here: parameters, gradients, optimizer
 
 Layers of a stage need not lie side by side in the whole vector: a stage has pieces of it, in the order of the vector.
 """
@@ -33,8 +33,8 @@ class WeightVersions:
         flat: the parameters.
 
     Attributes:
-        newest: number of the newest one: how many updates there were.
-        most: how many copies there were at once.
+        newest: number of the newest one: the number of updates.
+        most: largest number of copies at once.
     """
 
     def __init__(self, flat: FlatParameters) -> None:
@@ -48,7 +48,7 @@ class WeightVersions:
         """Let the model compute with a version of its parameters, in a `with`.
 
         Args:
-            version: its number; of an older one there is a copy.
+            version: number of the version; of an older one there is a copy.
             updated_before_backward: whether the newest may be updated between a pass and its backward pass.
         """
         if version == self.newest and not (updated_before_backward or version in self._kept):
@@ -75,7 +75,7 @@ class WeightVersions:
             del self._kept[version]
 
     def clear(self) -> None:
-        """Begin to count anew."""
+        """Begin to count again."""
         self._kept.clear()
         self.newest = 0
 
@@ -90,9 +90,9 @@ def hold(
     """Give buffers, and some parameters, of a network of shapes memory, of any content; in place.
 
     Args:
-        model: on the meta device.
+        model: model on the meta device.
         parameters: those of it that get memory.
-        device: where.
+        device: device of the memory.
 
     Returns:
         What has taken the place of each of these, by its `id`.
@@ -115,17 +115,17 @@ def hold(
 
 
 class StageParameters:
-    """What one worker trains of a network.
+    """Parameters of a network that one worker trains.
 
     Args:
         whole: the network's parameters; those of this worker's stage move to memory of their own.
-        owned: of each rank of the pipeline, its parameters in the whole vector.
+        owned: parameters of each rank of the pipeline in the whole vector.
         rank: this worker's.
-        device: of the stage.
+        device: device of the stage.
 
     Attributes:
         flat: the stage's; the whole network's, where there is one rank.
-        pieces: of each rank, the slices of the whole vector that are its own, in order.
+        pieces: pieces of each rank, the slices of the whole vector that are its own, in order.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class StageParameters:
 
     @classmethod
     def of_sizes(cls, whole: FlatParameters, numbers: Sequence[int], rank: int) -> StageParameters:
-        """Return those of a dry run, whose numbers stand for others.
+        """Return those of a dry run, with proxy numbers.
 
         Args:
-            whole: what stands for the network.
-            numbers: that each rank's stages have, which `whole` stands for.
+            whole: proxy of the network.
+            numbers: numbers that each rank's stages have, which `whole` stands for.
             rank: this worker's.
         """
         made = cls(whole, [whole.views])
@@ -167,7 +167,7 @@ class StageParameters:
         return made
 
     def release(self) -> None:
-        """Free the whole network's memory, which nobody needs while stages train."""
+        """Free the whole network's memory, which is unused while stages train."""
         if self._frees and not self._released:
             self._whole.release()
             self._released = True
@@ -175,7 +175,7 @@ class StageParameters:
     def allocate(self) -> None:
         """Get it back, with the stage's part in it."""
         if self._released:
-            return_freed()  # what activations have left behind
+            return_freed()  # memory of activations
             self._whole.allocate()
             self._released = False
         if self.flat is not self._whole:
@@ -203,11 +203,12 @@ class StageParameters:
         return plan if self.flat is self._whole else stage_plan(plan, self._own)
 
     def recut(self, states: Sequence[tuple[list[slice], Packed]], plan: OptimizerPlan) -> Packed:
-        """Return the state of the stage's optimiser, from those of other stages.
+        """Return the state of the stage's optimizer, from those of other stages.
 
         Args:
-            states: of each of these, its pieces of the whole vector and its packed state; together they are all of it.
-            plan: of the whole vector.
+            states: states of each of these, its pieces of the whole vector and its packed state; together
+                they are all of it.
+            plan: plan of the whole vector.
         """
         before: list[slice] = []
         packed: list[Packed] = []

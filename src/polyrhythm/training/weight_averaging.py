@@ -1,8 +1,8 @@
 """Means of weights: a running mean of one run, and the mean of several networks.
 
 A running mean of the weights often tests better than the weights themselves. Source:
-`tf.train.ExponentialMovingAverage` of TensorFlow 1, whose decay starts low, so that the mean soon forgets
-where it began.
+`tf.train.ExponentialMovingAverage` of TensorFlow 1, with a decay that starts low, so that the mean soon
+forgets its initial value.
 
     d = min(decay, (1 + t) / (10 + t))
     average <- d average + (1 - d) w
@@ -15,7 +15,7 @@ arXiv:2203.05482; B. Polyak, A. Juditsky, 1992.
 
     w = 1/n sum_k w_k,    computed as  w_k <- w_{k-1} + (w_k - w_{k-1}) / k,  in double precision
 
-Statistics of batch norms do not average: they are computed again, over training pictures (SWA, section 3.2).
+Statistics of batch norms do not average: they are computed again, over training images (SWA, section 3.2).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class WeightAverage:
     """An exponential moving average of one vector.
 
     Args:
-        weights: what the average starts as; copied.
+        weights: initial value of the average; copied.
         decay: share of the average that is kept at each update: at least 0, below 1.
         ramp: start with less than `decay`, as TensorFlow does.
 
     Attributes:
         value: the average; of the weights' shape, dtype and device. `update` changes it in place.
-        updates: how many there have been.
+        updates: number of updates.
 
     Raises:
         RequestError: the decay is out of its range.
@@ -83,7 +83,7 @@ def mean_weights(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the mean of several networks' tensors by name; what is no floating-point number is the first's.
 
     Raises:
-        RequestError: they are not of one network, or there are none.
+        RequestError: the tensors are not of one network, or there are none.
     """
     mean: dict[str, Tensor] = {}
     first: dict[str, Tensor] = {}
@@ -109,8 +109,8 @@ def recompute_batch_norms(model: nn.Module, batches: Iterable[Tensor]) -> None:
     Everything else works as in evaluation; a network without batch norms looks at no batch.
 
     Args:
-        model: whose statistics.
-        batches: of training pictures, (B, C, H, W) each; all count alike, so they should be of one size.
+        model: model with the statistics.
+        batches: batches of training images, (B, C, H, W) each; all count alike, so they should be of one size.
     """
     norms = [
         module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats

@@ -2,7 +2,7 @@
 
 `invariants_for` dispatches on the class of the strategy: a derived strategy keeps the invariants of the class it
 derives from, and one that is registered nowhere keeps those of `general` alone. A strategy of one's own registers
-more beside its class or, better, beside its tests:
+more next to its class or, better, next to its tests:
 
     @invariants_for.register
     def _(strategy: MyStrategy, conditions: Conditions) -> list[Invariant]:
@@ -80,12 +80,12 @@ from polyrhythm.verification.servers import (
 def general(
     strategy: Strategy, conditions: Conditions, every_step: list[Invariant] | None = None
 ) -> list[Invariant]:
-    """Return what every strategy must keep: progress, monotone versions, and every step taken in its turn.
+    """Return the invariants of every strategy: progress, monotone versions, and every step in its turn.
 
     Args:
-        strategy: whose traits decide what a step may leave out.
-        conditions: of the run.
-        every_step: what takes the place of `EveryStep` over all workers.
+        strategy: strategy whose traits decide what a step may leave out.
+        conditions: conditions of the run.
+        every_step: invariants that replace `EveryStep` over all workers.
     """
     workers = conditions.roles.workers
     if every_step is None:
@@ -104,8 +104,8 @@ def invariants_for(strategy: Strategy, conditions: Conditions) -> list[Invariant
     """Return what must hold after every event of a run of this strategy.
 
     Args:
-        strategy: of the run.
-        conditions: of the run.
+        strategy: strategy of the run.
+        conditions: conditions of the run.
     """
     return general(strategy, conditions)
 
@@ -121,11 +121,11 @@ def differing(first: Tensor, second: Tensor) -> int:
 class Replicas(Invariant):
     """Members of a group hold the same bits after the same step; if gradients are known, the right ones.
 
-    When a group regroups, a step that only lost members had finished is repeated by the survivors. No member that has
-    finished it goes on beside them.
+    When a group regroups, a step that only lost members had finished is repeated by the survivors. A member
+    that has finished it never continues together with them.
 
     Args:
-        conditions: of the run.
+        conditions: conditions of the run.
         groups: ranks of workers that step together.
         alone: whether a group's parameters are the sum of its own gradients only, so that they can be predicted.
     """
@@ -165,7 +165,7 @@ class Replicas(Invariant):
         self._finishers[number].add((event.rank, (event.regrouped or {}).get(event.rank, 0)))
 
     def _is_taken_again(self, event: Stepped, latest: Stepped, number: int) -> bool:
-        """Return whether a later view repeats the latest step, none of whose members had finished it."""
+        """Return whether a later view repeats the latest step because none of its members had finished it."""
         if event.step != latest.step or event.regrouped in (None, latest.regrouped):
             return False
         return self._finishers[number].isdisjoint((event.regrouped or {}).items())
@@ -208,16 +208,16 @@ class _Taken:
 
 
 class LateReplicas(Invariant):
-    """Replicas are equal, while updates come up to a step late: each number gets each step's update once.
+    """Replicas are equal, with updates up to one step late: each number gets each step's update once.
 
         after step s      a number has the updates of all steps before s; of step s too, if its worker is alone
-                          or if the update had come before workers regrouped and repeated the step,
+                          or if the update had arrived before workers regrouped and repeated the step,
                           or where some numbers need not wait (`at_once`)
 
     Args:
-        conditions: of the run; without known gradients, members are only compared with each other.
-        at_once: whether a server may give its numbers at once, whose shard is of one bucket only.
-        alike: whether all are given the same numbers at once; not where one who takes over from a lost server does.
+        conditions: conditions of the run; without known gradients, members are only compared with each other.
+        at_once: whether a server may return its numbers at once if its shard has only one bucket.
+        alike: whether all get the same numbers at once; not where a replacement of a lost server serves.
     """
 
     def __init__(self, conditions: Conditions, *, at_once: bool = False, alike: bool = True) -> None:
@@ -252,11 +252,11 @@ class LateReplicas(Invariant):
         del self._steps[event.step + 1 :]
 
     def _before_next(self, event: Stepped, view: _Membership) -> Tensor:
-        """Return the parameters before this step, of which the event shows all but its own update."""
+        """Return the parameters before this step; the event contains all updates but its own."""
         if self._gradient is None:
             return self._steps[-1].before
         taken = self._steps[-1]
-        if self._at_once:  # nobody regroups
+        if self._at_once:  # regrouping does not occur
             return taken.before - self._update(event.step - 1, view) if event.step else taken.before
         shown = event.vector.to(taken.before.dtype)
         if len(view[1]) == 1:
@@ -299,7 +299,7 @@ class OneVector(Invariant):
         w = 0 - sum over all steps of all workers of their gradients      steps of rate 1, exact numbers
 
     Args:
-        conditions: with known gradients.
+        conditions: conditions with known gradients.
     """
 
     def __init__(self, conditions: Conditions) -> None:
@@ -352,7 +352,7 @@ def _(strategy: Hogwild, conditions: Conditions) -> list[Invariant]:
     return found if conditions.gradient is None else [*found, OneVector(conditions)]
 
 
-# Averaging: models of one's own that are averaged, with each other in rounds, or with a centre on servers
+# Averaging: models of one's own that are averaged, with each other in rounds, or with a center on servers
 
 
 _NEVER = -1
@@ -372,11 +372,11 @@ class LocalModels(Invariant):
     """No update is lost or doubled, neither between two means nor by a mean.
 
         w_i(s) = w_i(s-1) - g_i(s)                          between two means
-        w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a mean; a worker that came since the last one does not
+        w_i(s) = mean over members j of w_j(s-1) - g_j(s)   at a mean; a worker that joined since the last one does not
                                                             count, unless no other is left
 
     Args:
-        conditions: of the run; without known gradients nothing is checked.
+        conditions: conditions of the run; without known gradients nothing is checked.
         meet: whether all workers have met after a step, by its number.
     """
 
@@ -406,7 +406,7 @@ class LocalModels(Invariant):
         model.vector, model.at = event.vector.clone(), event.step
 
     def _came(self, event: Stepped) -> _Model:
-        """Enter a successor: it holds the last mean at the beginning of a round, else a model of another worker."""
+        """Enter a replacement: it holds the last mean at the beginning of a round, else a model of another worker."""
         first = self._met == event.step - 1 and not self._meet(event.step)
         model = _Model(self._outcome, event.generation, event.step - 1 if first else _NEVER, first)
         self._models[event.rank] = model
@@ -422,7 +422,7 @@ class LocalModels(Invariant):
             }
         there = event.regrouped or dict.fromkeys(self._workers, 0)
         brought = [self._brought[member] for member in there.items() if member in self._brought]
-        if event.regrouped is not None and not brought:  # all have come since, with models of who is lost
+        if event.regrouped is not None and not brought:  # all have joined since, with models of lost workers
             self._outcome = event.vector.clone()
             return
         wholes = [
@@ -434,10 +434,10 @@ class LocalModels(Invariant):
         self._outcome = event.vector.clone()
 
     def _doubtful(self, step: int, there: dict[int, int]) -> list[Tensor]:
-        """Return what may be in a mean or not.
+        """Return the contributions that a mean may contain or not.
 
-        A worker whose first step ends with a mean counts if it came before the others took that step. A worker that has
-        been replaced may have taken part, or was lost before.
+        A worker whose first step ends with a mean counts if it arrived before the others took that step. A
+        worker that has been replaced may have taken part, or was lost before.
         """
         new = [member for member in there.items() if member not in self._brought]
         early = [self._stepped_on(self._before, rank, step) for rank, _ in new]
@@ -468,15 +468,15 @@ class LocalModels(Invariant):
 
 
 class Elastic(Invariant):
-    """What the centre gains in an exchange is what the worker loses, bit for bit, and nothing else moves either.
+    """The center's gain in an exchange is the worker's loss, bit for bit, and nothing else moves.
 
         d = alpha (x - c),   c' = c + d   at a server,   x' = x - d - g   at a worker      steps of rate 1, in order
 
     Args:
-        conditions: of the run; without known gradients workers are not followed.
+        conditions: conditions of the run; without known gradients workers are not followed.
         alpha: share of the difference by which each side moves.
         plain: whether a worker's flat vector holds its parameters after a step.
-        pull: by how much a worker moves, over how much the centre does.
+        pull: ratio of the worker's movement to the center's.
     """
 
     def __init__(self, conditions: Conditions, alpha: float, *, plain: bool, pull: float = 1.0) -> None:
@@ -509,7 +509,7 @@ class Elastic(Invariant):
                 own.copy_(tensor)
 
     def handled(self, event: Handled) -> None:
-        """Compute every difference, and move the centre."""
+        """Compute every difference, and move the center."""
         message, server = event.message, event.server
         if message is not None and message.kind is Kind.PARAMETERS:
             self._centre[server] = self._offered[server, event.source].clone()
@@ -525,7 +525,7 @@ class Elastic(Invariant):
                 )
 
     def _move(self, event: Handled, given: dict[int, Tensor | None]) -> None:
-        """Add the differences of all who exchanged, in the order of their ranks."""
+        """Add the differences of all exchanging workers, in the order of their ranks."""
         before = self._centre[event.server].clone()
         for rank in sorted(given.keys() | self._parting.pop(event.server, set())):
             difference = (self._offered[event.server, rank] - before) * self._alpha
@@ -557,7 +557,7 @@ class Elastic(Invariant):
 
 
 def _meets(strategy: Averaging, conditions: Conditions) -> Callable[[int], bool]:
-    """Return what tells, from a step's number, whether all replicas are equal after it."""
+    """Return a predicate of a step's number: whether all replicas are equal after it."""
     if isinstance(strategy, PostLocalSGD):
         first, ends = strategy.first_local_step(conditions.steps), every(strategy.steps)
         return lambda step: step < first or ends(step - first)
@@ -662,11 +662,11 @@ def _(strategy: Sandblaster, conditions: Conditions) -> list[Invariant]:
 
 
 class Sites(Invariant):
-    """What was sent and what was kept add up.
+    """Sent and kept gradients add up.
 
     Args:
-        conditions: of the run.
-        sites: which workers and servers are at which.
+        conditions: conditions of the run.
+        sites: workers and servers of each site.
         lag: rounds by which the slowest site may be behind.
     """
 
@@ -685,12 +685,12 @@ class Sites(Invariant):
         self._present = {rank: set(sites.members[site]) for rank, (site, _) in self._place.items()}
         self._asleep: set[int] = set()
         self._unawaited: set[tuple[int, int]] = set()
-        """Which server has heard that all workers of which other are lost, and nothing since."""
+        """Pairs of servers: the first has been notified that all workers of the second are lost, and nothing since."""
         self._let_on: Counter[int] = Counter()
-        """Up to which round a server's workers did not have to wait for another, all of whose workers were lost."""
+        """Round up to which a server's workers did not have to wait for another site without workers."""
         self._come: Counter[tuple[int, int]] = Counter()
         self._held: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        """For every server, whose gradients of which steps it has not applied yet."""
+        """Unapplied gradients of each server, as pairs of pusher and step."""
         self._sum = torch.zeros(conditions.numbers)
         self._shown: dict[int, Tensor] = {}
 
@@ -732,7 +732,7 @@ class Sites(Invariant):
             self._unawaited.add(pair)
         elif message is not None and message.kind is Kind.DIFFERENCE and pair in self._unawaited:
             self._unawaited.discard(pair)
-            # Its workers may be under way already.
+            # Its workers may be in progress already.
             self._let_on[event.server] = self._clocks[event.server] + 1
 
     def _book(self, server: int) -> None:
@@ -806,7 +806,7 @@ class OfMembers(Filter):
 
     Args:
         inner: the other invariant.
-        ranks: of the workers.
+        ranks: ranks of the workers.
     """
 
     def __init__(self, inner: Invariant, ranks: Collection[int]) -> None:
@@ -835,7 +835,7 @@ class OfGroups(Filter):
 
     Args:
         inner: the other invariant.
-        roles: which ranks do what.
+        roles: ranks by role.
         groups: ranks of the members of each.
     """
 
@@ -882,12 +882,12 @@ class OfGroups(Filter):
 
 
 class Means(Invariant):
-    """Note whose gradients are in what a group pushes; finds nothing wrong itself.
+    """Record the gradients in each push of a group; reports no violations itself.
 
     Args:
-        roles: which ranks do what.
+        roles: ranks by role.
         groups: ranks of the members of each.
-        drops: whether a gradient may be dropped, and come again.
+        drops: whether a gradient may be dropped, and pushed again.
     """
 
     def __init__(self, roles: RoleAssignment, groups: Sequence[tuple[int, ...]], *, drops: bool) -> None:
@@ -898,7 +898,7 @@ class Means(Invariant):
         self._drops = drops
 
     def behind(self, server: int, name: int, step: int) -> tuple[int, ...]:
-        """Return the indices of the workers whose mean a gradient of a group is; see `Ledger`."""
+        """Return the indices of the workers in the mean that a group's gradient is; see `Ledger`."""
         ranks = self._behind.get((server, name, step), self._there.get(name, ()))
         return tuple(self._indices[rank] for rank in ranks)
 
@@ -906,7 +906,7 @@ class Means(Invariant):
         self._there[event.rank] = tuple(event.members)
 
     def handled(self, event: Handled) -> None:
-        """Note whose mean a gradient is that has come, or has come again after it was dropped."""
+        """Record the members of a mean that has arrived, or has arrived again after it was dropped."""
         message = event.message
         if message is None or message.kind is not Kind.PUSH:
             return
@@ -919,10 +919,10 @@ def of_rounds(conditions: Conditions, steps: int) -> Conditions:
     """Return conditions in which a round stands for a step, and what a model moves by in it for a gradient.
 
     Args:
-        conditions: of the run.
-        steps: of a round; the last of a run may have fewer.
+        conditions: conditions of the run.
+        steps: steps of a round; the last of a run may have fewer.
     """
-    # Where batches are drawn, nobody knows beforehand how long a group's last round is.
+    # With dynamic batches, the length of a group's last round is not known beforehand.
     gradient = None if conditions.units and steps > 1 else conditions.gradient
     total = None if conditions.units else conditions.steps
 
@@ -943,7 +943,7 @@ class InRounds(Filter):
 
     Args:
         inner: the other invariant.
-        steps: of a round.
+        steps: steps of a round.
     """
 
     def __init__(self, inner: Invariant, steps: int) -> None:
@@ -965,8 +965,8 @@ class AtRoots(Invariant):
     """Roots hold the sum of the leaves' means, and every gradient that a leaf has taken is in one, on all shards.
 
     Args:
-        conditions: with known gradients.
-        levels: which workers, leaves and roots belong together.
+        conditions: conditions with known gradients.
+        levels: workers, leaves and roots that belong together.
         drops: whether late means are dropped.
     """
 
@@ -1040,7 +1040,7 @@ def _(strategy: Mixed, conditions: Conditions) -> list[Invariant]:
             behind=means.behind,
         )
 
-    # What a group moves by in a round in which it loses somebody depends on how far each member had come.
+    # The movement of a group in a round in which it loses a member depends on each member's progress.
     partly = apart and steps > 1
     serving = serving_with(replace(exact, gradient=None) if partly else exact)
     exactly = [each for each in serving_with(exact) if isinstance(each, Ledger)] if partly else []

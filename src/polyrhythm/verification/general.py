@@ -1,4 +1,4 @@
-"""What holds for every strategy, and filters that show an invariant a part of a run."""
+"""Invariants of every strategy, and filters that show an invariant a part of a run."""
 
 from __future__ import annotations
 
@@ -88,18 +88,18 @@ class EveryStep(Invariant):
     A step of a worker is a batch. So every sample is seen, unless it belongs to a step of a worker that was lost, from
     the step on that the worker had reached.
 
-    A successor may repeat steps whose effect was lost with the worker that it replaces. Of each lost worker, the effect
-    of one step may be known although the step itself never ended. Where workers regroup, steps that some member had
-    finished are handed to the others together with their effect.
+    A replacement may repeat steps if their effect was lost with the worker that it replaces. For each lost
+    worker, the effect of one step may be known although the step itself never ended. Where workers regroup,
+    steps that some member had finished are transferred to the others together with their effect.
 
     Args:
-        workers: their ranks.
+        workers: ranks of the workers.
         leaves_out: whether a worker may skip steps to catch up with the others.
         regroups: whether workers regroup.
-        again: whether workers that regroup may repeat their latest step, whose update was not whole.
-        apart: whether groups regroup by themselves: then a worker is told how far its group has come, and the very last
-            step may be done though no survivor has reported it.
-        skips: whether a successor begins where the others are, and the steps that they took without it count as done.
+        again: whether workers that regroup may repeat their latest step, if its update was incomplete.
+        apart: whether groups regroup by themselves: then a worker receives its group's progress, and the very
+            last step may be done though no survivor has reported it.
+        skips: whether a replacement begins where the others are, and the steps that they took without it count as done.
         counted: whether every worker takes as many steps as the others.
     """
 
@@ -144,7 +144,7 @@ class EveryStep(Invariant):
         self._reached[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
-        """Go on where the group has come to, which is never behind what its members had done."""
+        """Continue at the group's progress, which is never behind that of its members."""
         if not self._apart:
             return
         told, lost = event.steps[event.rank], event.members[event.rank] - self._generations[event.rank]
@@ -159,7 +159,7 @@ class EveryStep(Invariant):
         self._reached[event.rank], self._generations[event.rank] = told, event.members[event.rank]
 
     def ended(self, event: Ended) -> None:
-        """Where workers regroup, it is enough that one of them had taken the last step."""
+        """Where workers regroup, it is enough that one of them has taken the last step."""
         if self._leaves_out or not self._counted:
             return
         missed = {rank: event.steps - self._reached[rank] for rank in event.survivors}

@@ -8,7 +8,7 @@ float64:
 
 X = the parameters of all workers times their masses a, G = their gradients, P_t = the matrix of turn t.
 
-Workers that begin anew, when one is lost or joins, do so at the mean of what each held after its steps, by their
+Workers that begin again, when one is lost or joins, do so at the mean of what each held after its steps, by their
 masses, with or without the gradient of the step that broke. From there on the rule holds again. If all workers are
 lost that held anything, the others begin at what one of them had handed on.
 
@@ -46,11 +46,11 @@ Gradient = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Where a member begins.
+    """Starting point of a member.
 
     Attributes:
-        worker: its index among all workers of the run.
-        step: that it takes first.
+        worker: index of the worker in the run.
+        step: step that it takes first.
         learned: whether the gradient of that step is in its parameters already.
     """
 
@@ -63,8 +63,8 @@ class RuleOfTurns:
     """Members that begin at one point, each at a step of its own, and mix from the latest of these steps on.
 
     Args:
-        places: of the members, in order.
-        matrices: of one period.
+        places: places of the members, in order.
+        matrices: matrices of one period.
         point: `(numbers,)`, where all begin, with a mass of 1.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
         delay: steps after which what was sent is taken, with gradients first.
@@ -91,12 +91,12 @@ class RuleOfTurns:
         self._after = {self._done: (self._values, self._mass)}
 
     def held(self, member: int, steps: int, gradient: Gradient) -> tuple[Tensor, Tensor]:
-        """Return what a member holds after so many steps: its parameters times their mass, and the mass.
+        """Return a member's state after `steps` steps: its parameters times their mass, and the mass.
 
         Args:
-            member: its place.
-            steps: done.
-            gradient: of all workers.
+            member: place of the member.
+            steps: number of steps done.
+            gradient: gradient of all workers.
         """
         while self._done < steps:
             self._turn(gradient)
@@ -115,7 +115,7 @@ class RuleOfTurns:
             self._values = matrix @ self._values - gradients
         self._done += 1
         self._after[self._done] = (self._values, self._mass)
-        self._after.pop(self._done - len(self.places) - 1, None)  # nobody is that far behind its neighbours
+        self._after.pop(self._done - len(self.places) - 1, None)  # no worker is that far behind its neighbors
 
     def _learned(self, place: Start, step: int, gradient: Gradient) -> Tensor:
         if step < place.step or (step == place.step and place.learned):
@@ -133,13 +133,13 @@ class RuleOfTurns:
 
 
 _TOLERANCE = 1e-4
-"""Of sums in float32, relative to the largest number; a gradient that is lost or doubled is far more."""
+"""Tolerance of sums in float32, relative to the largest number; a lost or doubled gradient exceeds it by far."""
 _MOST_TRIED = 1 << 12
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What a worker may bring: parameters times mass, the mass, whether the gradient of a broken step is in."""
+    """Possible share of a worker: parameters times mass, the mass, whether a broken step's gradient is in."""
 
     values: Tensor
     mass: Tensor
@@ -152,9 +152,9 @@ class _View:
 
     Attributes:
         members: generations by rank.
-        rule: of their turns.
-        begun: how many steps each has done that has begun there.
-        before: what the others may still hold.
+        rule: rule of their turns.
+        begun: number of steps of each worker that has begun there.
+        before: states that the others may still hold.
     """
 
     members: dict[int, int]
@@ -167,11 +167,11 @@ class MatrixMixing(Invariant):
     """Every worker's parameters after every step are those that the matrices give.
 
     Args:
-        conditions: of the run; without known gradients nothing is checked.
-        topology: which workers mix.
+        conditions: conditions of the run; without known gradients nothing is checked.
+        topology: topology of the mixing.
         check: raises `RequestError` for a number of workers that the topology does not allow.
         gradient_first: whether gradients are applied before mixing, and parameters divided by their mass.
-        delay: steps after which what was sent is taken, with gradients first.
+        delay: steps after which a sent share is taken, with gradients first.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class MatrixMixing(Invariant):
         view.begun[event.rank] = event.step + 1
 
     def regrouped(self, event: Regrouped) -> None:
-        """Find shares of which the point is the mean; all others must begin at the same point."""
+        """Find shares that have the point as their mean; all others must begin at the same point."""
         if self._gradient is None:
             return
         if event.members != self._view.members or event.rank in self._view.begun:
@@ -241,12 +241,12 @@ class MatrixMixing(Invariant):
         return _View(dict(event.members), self._rule(places, event.vector), before=shares)
 
     def _was_handed_on(self, point: Tensor) -> bool:
-        """Return whether one of the members, who are all lost, may have held this."""
+        """Return whether one of the members, which are all lost, may have held this."""
         members = self._view.members.items()
         return any(_is_mean((share,), point) for lost in members for share in self._shares(*lost))
 
     def _shares(self, rank: int, generation: int) -> Iterator[_Share]:
-        """Yield what a worker may bring; nothing if it has just come."""
+        """Yield the possible contributions of a worker; nothing if it has just joined."""
         view = self._view
         if view.members.get(rank) != generation:
             return
@@ -258,7 +258,7 @@ class MatrixMixing(Invariant):
         yield _Share(values, mass, learned)
         if self._first and not learned:
             yield _Share(values - self._gradient(place.worker, steps).double(), mass, learned=True)
-        if rank not in view.begun:  # one that had just come, and has not taken the point, has nothing yet
+        if rank not in view.begun:  # one that had just joined, and has not taken the point, has nothing yet
             yield from view.before.get(rank) or [self._nothing]
 
     def _steps(self, rank: int) -> int:
@@ -295,7 +295,7 @@ def _near(expected: Tensor, found: Tensor) -> bool:
 
 _Who = tuple[int, int]
 """A rank and its generation."""
-"""Of sums in float32, relative to the largest number; a gradient or difference that is lost or doubled is far more."""
+"""Tolerance of sums in float32, relative to the largest number; a lost or doubled gradient exceeds it by far."""
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ class _Known:
 
     Attributes:
         base: `(n,)`, its parameters without the gradients from `from_step` on; None if they are not known.
-        from_step: the first step whose gradient is not in `base`.
-        answers: by its count of averages: the step it was in, its parameters before and after.
+        from_step: first step with a gradient that is not in `base`.
+        answers: step of the worker, and parameters before and after, by its count of averages.
     """
 
     base: Tensor | None
@@ -323,8 +323,8 @@ class Exchanges(Invariant):
     """Every question has one answer, and no average or update is lost or doubled.
 
     Args:
-        conditions: of the run; without known gradients, only questions and answers are counted.
-        topology: which workers may average.
+        conditions: conditions of the run; without known gradients, only questions and answers are counted.
+        topology: topology of the averaging.
     """
 
     def __init__(self, conditions: Conditions, topology: Topology) -> None:
@@ -422,7 +422,7 @@ class Exchanges(Invariant):
 
     def _of(self, who: _Who) -> _Known:
         if who not in self._known:
-            # The first of a rank begins with zeros; a successor with what its first step shows.
+            # The first of a rank begins with zeros; a replacement with what its first step shows.
             self._known[who] = _Known(torch.zeros(self._numbers).double() if who[1] == 0 else None)
         return self._known[who]
 

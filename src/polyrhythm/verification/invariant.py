@@ -33,18 +33,18 @@ class Violation(RunError):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What is known of a run before it begins.
+    """Facts about a run that are known before it begins.
 
     Attributes:
-        roles: which ranks do what.
-        numbers: in the flat vector, which begins with zeros.
+        roles: ranks by role.
+        numbers: numbers in the flat vector, which begins with zeros.
         gradient: returns the gradient, `(numbers,)`, of a worker's index and step; sums and means of them are exact,
             and optimizers are plain SGD with rate 1. None: gradients are not known.
         patience_s: virtual seconds within which there must be an update or a step.
-        steps: that every worker takes; None: not known.
-        units: who draws batches together, by their ranks, where each takes as many as it comes to, and all together
-            take `steps` each on average; empty where each worker takes `steps`.
-        buckets: of the flat vector.
+        steps: steps that every worker takes; None: not known.
+        units: ranks that draw batches together, where batches are dynamic and all together take `steps` each
+            on average; empty where each worker takes `steps`.
+        buckets: buckets of the flat vector.
     """
 
     roles: RoleAssignment
@@ -61,7 +61,7 @@ class Delivered:
     """A message has arrived, and is about to be received.
 
     Attributes:
-        context: of the communicator that it was sent on: messages of another do not come in between.
+        context: context of the communicator that it was sent on; messages of different contexts do not mix.
     """
 
     time_s: float
@@ -79,13 +79,13 @@ class Handled:
 
     Attributes:
         time_s: virtual seconds.
-        server: its rank.
+        server: rank of the server.
         source: rank of the sender, or of the lost worker.
         message: None for a loss.
-        replies: what it answers.
-        version_before: its updates before.
-        version: its updates after.
-        applied: how many gradients it has counted, by their staleness.
+        replies: answers of the server.
+        version_before: number of its updates before.
+        version: number of its updates after.
+        applied: number of gradients that it has counted, by their staleness.
     """
 
     time_s: float
@@ -104,12 +104,13 @@ class Stepped:
 
     Attributes:
         time_s: virtual seconds.
-        rank: of the worker.
-        step: its number.
+        rank: rank of the worker.
+        step: number of the step.
         vector: `(numbers,)`, the parameters after it; a view, which changes later.
         regrouped: generations of the members of the worker's view by rank; None before anyone has regrouped.
-        generation: of the worker.
-        view: tells it from another one with the same members; None before anyone has regrouped.
+        generation: generation of the worker.
+        view: identifier of the view, since another may have the same members; None before anyone has
+            regrouped.
     """
 
     time_s: float
@@ -127,10 +128,11 @@ class Regrouped:
 
     Attributes:
         time_s: virtual seconds.
-        rank: of the worker.
+        rank: rank of the worker.
         vector: `(numbers,)`, its parameters; a view, which changes later.
         members: generations of all members by rank, in their order.
-        steps: that each of them has done, by rank; a successor counts as having done those of the worker that it
+        steps: steps that each of them has done, by rank; a replacement counts as having done those of the
+            worker that it
             replaces. The others may have gone on since.
     """
 
@@ -147,10 +149,10 @@ class Ended:
 
     Attributes:
         time_s: virtual seconds.
-        steps: that every worker had to take, or takes on average where batches are drawn.
+        steps: steps that every worker had to take, or takes on average where batches are drawn.
         survivors: ranks of the workers that were alive at the end.
-        generations: of each of them, by rank.
-        taken: where batches are drawn: the steps of every worker, by rank.
+        generations: generation of each survivor, by rank.
+        taken: with dynamic batches: steps of every worker, by rank.
     """
 
     time_s: float
@@ -162,7 +164,7 @@ class Ended:
     def steps_of(self, rank: int) -> int | None:
         """Return the steps that a survivor had to take.
 
-        None where nobody knows: of a successor where batches are drawn, since others may have drawn its last ones.
+        None where it is not known: with dynamic batches, others may have drawn a replacement's last ones.
         """
         if self.taken is None:
             return self.steps
@@ -195,7 +197,7 @@ def agreement(roles: RoleAssignment) -> Callable[[Entry, float], bool]:
     server of the shard was not the same after it.
 
     Args:
-        roles: which ranks do what.
+        roles: ranks by role.
     """
     length = [0] * len(roles.servers)
     digests: dict[tuple[int, int], str] = {}
@@ -221,13 +223,13 @@ def agreement(roles: RoleAssignment) -> Callable[[Entry, float], bool]:
 
 
 class Watch:
-    """Pass what happens to invariants; implements `Observer`.
+    """Pass events to invariants; implements `Observer`.
 
     Args:
-        invariants: are told everything, in order.
-        roles: which ranks do what.
+        invariants: receive all events, in order.
+        roles: ranks by role.
         now: virtual time, in seconds.
-        ranks: returns the simulated ranks, of which the latest of every number counts.
+        ranks: returns the simulated ranks; the latest of every number counts.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class Watch:
         """Members and view of every generation of a worker that has regrouped."""
 
     def ended(self, steps: int, *, drawn: bool = False) -> None:
-        """Note that the run is over, in which every worker had to take so many steps, or so many on average."""
+        """Note that the run is over; every worker had to take `steps` steps, or took that many on average."""
         survivors = tuple(rank for rank in self._roles.workers if self._ranks()[rank].alive)
         taken = {rank: self._steps.get(rank, 0) for rank in self._roles.workers} if drawn else None
         event = Ended(self._now(), steps, survivors, self._generations(survivors), taken)
@@ -276,7 +278,7 @@ class Watch:
             tell(event)
 
     def joined(self, rank: int, members: Sequence[int], view: str | int) -> None:
-        """Note in which view a worker goes on; see `Observer`."""
+        """Note the view in which a worker continues; see `Observer`."""
         self._views[rank, self._generation(rank)] = members, view
 
     def regrouped(self, rank: int, vector: Tensor, step: int | None = None) -> None:
@@ -290,7 +292,7 @@ class Watch:
             tell(event)
 
     def caught_up(self, rank: int, step: int) -> None:
-        """Note with which step a worker goes on; see `Observer`."""
+        """Note the step with which a worker continues; see `Observer`."""
         self._steps[rank] = step
 
     def stepped(self, rank: int, step: int, vector: Tensor) -> None:
@@ -309,7 +311,7 @@ class Watch:
         """Return what handles messages and losses in the place of a server's own methods; see `Observer`."""
         if isinstance(
             part, ReplicatedServer
-        ):  # its messages are not those of one shard: it tells of each itself
+        ):  # its messages are not those of one shard: it reports each itself
             part.watch(self._taken)
             return part.on_message, part.on_loss
 

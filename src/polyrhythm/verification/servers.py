@@ -34,10 +34,10 @@ _ASKING = (Kind.PULL, Kind.PUSH, Kind.FETCH)
 
 
 class Answers(Invariant):
-    """A worker gets an answer for each of its questions, and no successor one to its predecessor.
+    """A worker gets an answer for each of its questions, and no replacement gets its predecessor's answers.
 
     Args:
-        roles: which ranks do what.
+        roles: ranks by role.
         asking: kinds of message that are answered with parameters.
     """
 
@@ -80,12 +80,13 @@ class Push:
 class Pushes:
     """Follow gradients from their arrival to their update.
 
-    A server holds what comes, and an update takes all that is held. A step that has come before does not count again.
+    A server holds gradients on arrival, and an update takes all held ones. A repeated step does not count
+    again.
 
     Args:
         drops: whether a gradient of an earlier step than the server's is dropped, and so is what a lost pusher had
             pushed; pushers then skip steps, and every update is a step.
-        doubts: whether servers drop what a lost pusher had pushed unless all have it; then it comes again.
+        doubts: whether servers drop the pushes of a lost pusher unless all have them; then they are repeated.
     """
 
     def __init__(self, *, drops: bool = False, doubts: bool = False) -> None:
@@ -95,14 +96,14 @@ class Pushes:
         self._held: defaultdict[int, list[Push]] = defaultdict(list)
 
     def come(self, server: int, source: int) -> int:
-        """Return how many steps of a pusher have come to a server."""
+        """Return the number of a pusher's steps that have arrived at a server."""
         return self._come[server, source]
 
     def follow(self, event: Handled) -> list[Push]:
         """Return the gradients of the update that the event made; empty if it made none.
 
         Raises:
-            Violation: a step came before the one ahead of it.
+            Violation: a step arrived before its predecessor.
         """
         message, key = event.message, (event.server, event.source)
         if self._drops and message is None:
@@ -154,7 +155,7 @@ class Staleness(Invariant):
         message, before = event.message, self._read_before[event.server]
         if message is not None and message.kind is Kind.PUSH:
             read = self._read.get((event.server, event.source), 0)
-            before.setdefault((event.source, message.step), read)  # it may come again while it is held
+            before.setdefault((event.source, message.step), read)  # it may be repeated while it is held
         elif message is None and self._drops:
             for key in [key for key in before if key[0] == event.source]:
                 del before[key]
@@ -185,8 +186,9 @@ class Ledger(Invariant):
         values = 0 - sum over updates of the mean of its workers' gradients      steps of rate 1, exact numbers
 
     Args:
-        conditions: with known gradients.
-        behind: returns the indices of the workers whose mean a gradient is, from its server, pusher and step.
+        conditions: conditions with known gradients.
+        behind: returns the indices of the workers in the mean that a gradient is, from its server, pusher and
+            step.
         drops: whether late gradients are dropped, so that not all are applied in the end.
     """
 
@@ -238,7 +240,7 @@ class Ledger(Invariant):
         )
 
     def ended(self, event: Ended) -> None:
-        """All steps of all survivors have come to all servers."""
+        """All steps of all survivors have arrived at all servers."""
         if self._drops:
             return
         for server in self._shards:
@@ -260,7 +262,7 @@ class Sums(Invariant):
         values = 0 - sum over pushes of (gradients since the pusher's push before)      steps of rate 1, exact numbers
 
     Args:
-        conditions: with known gradients.
+        conditions: conditions with known gradients.
     """
 
     def __init__(self, conditions: Conditions) -> None:
@@ -297,7 +299,7 @@ class Sums(Invariant):
         self._values[event.server] -= expected
 
     def ended(self, event: Ended) -> None:
-        """All steps of all survivors have come to all servers."""
+        """All steps of all survivors have arrived at all servers."""
         for server in self._shards:
             for source in event.survivors:
                 if event.steps_of(source) not in (None, self._steps[server, source]):
@@ -319,7 +321,7 @@ class Sums(Invariant):
 
 
 class ShardsTogether(Invariant):
-    """Where workers step together, every server has made as many updates as every worker steps."""
+    """With synchronous workers, every server has made as many updates as every worker steps."""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
@@ -340,10 +342,10 @@ class ShardsTogether(Invariant):
 
 
 class Gathered(Invariant):
-    """Every update is made of exactly so many gradients.
+    """Every update has exactly `count` gradients.
 
     Args:
-        count: of gradients.
+        count: count of gradients.
         drops: whether late gradients are dropped, so that what is applied is fresh.
         leftover: whether an update may have fewer when a pusher leaves or is lost, which may have been the last.
     """
@@ -373,15 +375,15 @@ class Gathered(Invariant):
 
 
 class ClockBound(Invariant):
-    """No worker goes on more than s steps ahead of the slowest, nor with a copy that lacks older updates.
+    """No worker continues more than s steps ahead of the slowest, nor with a copy that lacks older updates.
 
-    Every pusher's clock on every server follows from the messages. A lost pusher does not count until its successor
-    pushes. The successor's clock begins at the slowest of those present, if its own count of steps is behind that;
-    while it catches up it does not pass the first of those who never were behind. Where none of those is left, all
-    clocks go back alike.
+    Every pusher's clock on every server follows from the messages. A lost pusher does not count until its
+    replacement pushes. The replacement's clock begins at the slowest of those present, if its own count of
+    steps is behind that; while it catches up it does not pass the first of those that were never behind. If
+    none of those remains, all clocks are set back alike.
 
     Args:
-        roles: which ranks do what.
+        roles: ranks by role.
         pushers: the ranks that push.
         s: the bound.
         cached: whether answers may be empty.
@@ -396,11 +398,11 @@ class ClockBound(Invariant):
         self._gone: dict[int, set[int]] = {server: set() for server in roles.servers}
         self._credits = {server: dict.fromkeys(pushers, 0) for server in roles.servers}
         self._pushed = {server: dict.fromkeys(pushers, 0) for server in roles.servers}
-        """Steps that have come; a successor may repeat the last."""
+        """Steps that have arrived; a replacement may repeat the last."""
         self._copies: dict[tuple[int, int], int] = {}
 
     def handled(self, event: Handled) -> None:
-        """Move the sender's clock, then check every worker that may go on."""
+        """Move the sender's clock, then check every worker that may continue."""
         clocks, gone = self._clocks[event.server], self._gone[event.server]
         if event.message is None or event.message.kind is Kind.LEAVE:
             self._lose(event.server, event.source)
@@ -417,11 +419,11 @@ class ClockBound(Invariant):
                 continue
             if to not in gone:
                 self._check(event, to, min(present), fresh=reply.tensor is not None)
-            elif reply.tensor is not None:  # a successor's first copy
+            elif reply.tensor is not None:  # a replacement's first copy
                 self._copies[event.server, to] = min(present, default=clocks[to])
 
     def _lose(self, server: int, pusher: int) -> None:
-        """Move all clocks that are left back alike, if none of them is the count of its own steps."""
+        """Set all remaining clocks back alike, if none of them is the count of its own steps."""
         gone, credits = self._gone[server], self._credits[server]
         gone.add(pusher)
         left = [other for other in credits if other not in gone]
@@ -467,10 +469,10 @@ class ClockBound(Invariant):
 
 
 class Batches(Invariant):
-    """Sandblaster: every portion that was pushed is in exactly one batch, which has what all workers have pushed.
+    """Sandblaster: every pushed portion is in exactly one batch, which has the pushes of all workers.
 
     Args:
-        roles: which ranks do what.
+        roles: ranks by role.
     """
 
     def __init__(self, roles: RoleAssignment) -> None:
@@ -495,7 +497,7 @@ class Batches(Invariant):
         for to, reply in answered.items():
             self._steps[server, to] = reply.step
             held.pop(to, None)
-            gone.discard(to)  # a successor begins
+            gone.discard(to)  # a replacement begins
 
     def _check(self, event: Handled, over: set[int], held: dict[int, Message], gone: set[int]) -> None:
         portions, of_lost = Counter[int](), Counter[int]()
@@ -528,10 +530,10 @@ def serving_invariants(
     """Return the invariants of servers that own the optimizer.
 
     Args:
-        conditions: of the run.
-        pushers: for each rank that pushes, the indices of the workers whose mean it pushes.
-        consistency: of the servers.
-        handling: of gradients.
+        conditions: conditions of the run.
+        pushers: indices of the workers in the mean that each pushing rank pushes, by rank.
+        consistency: consistency of the servers.
+        handling: handling of gradients.
         in_step: whether all workers are at the same step at all times.
         behind: as in `Ledger`, where it is not always the same for a pusher.
     """
@@ -551,7 +553,7 @@ def serving_invariants(
 def _of_consistency(
     consistency: Consistency, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
 ) -> list[Invariant]:
-    """Return what one consistency model promises beside what all do."""
+    """Return what one consistency model promises next to what all do."""
     return []
 
 
@@ -574,20 +576,20 @@ def _(
     consistency: BoundedStaleness, conditions: Conditions, pushers: Mapping[int, tuple[int, ...]]
 ) -> list[Invariant]:
     bound = ClockBound(conditions.roles, pushers, consistency.s, cached=consistency.own_updates)
-    return [bound if consistency.s else Undisturbed(bound)]  # in lockstep a successor's clock stays behind
+    return [bound if consistency.s else Undisturbed(bound)]  # in lockstep a replacement's clock stays behind
 
 
 def adds_up(handling: Handling) -> bool:
-    """Return whether the parameters are the sum of the means of the gradients as they came."""
+    """Return whether the parameters are the sum of the means of the gradients in order of arrival."""
     return handling.merge.keeps_gradients and not handling.aggregator.robust
 
 
 class OfShards(Invariant):
-    """Show invariants what happens to a shard under the rank of the server whose own it is, wherever it is served.
+    """Show invariants the events of a shard under the rank of its own server, wherever it is served.
 
     Args:
-        roles: which ranks do what.
-        told: the invariants.
+        roles: ranks by role.
+        told: invariants that receive the events.
     """
 
     def __init__(self, roles: RoleAssignment, told: Sequence[Invariant]) -> None:
@@ -598,7 +600,7 @@ class OfShards(Invariant):
         self._relays: dict[tuple[int, int, int, int], int] = {}
 
     def delivered(self, event: Delivered) -> None:
-        """Pass on what travels between workers and shards, and neither what servers tell each other nor whom to ask."""
+        """Forward messages between workers and shards, but none among servers or about the serving rank."""
         source, to, message = event.source, event.to, event.message
         # Control messages have a communicator of their own: none of them is what a RELAY is about.
         link = source, event.source_generation, to, event.context

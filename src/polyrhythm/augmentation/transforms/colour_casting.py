@@ -1,4 +1,4 @@
-"""Colour casting: pictures under light of another colour.
+"""Colour casting: images under light of another color.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.
@@ -6,7 +6,7 @@ section 4.1.
     out[c] = clip(image[c] + on[c] v[c]),    on[c] a fair coin,    v[c] ~ uniform{-strength, …, strength}
 
 c is a channel; v counts in 255ths of the way from black to white. The paper's strength is 20 and it does not clip;
-numbers beyond black or white would be no picture, so here they are clipped.
+numbers beyond black or white would be no image, so here they are clipped.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class ColourCasting(Config):
 
     Attributes:
         strength: the largest shift, in 255ths of the range from black to white.
-        probability: that a picture is shifted at all.
+        probability: probability that an image is shifted at all.
     """
 
     strength: int = Field(default=20, ge=0, le=255)
     probability: float = Field(default=1.0, ge=0, le=1)
 
     def combinations(self, channels: int = 3) -> int:
-        """Return the number of different non-zero shifts of a picture: 68,920 as in the paper."""
+        """Return the number of different non-zero shifts of an image: 68,920 as in the paper."""
         return int((2 * self.strength + 1) ** channels - 1)
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:

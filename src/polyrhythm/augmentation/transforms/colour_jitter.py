@@ -1,15 +1,15 @@
-"""Colour jitter: brightness, contrast, saturation and hue of every picture change by factors of its own.
+"""Colour jitter: brightness, contrast, saturation and hue of every image change by factors of its own.
 
 Paper: A. Howard, "Some improvements on deep convolutional neural network based image classification", 2013,
 arXiv:1312.5402; the operations are torchvision's.
 
     brightness   b x                            b ~ uniform[1 - brightness, 1 + brightness)
-    contrast     c x + (1 - c) mean(grey(x))    c, s likewise
-    saturation   s x + (1 - s) grey(x)
+    contrast     c x + (1 - c) mean(gray(x))    same c, s
+    saturation   s x + (1 - s) gray(x)
     hue          the hue of x in HSV, turned by h ~ uniform[-hue, hue) of the circle
 
-In this order, clipped to black and white after each; torchvision draws the order too. grey(x) = 0.2989 R + 0.587 G +
-0.114 B. Pictures that are not in three colours have brightness and contrast only.
+In this order, clipped to black and white after each; torchvision draws the order too. gray(x) = 0.2989 R + 0.587 G +
+0.114 B. Images that are not in three colors have brightness and contrast only.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _GREY = (0.2989, 0.587, 0.114)
 
 
 class ColourJitter(Config):
-    """Random changes of colour.
+    """Random changes of color.
 
     Attributes:
-        brightness: largest change of the factor from 1, as for `contrast` and `saturation`.
-        contrast: likewise.
-        saturation: likewise.
-        hue: largest turn, as a share of the colour circle.
-        probability: that a picture is changed.
+        brightness: largest change of its factor from 1.
+        contrast: largest change of its factor from 1.
+        saturation: largest change of its factor from 1.
+        hue: largest turn, as a share of the color circle.
+        probability: probability that an image is changed.
     """
 
     brightness: float = Field(default=0.4, ge=0, le=1)
@@ -59,7 +59,7 @@ class ColourJitter(Config):
 
 
 def jitter(images: Tensor, changes: Tensor, tones: Tones = BYTES) -> Tensor:
-    """Change the colours of images (B, C, H, W), uint8 or float, in a new tensor.
+    """Change the colors of images (B, C, H, W), uint8 or float, in a new tensor.
 
     `changes` (B, 4) are the factors of brightness, contrast and saturation, and the turn of the hue.
     """

@@ -34,7 +34,7 @@ class Crop(Config):
 
     Attributes:
         padding: pixels added on every side; 0 leaves the images unchanged.
-        fill: the padding: `zero` (the mean colour, as images are normalised) or `reflect` (the image mirrored).
+        fill: the padding: `zero` (the mean color, as images are normalized) or `reflect` (the image mirrored).
     """
 
     padding: int = Field(default=4, ge=0)
@@ -51,7 +51,7 @@ def crop(images: Tensor, top: Tensor, left: Tensor, padding: int, fill: Fill = "
     Args:
         images: (B, C, H, W), not changed; returned as they are if there is no padding.
         top: (B,) int64, first row of each window in the padded image; `padding` leaves the image unchanged.
-        left: (B,) int64, likewise for columns.
+        left: (B,) int64, also for columns.
         padding: pixels added on every side.
         fill: `zero` or `reflect`.
 

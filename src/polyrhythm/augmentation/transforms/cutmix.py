@@ -1,12 +1,12 @@
-"""CutMix: a rectangle of a picture shows the same place of another.
+"""CutMix: a rectangle of an image shows the same place of another.
 
 Paper: S. Yun, D. Han, S. Oh, S. Chun, J. Choe, Y. Yoo, "CutMix: regularization strategy to train strong classifiers
 with localizable features", ICCV 2019, arXiv:1905.04899.
 
-    sides of the rectangle: sqrt(1 - s) of the picture's,    s ~ Beta(alpha, alpha)
-    centre: uniform in the picture; what sticks out is cut off, and s becomes the share that is left
+    sides of the rectangle: sqrt(1 - s) of the image's,    s ~ Beta(alpha, alpha)
+    center: uniform in the image; the rectangle is clipped to the image, and s becomes its remaining share
 
-Where the pictures come from: `augmentation.mixing`.
+Source of the mixed images: `augmentation.mixing`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class CutMix(Mixing):
-    """Pictures with a rectangle of another.
+    """Images with a rectangle of another.
 
     Attributes:
-        alpha: of the distribution Beta(alpha, alpha) of shares.
-        probability: that a picture is mixed.
+        alpha: parameter alpha of the distribution Beta(alpha, alpha) of shares.
+        probability: probability that an image is mixed.
     """
 
     def mixed(self, images: Tensor, others: Tensor, shares: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
-"""Random erasing: a rectangle of some pictures is covered, so that a network does not rely on one part of them.
+"""Random erasing: a rectangle of some images is covered, so that a network does not rely on one part of them.
 
 Paper: Z. Zhong, L. Zheng, G. Kang, S. Li, Y. Yang, "Random erasing data augmentation", AAAI 2020, arXiv:1708.04896.
 
-    area ~ uniform[smallest, largest) of the picture,    height/width = exp(u),  u ~ uniform[ln 0.3, ln 3.3)
+    area ~ uniform[smallest, largest) of the image,    height/width = exp(u),  u ~ uniform[ln 0.3, ln 3.3)
     the place is uniform among those where the rectangle fits
 
-A rectangle longer than the picture is cut off; the paper draws again.
+A rectangle longer than the image is cut off; the paper draws again.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Erasing(Config):
     """Random rectangles that are covered.
 
     Attributes:
-        probability: that a picture has one.
-        smallest: its least share of the picture's area.
-        largest: its largest share.
-        fill: `zero` (the mean colour, as images are normalised), or `noise`, uniform from black to white.
+        probability: probability that an image has one.
+        smallest: least share of the image's area.
+        largest: largest share of the image's area.
+        fill: `zero` (the mean color, as images are normalized), or `noise`, uniform from black to white.
     """
 
     probability: float = Field(default=0.5, ge=0, le=1)

@@ -1,4 +1,4 @@
-"""Random flip: every picture is mirrored, left to right or top to bottom, with a given probability.
+"""Random flip: every image is mirrored, left to right or top to bottom, with a given probability.
 
 Paper: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural
 Networks", NIPS 2012.
@@ -31,7 +31,7 @@ class Flip(Movement):
     """Random flip.
 
     Attributes:
-        probability: that a picture is mirrored.
+        probability: probability that an image is mirrored.
         axis: `horizontal` (left to right) or `vertical` (top to bottom).
     """
 
@@ -54,5 +54,5 @@ class Flip(Movement):
 
 
 def flip(images: Tensor, mirrored: Tensor, axis: Axis = "horizontal") -> Tensor:
-    """Mirror the images (B, C, H, W) whose `mirrored` (B,) bool is true, in a new tensor."""
+    """Mirror those of the images (B, C, H, W) where `mirrored` (B,) bool is true, in a new tensor."""
     return mirror(images, mirrored, _DIMENSIONS[axis])

@@ -5,7 +5,7 @@ section 4.1.
 
     r_source = r (1 + k r^2),    k ~ uniform[-strength, strength)
 
-r is the distance from the centre in half diagonals, so that corners have r = 1. k > 0 is a barrel, k < 0 a pincushion.
+r is the distance from the center in half diagonals, so that corners have r = 1. k > 0 is a barrel, k < 0 a pincushion.
 The paper has 260 types and degrees and does not specify them.
 """
 
@@ -27,15 +27,15 @@ class LensDistortion(Warp):
     """Random barrel and pincushion distortion.
 
     Attributes:
-        strength: the largest |k|; below 1/3 a pincushion cannot fold the picture over itself.
-        probability: that a picture is distorted.
-        fill: pixels from outside the picture.
+        strength: the largest |k|; below 1/3 a pincushion cannot fold the image over itself.
+        probability: probability that an image is distorted.
+        fill: pixels from outside the image.
     """
 
     strength: float = Field(default=0.2, ge=0, lt=1 / 3)
 
     def draw(self, draws: Draws) -> Tensor:
-        """Draw k for every picture, (B, 1)."""
+        """Draw k for every image, (B, 1)."""
         return draws.uniform(-self.strength, self.strength)[:, None]
 
     def source(self, points: Tensor, parameters: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""Mixup: a picture shines through another.
+"""Mixup: an image shines through another.
 
 Paper: H. Zhang, M. Cisse, Y. Dauphin, D. Lopez-Paz, "mixup: beyond empirical risk minimization", ICLR 2018,
 arXiv:1710.09412.
 
     x = s x_i + (1 - s) x_j,    s ~ Beta(alpha, alpha)
 
-alpha is 0.2, as in the paper for ImageNet; it has 1 for CIFAR. Where the pictures come from: `augmentation.mixing`.
+alpha is 0.2, as in the paper for ImageNet; it has 1 for CIFAR. Source of the mixed images:
+`augmentation.mixing`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class MixUp(Mixing):
-    """Weighted means of two pictures.
+    """Weighted means of two images.
 
     Attributes:
-        alpha: of the distribution Beta(alpha, alpha) of weights.
-        probability: that a picture is mixed.
+        alpha: parameter alpha of the distribution Beta(alpha, alpha) of weights.
+        probability: probability that an image is mixed.
     """
 
     alpha: float = Field(default=0.2, gt=0, le=100)

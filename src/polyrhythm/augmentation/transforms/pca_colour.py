@@ -1,11 +1,11 @@
-"""PCA colour: light of pictures changes along the directions in which colours of photographs vary most.
+"""PCA color: light of images changes along the directions in which colors of photographs vary most.
 
 Paper: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet classification with deep convolutional neural networks", NIPS
 2012, section 4.1.
 
     out = clip(x + sum_k v_k e_k a_k),    a_k ~ N(0, strength^2)
 
-e_k and v_k are the eigenvalues (of 0 to 1) and eigenvectors of ImageNet's colours, as published with fb.resnet.torch.
+e_k and v_k are the eigenvalues (of 0 to 1) and eigenvectors of ImageNet's colors, as published with fb.resnet.torch.
 """
 
 from __future__ import annotations

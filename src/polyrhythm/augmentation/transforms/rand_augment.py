@@ -1,4 +1,4 @@
-"""RandAugment: some random operations a picture, all of one strength.
+"""RandAugment: some random operations an image, all of one strength.
 
 Paper: E. Cubuk, B. Zoph, J. Shlens, Q. Le, "RandAugment: practical automated data augmentation with a reduced search
 space", CVPR Workshops 2020, arXiv:1909.13719.
@@ -27,11 +27,11 @@ SPACE = operations(shear=0.3, move=150 / 331, pixels=False, turn=30, enhance=0.9
 
 
 class RandAugment(Config):
-    """Some operations of one strength for every picture.
+    """Some operations of one strength for every image.
 
     Attributes:
-        count: of operations.
-        strength: from 0 to 30.
+        count: count of operations.
+        strength: strength from 0 to 30.
     """
 
     count: int = Field(default=2, ge=1, le=10)

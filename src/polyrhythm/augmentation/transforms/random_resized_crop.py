@@ -1,4 +1,4 @@
-"""Random resized crop: a random part of every picture, of random area and shape, is scaled to the picture's size.
+"""Random resized crop: a random part of every image, of random area and shape, is scaled to the image's size.
 
 Paper: C. Szegedy and others, "Going deeper with convolutions", CVPR 2015, arXiv:1409.4842, section 6.
 
@@ -6,8 +6,8 @@ Paper: C. Szegedy and others, "Going deeper with convolutions", CVPR 2015, arXiv
     w = min(1, sqrt(a r)),    h = min(1, sqrt(a / r))
     source(x, y) = (w x + p (1 - w) W / 2,  h y + q (1 - h) H / 2),    p, q ~ uniform[-1, 1)
 
-`ratio` is 4/3. The paper's smallest area is 0.08, for a million pictures; few pictures want a larger one. A part that
-is longer than the picture is cut off at its sides, where others draw again.
+`ratio` is 4/3. The paper's smallest area is 0.08, for a million images; few images want a larger one. A part that
+is longer than the image is cut off at its sides, where others draw again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class RandomResizedCrop(Warp):
-    """Random parts of pictures, scaled to their size.
+    """Random parts of images, scaled to their size.
 
     Attributes:
-        smallest: share of the picture's area that a part has at least.
-        ratio: its largest width over its height, relative to the picture's, and the inverse of the smallest.
-        probability: that a picture is cut.
-        fill: pixels half a step outside the picture.
+        smallest: share of the image's area that a part has at least.
+        ratio: largest width over height of a part, relative to the image's, and the inverse of the smallest.
+        probability: probability that an image is cut.
+        fill: pixels half a step outside the image.
     """
 
     smallest: float = Field(default=0.08, gt=0, le=1)

@@ -1,4 +1,4 @@
-"""Rotation: every picture is rotated about its centre by an angle of its own.
+"""Rotation: every image is rotated about its center by an angle of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.
@@ -28,14 +28,14 @@ class Rotation(Warp):
 
     Attributes:
         strength: the largest angle, in degrees, in either direction.
-        probability: that a picture is rotated.
+        probability: probability that an image is rotated.
         fill: pixels that appear in the corners.
     """
 
     strength: float = Field(default=15.0, ge=0, le=180)
 
     def draw(self, draws: Draws) -> Tensor:
-        """Draw an angle for every picture, (B, 1) in radians."""
+        """Draw an angle for every image, (B, 1) in radians."""
         return torch.deg2rad(draws.uniform(-self.strength, self.strength))[:, None]
 
     def matrix(self, parameters: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Stretching: the width and height of every picture are scaled by factors of its own.
+"""Stretching: the width and height of every image are scaled by factors of its own.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1: horizontal and vertical stretching.
@@ -29,14 +29,14 @@ class Stretching(Warp):
 
     Attributes:
         strength: the largest factor minus one: 0.2 makes sides up to 20 % longer, or a sixth shorter.
-        probability: that a picture is stretched.
-        fill: pixels that appear where the picture became smaller.
+        probability: probability that an image is stretched.
+        fill: pixels that appear where the image became smaller.
     """
 
     strength: float = Field(default=0.2, ge=0, le=3)
 
     def draw(self, draws: Draws) -> Tensor:
-        """Draw the logarithms of every picture's factors, (B, 2): for width and height."""
+        """Draw the logarithms of every image's factors, (B, 2): for width and height."""
         most = log1p(self.strength)
         return torch.stack((draws.uniform(-most, most), draws.uniform(-most, most)), 1)
 

@@ -1,4 +1,4 @@
-"""TrivialAugment: one random operation a picture, of a random strength.
+"""TrivialAugment: one random operation an image, of a random strength.
 
 Paper: S. Müller, F. Hutter, "TrivialAugment: tuning-free yet state-of-the-art data augmentation", ICCV 2021,
 arXiv:2103.10158; the wide space.
@@ -25,7 +25,7 @@ SPACE = operations(shear=0.99, move=32, pixels=True, turn=135, enhance=0.99, bit
 
 
 class TrivialAugment(Config):
-    """One operation of a random strength for every picture; there is nothing to tune."""
+    """One operation of a random strength for every image; there is nothing to tune."""
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:
         chosen, levels = draws.integers(0, len(SPACE) - 1).tolist(), draws.integers(0, BINS).tolist()

@@ -1,4 +1,4 @@
-"""Vignetting: pictures get darker towards their corners.
+"""Vignetting: images get darker towards their corners.
 
 Paper: R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
 section 4.1.
@@ -6,7 +6,7 @@ section 4.1.
     out = black + (image - black) (1 - s clip((r - r0) / (1 - r0), 0, 1)^2)
     r0 ~ uniform[0, 0.8),    s ~ uniform[0, strength)
 
-r is the distance from the centre in half diagonals; r0 is the radius of the unchanged area, s the loss of light in the
+r is the distance from the center in half diagonals; r0 is the radius of the unchanged area, s the loss of light in the
 corners. The paper has two variables with 1960 combinations and does not specify them.
 """
 
@@ -34,7 +34,7 @@ class Vignetting(Config):
 
     Attributes:
         strength: the largest share of light that corners lose.
-        probability: that a picture is darkened.
+        probability: probability that an image is darkened.
     """
 
     strength: float = Field(default=0.6, ge=0, le=1)
@@ -51,7 +51,7 @@ def vignette(images: Tensor, area: Tensor, loss: Tensor, tones: Tones = BYTES) -
 
     Args:
         images: not changed.
-        area: (B,), distance from the centre at which darkening begins, in half diagonals, below 1.
+        area: (B,), distance from the center at which darkening begins, in half diagonals, below 1.
         loss: (B,), share of light that the corners lose; 0 leaves an image unchanged.
         tones: black in float images; in bytes it is 0.
     """

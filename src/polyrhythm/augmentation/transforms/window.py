@@ -1,4 +1,4 @@
-"""Random windows: a network sees a part of a larger picture, a different one in every epoch.
+"""Random windows: a network sees a part of a larger image, a different one in every epoch.
 
 Papers: A. Krizhevsky, I. Sutskever, G. Hinton, "ImageNet Classification with Deep Convolutional Neural Networks", NIPS
 2012; R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recognition", 2015, arXiv:1501.02876,
@@ -6,7 +6,7 @@ section 4.1.
 
     out[b, :, y, x] = image[b, :, top[b] + y, left[b] + x],    top[b], left[b] ~ uniform{0, …, S - size}
 
-S is the side of the picture. Deep Image counts (512 - 224)^2 = 82,944 positions, without the last row and column.
+S is the side of the image. Deep Image counts (512 - 224)^2 = 82,944 positions, without the last row and column.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Window(Config):
     size: int = Field(ge=1)
 
     def combinations(self, side: int) -> int:
-        """Return the number of positions in a square picture as the paper counts, without the last row and column."""
+        """Return the number of positions in a square image as the paper counts, without the last row and column."""
         return (side - self.size) ** 2
 
     def __call__(self, images: Tensor, draws: Draws, tones: Tones) -> Tensor:

@@ -7,10 +7,9 @@ choosing by the size of the vector.
 
 L = latency_s, o = overhead_s, β = 1 / bandwidth_bytes_per_s. Departure: the thresholds between algorithms are
 not fixed but follow from links measured once, at the start, by all ranks together; all get the same figures,
-and so the same choice. It is made for every size, takes all links for equal, and weighs only algorithms
-over messages: `library` tells no formula, and `two_level` needs to be told the hosts. Ranks that regroup do
-not measure again, since that may take longer than the next of them lives: figures that any of them has count
-for all.
+and so the same choice. It is made for every size, assumes equal links, and weighs only algorithms over
+messages: `library` has no formula, and `two_level` needs the hosts. Ranks that regroup do not measure again,
+since that may take longer than the next of them lives: figures that any of them has count for all.
 
 To measure the links, neighbours play ping-pong, first 0 with 1, 2 with 3 and so on, then 1 with 2, …:
 
@@ -45,12 +44,12 @@ from polyrhythm.cost.machine import Machine, Payload
 from polyrhythm.errors import RequestError
 
 ROUNDS = 9
-WARMING_UP = 1  # in which links are opened, and ranks that come late are waited for
+WARMING_UP = 1  # links are opened, and late ranks are waited for
 BURST = 8
 LONG_BYTES = 1 << 20
 STROKES = ((1, 0), (BURST, 0), (1, LONG_BYTES))  # messages there, and bytes of each
 _LEAST_SECONDS_PER_BYTE = 1e-13
-"""Where noise hides the bytes: 10 TB/s."""
+"""Lower bound where noise hides the bytes: 10 TB/s."""
 
 
 def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
@@ -58,7 +57,7 @@ def measure_links(ranks: Communicator, tag: int = 0) -> Machine:
 
     Args:
         ranks: at least two.
-        tag: of the messages, which nobody else uses meanwhile.
+        tag: tag of the messages, which no other process uses in the meantime.
     """
     measured = torch.zeros(3, dtype=torch.float64)
     for turn in (0, 1):
@@ -101,7 +100,7 @@ def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
     Args:
         ranks: at least two.
         figures: `(n,)`, of this rank.
-        tag: of the messages, which nobody else uses meanwhile.
+        tag: tag of the messages, which no other process uses in the meantime.
     """
     if ranks.rank:
         start_send(ranks, 0, figures, tag).wait()
@@ -117,16 +116,17 @@ _NEAR = 1.01
 """Times within a hundredth of the least are taken for equal."""
 
 _TYPICAL = Machine(latency_s=1e-4, seconds_per_byte=8e-9, header_bytes=HEADER_BYTES)
-"""What ranks that regroup go by if none of them has lived to see the links measured: 1 Gb/s."""
+"""Assumption of ranks that regroup if all ranks with measured links are lost: 1 Gb/s."""
 
 
 class Auto(Collective):
     """The quickest of the collectives over messages, for the links as they are and the size at hand.
 
     Attributes:
-        latency_s: of the links, as far as messages that follow one another share it; default: measured.
-        overhead_s: of every message at its sender; measured with the latency.
-        bandwidth_bytes_per_s: of the links; default: measured.
+        latency_s: latency in seconds of the links, as far as messages that follow one another share it;
+            default: measured.
+        overhead_s: overhead in seconds of every message at its sender; measured with the latency.
+        bandwidth_bytes_per_s: bandwidth in bytes/s of the links; default: measured.
     """
 
     latency_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -187,7 +187,7 @@ class Auto(Collective):
     def choice(self, ranks: int, payload: Payload) -> MessageCollective:
         """Return the quickest collective; of those within a hundredth of it, the first in the order of `_quickest`.
 
-        What cannot be told apart must not be chosen by noise; the order prefers few messages, and neighbours' links.
+        Noise must not decide between equal ones; the order prefers few messages, and neighbors' links.
 
         Raises:
             RequestError: nothing has been measured or given.

@@ -21,7 +21,7 @@ from polyrhythm.cost.machine import Machine, Payload
 
 
 class BinomialTree(MessageCollective):
-    """Vectors are added up a tree to rank 0, and the sum comes down it."""
+    """Vectors are added up a tree to rank 0, and the sum is sent down it."""
 
     def reduce_vector(self, ranks: PointToPoint, vector: Tensor, tag: int) -> None:
         self.reduce(ranks, vector, tag)
@@ -31,12 +31,12 @@ class BinomialTree(MessageCollective):
         """Leave the sum over all ranks on rank 0, in place; other ranks' vectors hold sums of subtrees.
 
         Args:
-            ranks: who takes part.
+            ranks: communicator of the participants.
             vector: one-dimensional and contiguous.
-            tag: of the messages.
+            tag: tag of the messages.
         """
         for child in children(ranks.size, ranks.rank):
-            # In this order whoever comes first, so that the bits do not depend on timing.
+            # In this order, independent of arrival, so that the bits do not depend on timing.
             vector.add_(receive(ranks, child, tag, vector))
         if ranks.rank:
             start_send(ranks, _parent(ranks.rank), vector, tag).wait()

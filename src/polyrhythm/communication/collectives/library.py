@@ -2,7 +2,7 @@
 
     s = x[0] + … + x[N-1]        in the order of ranks, NCCL's and that of gloo (more than 16 hosts) excepted
 
-In simulation it is `direct`. Its messages are not ours, and no formula tells its time.
+In simulation it is `direct`. Its messages are not ours, and there is no formula for its time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from polyrhythm.communication.communicator import Communicator, Handle
 
 
 class Library(Collective):
-    """What the communicator itself does: by shared memory, TCP or NCCL for real, `direct` in simulation."""
+    """The communicator's own collectives: by shared memory, TCP or NCCL for real, `direct` in simulation."""
 
     in_messages: ClassVar[bool] = False
 
@@ -24,7 +24,7 @@ class Library(Collective):
         ranks.all_reduce(tensor)
 
     def space(self, communicator: Communicator, name: str) -> Communicator:
-        """Return the communicator itself, whose collectives have a space of their own already."""
+        """Return the communicator itself; its collectives have a message space of their own already."""
         return communicator
 
     def start(self, ranks: Communicator, tensor: Tensor, tag: int) -> Handle:

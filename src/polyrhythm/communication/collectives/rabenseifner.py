@@ -2,7 +2,7 @@
 
 Rabenseifner, "Optimization of Collective Reduction Operations", ICCS 2004.
 
-    for d = N/2, …, 2, 1:   keep one half of what is left, send the other to r xor d, add what comes to the kept one
+    for d = N/2, …, 2, 1:   keep one half of the rest, send the other to r xor d, add the received half to the kept one
     for d = 1, 2, …, N/2:   exchange with r xor d what each has, which doubles it
 
 As few bytes as the ring in as few rounds as the tree: for long vectors on many ranks. Each number is summed once and

@@ -43,9 +43,10 @@ class Ring(SlicedCollective):
 
 
 def _shift(ranks: PointToPoint, vector: Tensor, tag: int, like: Tensor) -> Tensor:
-    """Send to the successor and return what the predecessor sends."""
+    """Send to the replacement and return what the predecessor sends."""
     handle = start_send(ranks, (ranks.rank + 1) % ranks.size, vector, tag)
     found = receive(ranks, (ranks.rank - 1) % ranks.size, tag, like)
-    # Last: all ranks send at once, and who waited for its own send first might wait for one that waits as well.
+    # Last: all ranks send at once, and a rank that waited for its own send first might wait for another such
+    # rank.
     handle.wait()
     return found

@@ -27,19 +27,19 @@ DEFAULT_OVERHEAD_BYTES = 65536.0
 
 
 class SegmentedChain(MessageCollective):
-    """Segments are added up along a chain of ranks, and the sums come back along it.
+    """Segments are added up along a chain of ranks, and the sums are sent back along it.
 
     Attributes:
-        segments: how many; default: the best for `overhead_bytes`, `√((N-2) M / overhead_bytes)`. Never more than
-            there are numbers.
-        overhead_bytes: α/β of the links: what a message costs beside its bytes, in bytes.
+        segments: number of segments; default: the best for `overhead_bytes`, `√((N-2) M / overhead_bytes)`.
+            Never more than there are numbers.
+        overhead_bytes: α/β of the links: cost of a message in addition to its payload, in bytes.
     """
 
     segments: int | None = Field(default=None, ge=1)
     overhead_bytes: float = Field(default=DEFAULT_OVERHEAD_BYTES, gt=0, allow_inf_nan=False)
 
     def segments_for(self, ranks: int, payload: Payload) -> int:
-        """How many segments a vector is cut into."""
+        """Return the number of segments of a vector."""
         if self.segments is None:
             return all_reduce.best_segments(self.overhead_bytes, ranks, payload)
         return max(1, min(self.segments, payload.elements))
@@ -70,7 +70,7 @@ class SegmentedChain(MessageCollective):
 
 
 class _Outgoing:
-    """Segments that leave one after the other, the next being received meanwhile."""
+    """Segments that leave one after the other, the next being received in the meantime."""
 
     def __init__(self) -> None:
         self._last: Handle | None = None

@@ -81,7 +81,7 @@ class TwoLevel(MessageCollective):
         ends no later than this.
 
         Args:
-            machine: links inside a group, and between groups if `between` does not say otherwise.
+            machine: links inside a group, and between groups without `between`.
             ranks: N.
             payload: the vector.
             between: links between groups. Where p ranks share a NIC, each has a p-th of its bandwidth.
@@ -122,7 +122,7 @@ class TwoLevel(MessageCollective):
 
 @dataclass(frozen=True)
 class _Place:
-    """A rank's group, and who holds which shard: shards are as many as the largest group has members."""
+    """A rank's group, and the holders of shards; there are as many shards as the largest group has members."""
 
     group: int
     ranks: int
@@ -137,7 +137,7 @@ class _Place:
         return min(self.group, self.ranks)
 
     def cut(self, elements: int, shard: int) -> int:
-        """Where a shard begins."""
+        """Start of a shard."""
         return Payload(elements, 1).first_bytes(shard, self.shards)
 
     def shards_of(self, number: int) -> range:
@@ -146,7 +146,7 @@ class _Place:
         return range(number * self.shards // size, (number + 1) * self.shards // size)
 
     def slices(self, elements: int) -> list[tuple[int, int]]:
-        """Of each member of this rank's group, where its shards begin and end."""
+        """Start and end of the shards of each member of this rank's group."""
         own = [self.shards_of(number) for number in range(len(self.members))]
         return [(self.cut(elements, shards.start), self.cut(elements, shards.stop)) for shards in own]
 

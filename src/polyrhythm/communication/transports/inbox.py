@@ -1,6 +1,6 @@
-"""What has arrived at a rank and waits to be received, by context, sender and tag.
+"""Messages that have arrived at a rank and wait to be received, by context, sender and tag.
 
-Messages may come for communicators that their receiver has not made yet; `EarlyMessages` bounds how many of
+Messages may arrive for communicators that their receiver has not made yet; `EarlyMessages` bounds how many of
 them may wait.
 """
 
@@ -15,14 +15,15 @@ from polyrhythm.communication.message import HEADER_BYTES, MalformedMessage, Mes
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a receiver waits for.
+    """Criteria of a receive.
 
     Attributes:
         context: the communicator that it receives on.
         source: global rank of the sender, or None for anyone in `members`.
         tag: the message's tag.
         members: global ranks of the communicator.
-        lineage: contexts of the communicators whose revocation ends the wait: its own, and those that it is a part of.
+        lineage: contexts of the communicators that end the wait when revoked: its own, and those that it is a
+            part of.
     """
 
     context: int
@@ -35,12 +36,12 @@ class Want:
 class Inbox:
     """Messages in the order of their arrival. Knows nothing of threads or time: its owner locks or switches.
 
-    A rank may be lost and come back: a successor under the same number. A receiver hears of the loss before anything
-    that the successor sent, and until then it cannot know that it would answer another.
+    A rank may be lost and get a replacement under the same number. A receiver is notified of the loss before
+    it gets messages of the replacement, and until then it cannot know that it would answer another process.
 
     Attributes:
-        quiet: whether nobody has been lost so far, and nothing revoked.
-        arrived: what is here, with its senders, by context and tag.
+        quiet: whether no rank has been lost so far, and nothing revoked.
+        arrived: waiting messages, with their senders, by context and tag.
     """
 
     __slots__ = ("_losses", "_lost", "_needs", "_revoked", "_told", "arrived", "quiet")
@@ -70,7 +71,7 @@ class Inbox:
         for position, (source, message) in enumerate(queue):
             if want.source in (None, source) and not (self._losses and self._succeeds_unheard(source, want)):
                 del queue[position]
-                if not queue:  # tags of collectives never come again
+                if not queue:  # tags of collectives are never reused
                     del self.arrived[want.context, want.tag]
                 return source, message
         return None
@@ -81,7 +82,7 @@ class Inbox:
             del self.arrived[key]
 
     def revoke(self, context: int) -> bool:
-        """Note that nobody may use a communicator any more; return whether that is news."""
+        """Note that a communicator must not be used any more; return whether that is news."""
         news = context not in self._revoked
         self._revoked.add(context)
         self._needs.pop(context, None)
@@ -89,7 +90,7 @@ class Inbox:
         return news
 
     def need(self, context: int, rank: int, generation: int) -> None:
-        """Note that a communicator is of no use any more once so many have had a rank's number, and one more."""
+        """Note that a communicator becomes unusable once a rank is at a later generation than `generation`."""
         self._needs[context] = rank, generation
 
     def useless(self) -> list[int]:
@@ -105,17 +106,17 @@ class Inbox:
         return bool(self._revoked) and not self._revoked.isdisjoint(lineage)
 
     def lose(self, rank: int, generation: int = 0) -> None:
-        """Note that a global rank is gone, which so many had been before."""
+        """Note that a global rank is gone in its generation."""
         if rank not in self._lost:
             self.quiet = False
             self._lost.add(rank)
             self._losses[rank] = max(self._losses.get(rank, 0), generation) + 1
-        elif generation >= self._losses[rank]:  # a successor that was never heard
+        elif generation >= self._losses[rank]:  # a replacement that was never heard
             self._losses[rank] = generation + 1
 
     def regain(self, rank: int, generation: int = 1) -> None:
-        """Note that a successor of a global rank is there; what is left of the former one's messages is dropped."""
-        self.lose(rank, generation - 1)  # nobody may have noticed
+        """Note that a replacement of a global rank is there; the remaining messages of the former one are dropped."""
+        self.lose(rank, generation - 1)  # the loss may be unnoticed
         self._lost.remove(rank)
         self._losses[rank] = max(self._losses[rank], generation)
         for key, queue in list(self.arrived.items()):
@@ -126,13 +127,13 @@ class Inbox:
                 del self.arrived[key]
 
     def is_lost(self, rank: int) -> bool:
-        """Return whether a global rank is known to be gone, and no successor is there."""
+        """Return whether a global rank is known to be gone, and no replacement is there."""
         return rank in self._lost
 
     def is_lost_to(self, context: int, rank: int) -> bool:
-        """Return whether what is sent to a rank now must be meant for a process that is gone.
+        """Return whether a message to a rank would now be meant for a process that is gone.
 
-        So it is while there is no successor, and while nobody has heard on this context that there is one.
+        This holds while there is no replacement, or this context has not been notified of one.
         """
         if rank not in self._losses:
             return False
@@ -140,7 +141,7 @@ class Inbox:
         return rank in self._lost or known < self._losses[rank]
 
     def know_losses(self, context: int, generations: Mapping[int, int]) -> None:
-        """Note of which generations of which ranks a communicator is: that others came before is no news on it."""
+        """Note the generations of a communicator's ranks: earlier losses are no news on it."""
         for rank, generation in generations.items():
             self._told[context, None, rank] = self._told[context, rank, rank] = generation
 
@@ -164,20 +165,20 @@ class Inbox:
         return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
-        """Return whether a rank is the successor of one whose loss this receiver has not heard of."""
+        """Return whether a rank is the replacement of one whose loss this receiver has not been notified of."""
         return rank not in self._lost and self._is_news(rank, want)
 
 
 MOST_EARLY = 1 << 14
-"""Of one sender. One of ours that is ahead sends a few, and then waits for an answer."""
+"""Limit of one sender. A rank of this run that is ahead sends a few, and then waits for an answer."""
 
 
 class EarlyMessages:
     """Counts, by sender, what waits for communicators that this rank has not made. Knows nothing of threads.
 
-    A communicator is made by each of its ranks when that one comes to it, so messages of another may be there before.
-    But nobody ever takes what is for a communicator that nobody makes, and a peer that sends such must not fill the
-    memory of this rank.
+    A communicator is made by each of its ranks at its own time, so messages of another may be there before.
+    But messages for a communicator that is never made are never taken, and a peer that sends such must not
+    fill the memory of this rank.
     """
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class EarlyMessages:
             self._all_bytes[sender] -= self._bytes[sender].pop(context, 0)
 
     def forget(self, sender: int) -> None:
-        """Forget what waits of a rank: a successor has its number."""
+        """Forget what waits of a rank: a replacement has its number."""
         for counted in (self._messages, self._bytes, self._all_messages, self._all_bytes):
             counted.pop(sender, None)
 
@@ -211,13 +212,14 @@ class EarlyMessages:
         """Count a message, if it is early.
 
         Args:
-            context: of the communicator that it is for.
+            context: context of the communicator that it is for.
             sender: global rank.
-            nbytes: of header and payload.
-            most_bytes: that the payload of one message may have; so much of a sender's may wait altogether.
+            nbytes: number of bytes of header and payload.
+            most_bytes: largest payload of one message; all waiting payloads of a sender together are limited
+                to it.
 
         Raises:
-            MalformedMessage: that would be too many; nothing has been changed.
+            MalformedMessage: the limit would be exceeded; nothing has been changed.
         """
         if context in self._made:
             return

@@ -1,4 +1,4 @@
-"""What the collectives of one communicator have in common, and what is raised where one cannot end."""
+"""Common parts of one communicator's collectives, and the error raised where one cannot end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class CollectiveBroken(PeerLost):
     """A rank that a collective needs is gone.
 
     Args:
-        reason: how it was noticed.
-        rank: the one that is gone, among all ranks of the run; `UNKNOWN_RANK` where the library does not say.
+        reason: symptom of the loss.
+        rank: failed rank, among all ranks of the run; `UNKNOWN_RANK` where the library does not report it.
     """
 
     def __init__(self, reason: str, rank: int = UNKNOWN_RANK) -> None:
@@ -29,7 +29,7 @@ class CollectiveBroken(PeerLost):
 
 
 def revoke_tells(rank: int, size: int) -> range:
-    """Return whom a member tells that it has revoked a communicator: all others if it is the first, else the first."""
+    """Return the ranks to notify of a revoked communicator: from the first member all others, else the first."""
     return range(1, size) if rank == 0 else range(1)
 
 
@@ -53,7 +53,7 @@ class MemberCollectives(Protocol):
         """Return when all members have called it."""
 
     def give_up(self, reason: CollectiveBroken) -> None:
-        """End all collectives, also those under way, here and on the other members; called on any thread."""
+        """End all collectives, also those in progress, here and on the other members; called on any thread."""
 
     def close(self) -> None:
         """Leave; the others must not wait for this member any more."""

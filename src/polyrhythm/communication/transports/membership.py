@@ -1,4 +1,4 @@
-"""Who is there: the processes of a run, and what a rank's links of any kind ask and tell about them."""
+"""Membership: the processes of a run, as a rank's links of any kind query and report them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from polyrhythm.communication.message import Message, RefusedMessage
 
 
 class Peer(NamedTuple):
-    """A process of a run: the rank whose number it has, and how many have had it before."""
+    """A process of a run: its rank, and the number of its predecessors."""
 
     rank: int
     generation: int
 
 
 class Membership(Protocol):
-    """What a rank knows of the others, as its links ask and tell it; called by many threads.
+    """State of the others on a rank, as its links query and report it; called by many threads.
 
     Attributes:
-        most_bytes: that the payload of a message may have in this run.
-        patience_s: how long there may be no way to another host before its ranks count as lost.
+        most_bytes: largest payload of a message in this run.
+        patience_s: seconds for which another host may be unreachable before its ranks count as lost.
     """
 
     most_bytes: int
@@ -39,13 +39,13 @@ class Membership(Protocol):
         """
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:
-        """A link that is said to be a peer's brought something that no rank of this run sends."""
+        """Handle a message on a peer's link that no rank of this run sends."""
 
     def greet(self, peer: Peer) -> None:
         """A link from a peer is open."""
 
     def deliver(self, context: int, source: Peer, message: Message) -> None:
-        """A message has come.
+        """Deliver a message.
 
         Raises:
             MalformedMessage: it cannot be kept; nothing has been changed.

@@ -17,13 +17,13 @@ from weakref import WeakSet
 
 
 class OwnedSocket(socket.socket):
-    """A socket that is closed when nobody holds it any more, and not before.
+    """A socket that is closed when it is no longer referenced, and not before.
 
     Several threads use one at a time, and one that is closed under them could be another file already. Children that
     are forked close theirs, for they would keep a connection open after this process has died.
 
     Args:
-        fileno: of a socket that is there already.
+        fileno: file descriptor of a socket that is there already.
     """
 
     def __init__(self, family: int, kind: int, fileno: int | None = None) -> None:
@@ -74,23 +74,25 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class PacketSocket(OwnedSocket):
-    """A socket whose packets arrive whole and in order."""
+    """A socket with packets that arrive whole and in order."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 SILENCE_S = 20
-"""What was sent may stay unacknowledged by the other host's kernel for so long before a connection counts as broken."""
+"""Seconds of unacknowledged data before a connection counts as broken."""
 
 RECORD_BYTES = 28_000
-"""Of what leaves as one: the system cuts it into packets as late as it can. A token bucket on the way that holds less
-than a record (32 kB are usual) cuts it before, packet by packet, at 20 times the work, and loses some where that is too
-much. Larger records would save little at the speed of such links; inside a host, ten times as fast, they do."""
+"""Size of a record: the system cuts it into packets as late as it can. A token bucket on the way that holds
+less than a record (32 kB are usual) cuts it before, packet by packet, at 20 times the work, and loses some
+where that is too much. Larger records would save little at the speed of such links; inside a host, ten times
+as fast, they do.
+"""
 
 _UNCUT_BYTES = 1 << 40
 END_OF_RECORD = getattr(socket, "MSG_EOR", 0)
-"""The flag of a call whose last byte no packet passes: without it the system would put two records into one packet."""
+"""Flag of a call whose last byte ends a packet: without it the system would put two records into one packet."""
 
 _BACKLOG = 4096
 _DIALLING_S = 5.0
@@ -102,7 +104,7 @@ class TcpSocket(OwnedSocket):
     """One end of a connection.
 
     Attributes:
-        record_bytes: of what leaves as one.
+        record_bytes: bytes of what leaves as one.
     """
 
     def __init__(self, family: int) -> None:
@@ -114,7 +116,7 @@ def listen(address: str) -> TcpSocket:
     """Listen on a free port of one interface.
 
     Args:
-        address: of the interface, IPv4 or IPv6.
+        address: address of the interface, IPv4 or IPv6.
 
     Raises:
         OSError: this host has no such address, or no port is free.
@@ -130,9 +132,9 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
     """Connect to a listener.
 
     Args:
-        address: of its host.
-        port: of it.
-        hold: gets the socket before anything is waited for; who hangs up on it ends the wait.
+        address: address of its host.
+        port: TCP port of it.
+        hold: receives the socket before any wait; closing it ends the wait.
 
     Raises:
         OSError: it cannot be reached, or it refuses; or no more files may be open.
@@ -149,7 +151,7 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
 
 
 def tune(connection: socket.socket) -> None:
-    """Set the options of a connection; those that this system has not are left out."""
+    """Set the options of a connection; those that this system lacks are left out."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -163,12 +165,12 @@ def tune(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, length: int, deadline_s: float) -> bytes:
-    """Receive so many bytes, all of them before a time; fewer only if the other end has nothing more to send.
+    """Receive `length` bytes before a deadline; fewer only if the other end has nothing more to send.
 
     Args:
-        connection: to receive from; its timeout is changed.
-        length: how many bytes.
-        deadline_s: on the clock of `time.monotonic`.
+        connection: connection to receive from; its timeout is changed.
+        length: number of bytes.
+        deadline_s: deadline in seconds on the clock of `time.monotonic`.
 
     Raises:
         OSError: the connection broke, or the time is over.

@@ -35,7 +35,7 @@ from polyrhythm.communication.transports.shared_memory.meeting import host_of, s
 
 @dataclass(frozen=True)
 class Levels:
-    """Which members of a communicator share a host.
+    """Members of a communicator by host.
 
     Attributes:
         hosts: the members of each host, in their order, the host of member 0 first; the first of each leads.
@@ -53,7 +53,7 @@ class Levels:
 
     @property
     def mixed(self) -> bool:
-        """Whether there are several hosts, of which one has several members."""
+        """Whether there are several hosts, at least one with several members."""
         return 1 < len(self.hosts) < sum(map(len, self.hosts))
 
     def host(self, member: int) -> int:
@@ -70,7 +70,7 @@ _PART_BYTES = 2 << 20
 
 
 class Work(Handle):
-    """A collective under way."""
+    """A collective in progress."""
 
     def __init__(self, future: Future[None]) -> None:
         self._future = future
@@ -86,10 +86,10 @@ class TwoLevelCollectives(MemberCollectives):
     """One member's side. Tensors live on the CPU; a thread does the collectives in the order of their start.
 
     Args:
-        levels: who shares a host.
+        levels: members by host.
         member: this one.
-        inside: of this host's members; None if it is alone on its host.
-        between: of the hosts' leaders; None if it does not lead.
+        inside: collectives of this host's members; None if it is alone on its host.
+        between: collectives of the hosts' first members; None if this member is not one.
 
     What is raised, by the call or by the handle's `wait`: `CollectiveBroken` if a member is gone, on all members and
     from then on.
@@ -205,7 +205,7 @@ def _finish(exchange: Exchange, part: Tensor, between: Handle | None) -> None:
 
 
 Meet = Callable[[Sequence[int], str, str], list[str]]
-"""Exchanges words of some members under a name: takes this one's, and returns theirs, in order, once all have come."""
+"""Exchanges texts of some members under a name: takes this one's, and returns all, in order, once all have arrived."""
 
 
 def make_shared(
@@ -220,9 +220,9 @@ def make_shared(
     Args:
         member: this one.
         members: the ranks of all, among all ranks of the run.
-        introductions: of all, as JSON.
-        meet: how to talk to the others.
-        network: makes the collectives of some members, of whom this is one, that need no shared memory.
+        introductions: introductions of all, as JSON.
+        meet: exchanges texts with the others.
+        network: makes collectives without shared memory for some members, this one among them.
     """
     levels = Levels.of([host_of(introduction) for introduction in introductions])
     host = levels.hosts[levels.host(member)]

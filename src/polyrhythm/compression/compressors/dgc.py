@@ -8,7 +8,7 @@ ICLR 2018, arXiv 1712.01887.
     d = the largest of v                           k = density * n
     v <- v - d,     u <- 0 where v was sent        momentum factor masking
 
-The momentum is in here, so the optimiser must have none. With m = 0 it is `top_k` with feedback, to the bit. Without
+The momentum is in here, so the optimizer must have none. With m = 0 it is `top_k` with feedback, to the bit. Without
 masking it is `top_k` with feedback of the velocity u. With masking, at density 1, u is always reset: plain SGD. What
 travels as it is (biases, small tensors) keeps its u, and so is SGD with momentum.
 

@@ -36,8 +36,8 @@ class DoReFa(InPieces):
     """A few bits a number, right in the mean.
 
     Attributes:
-        bits: of a number.
-        seed: of the draws.
+        bits: bits of a number.
+        seed: seed of the draws.
         feedback: errors are larger than what is encoded, where one number is much larger than the others.
     """
 

@@ -1,7 +1,7 @@
 """Eight-bit floating point, in blocks with a scale.
 
-Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433, 2022, for the types; one float32 scale a block,
-as those who average models in eight bits use.
+Micikevicius et al., "FP8 formats for deep learning", arXiv 2209.05433, 2022, for the types; one float32 scale
+a block, as is usual for model averaging in eight bits.
 
     s = max|p| / L of a block        L = 448 (e4m3) or 57344 (e5m2); 1 for a block of zeros
     d = s * float8(p / s)            clamped before the cast, which e4m3, without infinities, needs

@@ -5,8 +5,9 @@ of speech DNNs", Interspeech 2014.
 
     d_j = mean of { p_i >= 0 } where p_j >= 0, else mean of { p_i < 0 }        in each bucket; an empty group: 0
 
-So the residuals of each group of each bucket add up to 0. Departure from the paper, whose groups are columns of a
-matrix: runs of `bucket` numbers, which need no shape. Longer than a row of a layer, they give one mean to numbers of
+So the residuals of each group of each bucket add up to 0. Departure from the paper, which groups by columns
+of a matrix: runs of `bucket` numbers, which need no shape. Longer than a row of a layer, they give one mean
+to numbers of
 unequal size, which momentum makes much of: `lenet5` then learns slowly or not at all (`benchmarks/compression`).
 
 Payload: two float32 a bucket, then one bit a number, 1 for those at or above zero.
@@ -55,10 +56,10 @@ class OneBit(InPieces):
     def _encoded(self, piece: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means of each bucket, `(buckets, 2)`, and the packed bits."""
         buckets = buckets_of(piece, self.bucket)
-        above = buckets.clamp_min(0).sum(1, keepdim=True)  # zeros in what is left over add nothing
+        above = buckets.clamp_min(0).sum(1, keepdim=True)  # padding with zeros adds nothing
         below = buckets.clamp_max(0).sum(1, keepdim=True)
         bits = buckets >= 0
-        # What is left over counts as above; a sum of truth values would take ten times as long.
+        # Padding counts as above; a sum of truth values would take ten times as long.
         smaller = self.bucket - bits.float().sum(1, keepdim=True)
         larger = bucket_lengths(piece.numel(), self.bucket, piece.device) - smaller
         means = torch.cat([above / larger.clamp_min(1), below / smaller.clamp_min(1)], 1)

@@ -6,9 +6,10 @@ Vogels, Karimireddy, Jaggi, "PowerSGD: practical low-rank gradient compression f
     P = orthonormal(M Q),   Q = M^T P,   d = P Q^T        Q is that of the step before (warm start), at first random
     over all workers: P of the mean of M_i Q, Q the mean of M_i^T P, so d is the same on all, and e_i = M_i - d
 
-An all-reduce strategy exchanges P and Q in two all-reduces (`strategies.compressed_mean`); elsewhere each sender has a
-pair of its own. M is a gradient as (outputs, all else). Matrices of which the two factors would not be smaller travel
-as they are. Orthonormal by Gram and Schmidt, twice, for the first time loses digits; a column of zeros stays one.
+An all-reduce strategy exchanges P and Q in two all-reduces (`strategies.compressed_mean`); elsewhere each
+sender has a pair of its own. M is a gradient as (outputs, all else). Matrices with factors that would not be
+smaller are sent as they are. Orthonormalized by Gram-Schmidt, twice, since once loses digits; a column of
+zeros stays one.
 
 Payload: P, rows * r float32, then Q, columns * r float32, both by columns.
 """
@@ -33,7 +34,7 @@ class PowerSGD(Compressor):
 
     Attributes:
         rank: columns of each factor.
-        seed: of the first factor.
+        seed: seed of the first factor.
         per: always `layer`, since only a layer is a matrix.
     """
 

@@ -50,7 +50,7 @@ class QSGD(InPieces):
         bucket: numbers that share a norm.
         norm: `two`: the Euclidean norm; `max`: the largest magnitude, for which errors are smaller.
         code: `packed`: equally many bits a number; `elias`: fewer for those that are 0, and more for others.
-        seed: of the draws.
+        seed: seed of the draws.
         feedback: only where errors are smaller than what is encoded.
     """
 
@@ -70,7 +70,7 @@ class QSGD(InPieces):
 
     @property
     def bits(self) -> int:
-        """Of a number, its sign included."""
+        """Bits of a number, including its sign."""
         return 1 + self.levels.bit_length()
 
     def nbytes(self, place: Place) -> int | None:
@@ -219,7 +219,7 @@ def _length(values: Tensor) -> Tensor:
 
 
 def _reversed(values: Tensor) -> Tensor:
-    """Return the deltas of whole numbers as words whose lowest bit comes first."""
+    """Return the deltas of whole numbers as words with the lowest bit first."""
     length = _length(values)
     of_length = _length(length)
     zeros = of_length - 1
@@ -264,7 +264,7 @@ def _deltas(stream: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chain(following: Tensor, entries: int, bits: int) -> Tensor:
-    """Return the first `entries` positions that come from 0 by following, `(entries,)`."""
+    """Return the first `entries` positions reached from 0 by following, `(entries,)`."""
     begins = torch.zeros(1, dtype=torch.long)
     jump = following
     while begins.numel() < entries:

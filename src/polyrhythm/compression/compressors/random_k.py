@@ -36,7 +36,7 @@ class RandomK(Compressor):
     Attributes:
         density: share of the numbers that travel.
         scaled: whether they are multiplied, so that the mean over all draws is right; then there is no feedback.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     biased: ClassVar[bool] = True
@@ -91,7 +91,8 @@ def drawn(numbers: int, count: int, draws: torch.Generator) -> Tensor:
     """Return `count` different indices below `numbers`, ascending; all sets of as many are equally likely."""
     if count >= numbers * _MOST_DRAWN:
         return torch.randperm(numbers, generator=draws)[:count].sort().values
-    # The first `count` different ones of a row of draws, of which a few come again: without a pass over the vector.
+    # The first `count` distinct values of a row of draws with few repetitions: without a pass over the
+    # vector.
     found = torch.empty(0, dtype=torch.int64)
     while True:
         found = torch.cat([found, torch.randint(numbers, (count + count // 4 + 8,), generator=draws)])

@@ -7,7 +7,7 @@ and fault tolerant", ICLR 2019, arXiv 1810.05291.
     w' = w - lr sgn(sum_i sgn(g_i))        sgn(0) = +1, so a tie counts as +1
 
 Every step moves each weight by `lr`, so rates are some hundred times smaller than those of plain SGD. Votes count
-alike, however many samples are behind them; a worker without any has none. The optimiser sees the result of the vote.
+alike, however many samples are behind them; a worker without any has none. The optimizer sees the result of the vote.
 
 Payload: one bit a number, 1 for those at or above zero.
 """
@@ -26,7 +26,7 @@ class SignSGD(Compressor):
     """One bit a number each way: every worker votes for a direction.
 
     Attributes:
-        feedback: what is left out of a vote belongs to no later one.
+        feedback: always off: the error of a vote is not added to later ones.
     """
 
     biased: ClassVar[bool] = True

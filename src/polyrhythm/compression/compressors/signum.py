@@ -6,7 +6,7 @@ arXiv 1802.04434, algorithm 2.
     m_i <- b m_i + (1 - b) g_i
     w'  =  w - lr sgn(sum_i sgn(m_i))        b is `momentum`; sgn(0) = +1
 
-Each worker keeps its own momentum, so the optimiser must have none.
+Each worker keeps its own momentum, so the optimizer must have none.
 
 Payload: as of `sign_sgd`.
 """
@@ -28,7 +28,7 @@ class Signum(SignSGD):
     """One bit a number each way: every worker votes for the direction of its momentum.
 
     Attributes:
-        momentum: what is kept of it at each step.
+        momentum: decay of the momentum per step.
     """
 
     own_momentum: ClassVar[bool] = True

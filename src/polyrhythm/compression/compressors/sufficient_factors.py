@@ -1,4 +1,4 @@
-"""Sufficient factors: a fully connected layer's gradient as the rows of which it is the sum of products.
+"""Sufficient factors: a fully connected layer's gradient as the rows of its sum of outer products.
 
 Xie, Kim, Zhou, Ho, Kumar, Yu, Xing, "Lighter-communication distributed machine learning via sufficient factor
 broadcasting", UAI 2016, arXiv 1409.5705; Zhang et al., "Poseidon", ATC 2017, arXiv 1706.03292, for the choice by layer;
@@ -6,8 +6,8 @@ Chilimbi, Suzue, Apacible, Kalyanaraman, "Project Adam", OSDI 2014, for factors 
 
     dW = sum_k u_k v_k^T        u (K, rows) errors, v (K, columns) inputs of a worker's K samples
 
-Nothing is left out: what arrives is the gradient to rounding, and there is no residual. Of `rows * columns` numbers,
-K (rows + columns) travel. Among N workers that is less than an all-reduce iff
+The compression is exact up to rounding, and there is no residual. Of `rows * columns` numbers, K (rows +
+columns) are sent. Among N workers that is less than an all-reduce iff
 
     N K (rows + columns) < 2 rows columns        N K: the rows of all workers, as the step before had them
 
@@ -39,8 +39,8 @@ class SufficientFactors(Compressor):
     """Errors and inputs of fully connected layers in place of their gradients.
 
     Attributes:
-        feedback: never: nothing is left out.
-        per: always `layer`, whose factors they are.
+        feedback: always off: the compression is exact.
+        per: always `layer`, since factors are those of a layer.
     """
 
     biased: ClassVar[bool] = False
@@ -63,8 +63,8 @@ class SufficientFactors(Compressor):
         """Return whether to broadcast the factors of a layer costs less than to all-reduce its gradient.
 
         Args:
-            rows: of all workers' factors together.
-            place: of the layer.
+            rows: rows of all workers' factors together.
+            place: place of the layer.
         """
         return 0 < rows * (place.rows + place.columns) < 2 * place.numbers
 
@@ -105,7 +105,7 @@ class SufficientFactors(Compressor):
 def adds_up(pair: Pair, gradient: Tensor) -> bool:
     """Return whether factors are those of a gradient, `(rows, columns)`, seen along one direction.
 
-    A direction that is no eigenvector of anything tells any other gradient apart, for the cost of reading it once.
+    Any other gradient differs along a direction that is no eigenvector, at the cost of reading it once.
     """
     left, right = (factor.to(gradient) for factor in pair)
     if (

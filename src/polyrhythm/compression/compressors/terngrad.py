@@ -6,8 +6,8 @@ NIPS 2017, arXiv 1705.07878.
     p <- clamp(p, -c sigma, c sigma)              c is `clip`, sigma the deviation within the layer
     d_j = s sgn(p_j) [u_j < |p_j| / s]            s = max|p|, the largest of all workers' (`shares_scaler`)
 
-Unbiased with respect to the clipped gradient, with variance |p_j| (s - |p_j|). The authors' code takes c sigma itself
-for s; the largest magnitude that is left, as here, gives less variance.
+Unbiased with respect to the clipped gradient, with variance |p_j| (s - |p_j|). The authors' code takes c
+sigma itself for s; the largest remaining magnitude, as here, gives less variance.
 
 Payload: one float32, s, then two bits a number: 0, 1 for +s, 2 for -s.
 """
@@ -36,12 +36,12 @@ _BITS = 2
 
 
 class TernGrad(InPieces):
-    """Two bits a number, right in the mean but for what is clipped.
+    """Two bits a number, unbiased except for clipping.
 
     Attributes:
-        clip: in deviations of a layer's gradient; 0: nothing is clipped.
-        seed: of the draws.
-        feedback: errors are larger than what is encoded.
+        clip: bound in deviations of a layer's gradient; 0: no clipping.
+        seed: seed of the draws.
+        feedback: off by default: errors are larger than the encoded values.
     """
 
     biased: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Quanta of one size, sent where that much has come together.
+"""Quanta of one size, sent once that much has accumulated.
 
 Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015.
 
@@ -28,10 +28,10 @@ _WORD = 1 << 32
 
 
 class Threshold(Compressor):
-    """Four bytes a number that has come to the threshold.
+    """Four bytes for each number that has reached the threshold.
 
     Attributes:
-        size: of a quantum, in units of gradients.
+        size: size of a quantum, in units of gradients.
     """
 
     biased: ClassVar[bool] = True

@@ -32,7 +32,7 @@ class TopK(Compressor):
 
     Attributes:
         density: share of the numbers that travel.
-        route: how workers add them up among themselves (`streams`): gathered, doubling, split, or by their size.
+        route: way of adding them up among workers (`streams`): gathered, doubling, split, or by their size.
     """
 
     biased: ClassVar[bool] = True
@@ -72,4 +72,4 @@ class TopK(Compressor):
 
     def add_to(self, total: Tensor, payload: Tensor, place: Place) -> None:
         indices, values = decode_sparse(payload, place.numbers, place.dtype)
-        total[indices] += values  # no index comes twice
+        total[indices] += values  # indices are unique

@@ -1,1 +1,1 @@
-"""How a global batch is shared among workers that take their steps together; every module is one choice."""
+"""Sharing of a global batch among synchronous workers; every module is one choice."""

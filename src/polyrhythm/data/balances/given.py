@@ -9,8 +9,8 @@ class Given(Balance):
     """Parts by weight, as in `given(weights=[3, 1, 1])`.
 
     Attributes:
-        weights: of each worker, above 0.
-        by: what a larger part is: images of a step, or steps of its own, where models are averaged.
+        weights: weights of each worker, above 0.
+        by: meaning of a larger share: more images of a step, or, where models are averaged, more local steps.
     """
 
     weights: tuple[float, ...]

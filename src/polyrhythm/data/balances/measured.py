@@ -13,9 +13,9 @@ class Measured(Balance):
 
     Attributes:
         weights: relative parts of all workers to begin with; default: all alike.
-        profile: instead, a cluster file that `polyrhythm profile` has written, whose hosts' speeds are the weights of
-            the workers that are placed there, host by host.
-        by: what a larger part is: images of a step, or steps of its own, where models are averaged.
+        profile: alternative to `weights`: a cluster file written by `polyrhythm profile`; the hosts' speeds
+            are the weights of their workers, host by host.
+        by: meaning of a larger share: more images of a step, or, where models are averaged, more local steps.
     """
 
     follows: ClassVar[bool] = True

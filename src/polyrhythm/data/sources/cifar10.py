@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 + 10,000 photographs of 10 classes, 32 by 32 pixels in colour.
+"""CIFAR-10: 50,000 + 10,000 photographs of 10 classes, 32 by 32 pixels in color.
 
 Report: A. Krizhevsky, "Learning multiple layers of features from tiny images", University of Toronto, 2009.
 """
@@ -51,7 +51,7 @@ def _joined(parts: list[Labelled]) -> Labelled:
 
 
 def part_of_cifar(root: Path, what: str, name: str, label_bytes: int = 1) -> Labelled:
-    """Return the images and labels of one of CIFAR's files, of whose label bytes the last is the label."""
+    """Return the images and labels of one of CIFAR's files; the last of its label bytes is the label."""
     path = found_in(root, what, f"{name}.bin")
     images, labels = records(content_of(path), path, label_bytes, SHAPE)
     return images, labels[:, -1]

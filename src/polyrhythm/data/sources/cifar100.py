@@ -1,4 +1,4 @@
-"""CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 32 by 32 pixels in colour.
+"""CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 32 by 32 pixels in color.
 
 Report: A. Krizhevsky, "Learning multiple layers of features from tiny images", University of Toronto, 2009.
 """

@@ -1,7 +1,7 @@
-"""Digits: 1,797 handwritten digits of 8 by 8 grey pixels, which scikit-learn contains.
+"""Digits: 1,797 handwritten digits of 8 by 8 gray pixels, which scikit-learn contains.
 
-Paper: E. Alpaydin, C. Kaynak, "Cascading Classifiers", Kybernetika 34(4), 1998 (the UCI set "Optical
-Recognition of Handwritten Digits", of which this is the test part).
+Paper: E. Alpaydin, C. Kaynak, "Cascading Classifiers", Kybernetika 34(4), 1998 (this is the test part of the
+UCI set "Optical Recognition of Handwritten Digits").
 """
 
 from __future__ import annotations

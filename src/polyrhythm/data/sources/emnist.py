@@ -1,7 +1,7 @@
-"""EMNIST: handwritten digits and letters, 28 by 28 grey pixels.
+"""EMNIST: handwritten digits and letters, 28 by 28 gray pixels.
 
 Paper: G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST: an extension of MNIST to handwritten letters", 2017,
-arXiv:1702.05373. The files hold every picture turned over its diagonal, which is undone here.
+arXiv:1702.05373. The files hold every image turned over its diagonal, which is undone here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EMNIST(Config):
 
     Attributes:
         folder: holds its idx files, gzipped or not, there or in folders inside; None: they are fetched.
-        split: which division.
+        split: name of the division.
     """
 
     folder: str | None = None

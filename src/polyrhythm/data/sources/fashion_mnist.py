@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 60,000 + 10,000 grey pictures of clothes, 28 by 28 pixels, ten classes.
+"""Fashion-MNIST: 60,000 + 10,000 gray images of clothes, 28 by 28 pixels, ten classes.
 
 Paper: H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
 Algorithms", 2017, arXiv:1708.07747.
@@ -250,7 +250,7 @@ CLASSES = (
     "Ankle boot",
 )
 
-# Of the training images, with pixels from 0 to 1.
+# Statistics of the training images, with pixels from 0 to 1.
 MEAN = 0.2860
 STD = 0.3530
 
@@ -272,7 +272,7 @@ class FashionMNIST(Config):
     folder: str | None = None
 
     def load(self) -> Dataset:
-        """Return the data, downloaded first if necessary; pixels are normalised by mean and standard deviation."""
+        """Return the data, downloaded first if necessary; pixels are normalized by mean and standard deviation."""
         if self.folder is None:
             contents = find_or_fetch(SYSTEM_FOLDER, cache_folder() / "fashion-mnist", ADDRESS)
         else:

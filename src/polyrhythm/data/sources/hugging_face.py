@@ -2,8 +2,8 @@
 
     hf://OWNER/NAME         of the hub, or of its cache (HF_HOME); a subset is `hugging_face(path=…, subset=…)`
     a folder                what `save_to_disk` has left
-    photos/*.parquet        tables that hold the pictures themselves; files are train or test by their names
-    photos/*.arrow          likewise
+    photos/*.parquet        tables that hold the images themselves; files are train or test by their names
+    photos/*.arrow          the same
 
 Q. Lhoest and others, "Datasets: a community library for natural language processing", EMNLP 2021, arXiv:2109.02846.
 """
@@ -46,7 +46,7 @@ class HuggingFace(PictureSource):
         train: name of the split to learn from.
         test: name of the split to test on; empty: the first of test, validation, valid, val and dev that is there, or
             else a fifth of every class is held out.
-        image: column of the pictures; empty: the only one of that type.
+        image: column of the images; empty: the only one of that type.
         label: column of the classes; empty: the only one of that type, or else one called label, class and the like.
     """
 
@@ -58,11 +58,11 @@ class HuggingFace(PictureSource):
     label: str = ""
 
     def load(self) -> Dataset:
-        """List the pictures, and look at each once.
+        """List the images, and look at each once.
 
         Raises:
             RequestError: the library is missing, there is no such data set, split or column, or it is no classification
-                of pictures; a picture cannot be read; test classes that training lacks.
+                of images; an image cannot be read; test classes that training lacks.
         """
         parts = self._parts()
         if self.train not in parts:
@@ -163,14 +163,14 @@ class HuggingFace(PictureSource):
 
 
 class TableSplit:
-    """Pictures in the rows of a table, decoded a batch at a time by as many threads as torch may use.
+    """Images in the rows of a table, decoded a batch at a time by as many threads as torch may use.
 
     Args:
-        table: of the library `datasets`, with encoded pictures.
-        column: of the pictures.
+        table: table of the library `datasets`, with encoded images.
+        column: column of the images.
         rows: (n,) int64, those of the split.
         labels: (n,) int64.
-        reading: size, normalisation and shown part of the pictures.
+        reading: size, normalization and shown part of the images.
     """
 
     def __init__(self, table: Any, column: str, rows: Tensor, labels: Tensor, reading: PictureSource) -> None:
@@ -184,11 +184,11 @@ class TableSplit:
         return len(self._rows)
 
     def part(self, indices: Tensor) -> TableSplit:
-        """Return the split of some of its pictures."""
+        """Return the split of some of its images."""
         return TableSplit(self._table, self._column, self._rows[indices], self.labels[indices], self._reading)
 
     def names(self) -> list[str]:
-        """Return a name of every picture: a hash of its bytes, as the rows of a table may be in another order later."""
+        """Return a name of every image: a hash of its bytes, as the rows of a table may be in another order later."""
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             return list(threads.map(self._name, range(len(self))))
 
@@ -199,7 +199,7 @@ class TableSplit:
         return normal(str(cell.get("path")))
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return (B, 3, size, size) float32, normalised."""
+        """Return (B, 3, size, size) float32, normalized."""
         return self.normalised(self.decoded(indices))
 
     def decoded(self, indices: Tensor) -> Tensor:
@@ -215,12 +215,12 @@ class TableSplit:
         return NORMALIZATIONS[self._reading.pixels](decoded)
 
     def whole(self, indices: Tensor, shorter_side: int) -> list[Tensor]:
-        """Return whole pictures, (3, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
+        """Return whole images, (3, H, W) float32 each, with `shorter_side` pixels on their shorter side."""
         pixels = self._read(indices, partial(read_whole, shorter_side=shorter_side))
         return [self.normalised(torch.from_numpy(np.array(each))[None])[0] for each in pixels]
 
     def unreadable(self) -> dict[int, str]:
-        """Return the number of every picture that cannot be read, and why."""
+        """Return the number of every image that cannot be read, and why."""
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             reasons = threads.map(
                 partial(self._tried, decode=partial(read_pixels, image_size=1)), range(len(self))
@@ -257,7 +257,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def holds_pictures(file: Path) -> bool:
-    """Whether a Parquet file holds pictures themselves, as structures of bytes and path, and not only their paths."""
+    """Whether a Parquet file holds images themselves, as structures of bytes and path, and not only their paths."""
     try:
         from pyarrow import parquet, types
 

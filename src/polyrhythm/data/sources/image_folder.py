@@ -24,8 +24,9 @@ class ImageFolder(PictureSource):
     """A folder of images.
 
     Attributes:
-        folder: contains `train`, and `test`, `val`, `validation` or `valid`, of which the first that is there is read;
-            or the classes themselves. Without test images a fifth of every class is held out for testing.
+        folder: contains `train` and one of `test`, `val`, `validation` and `valid` (the first that exists is
+            read), or the classes themselves. Without test images a fifth of every class is held out for
+            testing.
     """
 
     folder: str
@@ -107,7 +108,7 @@ class ImageFolder(PictureSource):
 def _left_out(
     root: Path, parts: tuple[Path, Path | None], listings: Sequence[Listing]
 ) -> tuple[LeftOut, ...]:
-    """Return what a folder holds besides the images that are read."""
+    """Return what a folder holds in addition to the images that are read."""
     beside: list[str] = []
     if parts[0] != root:
         with suppress(OSError):  # a folder may be passed through that cannot be listed

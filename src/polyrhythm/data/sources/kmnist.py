@@ -1,4 +1,4 @@
-"""KMNIST: 60,000 + 10,000 cursive Japanese characters, ten classes, 28 by 28 grey pixels.
+"""KMNIST: 60,000 + 10,000 cursive Japanese characters, ten classes, 28 by 28 gray pixels.
 
 Paper: T. Clanuwat and others, "Deep learning for classical Japanese literature", 2018, arXiv:1812.01718.
 """

@@ -181,7 +181,7 @@ class Manifest(PictureSource):
         subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
             that a network trained on one subset can be tested on another.
         labels: `best` uses an image's most confident label, `every` one sample per label. Test images have their best.
-        min_confidence: labels below it are left out.
+        min_confidence: least confidence of a label; labels below it are left out.
         duplicates: a training image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data.
         skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
     """

@@ -1,4 +1,4 @@
-"""MNIST: 60,000 + 10,000 handwritten digits, 28 by 28 grey pixels.
+"""MNIST: 60,000 + 10,000 handwritten digits, 28 by 28 gray pixels.
 
 Paper: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document recognition",
 Proceedings of the IEEE 86(11), 1998.

@@ -1,7 +1,7 @@
-"""STL-10: 5,000 + 8,000 photographs of ten classes, 96 by 96 pixels in colour, from ImageNet.
+"""STL-10: 5,000 + 8,000 photographs of ten classes, 96 by 96 pixels in color, from ImageNet.
 
 Paper: A. Coates, H. Lee, A. Ng, "An analysis of single-layer networks in unsupervised feature learning", AISTATS 2011.
-Its pictures without labels are not used.
+Its images without labels are not used.
 """
 
 from __future__ import annotations
@@ -43,4 +43,4 @@ def _part(root: Path, part: str) -> Labelled:
     labels = torch.frombuffer(
         bytearray(content_of(found_in(root, "stl10", f"{part}_y.bin"))), dtype=torch.uint8
     )
-    return images.mT.contiguous(), labels.long() - 1  # pictures lie column by column
+    return images.mT.contiguous(), labels.long() - 1  # images lie column by column

@@ -1,4 +1,4 @@
-"""SVHN: 73,257 + 26,032 house numbers' digits, photographed, 32 by 32 pixels in colour.
+"""SVHN: 73,257 + 26,032 house numbers' digits, photographed, 32 by 32 pixels in color.
 
 Paper: Y. Netzer, T. Wang, A. Coates, A. Bissacco, B. Wu, A. Ng, "Reading digits in natural images with unsupervised
 feature learning", NIPS workshop, 2011.

@@ -1,7 +1,7 @@
-"""Synthetic pictures: noise around a pattern of each class, of any size and number, made when they are asked for.
+"""Synthetic images: noise around a pattern of each class, of any size and number, made when they are asked for.
 
-For measuring speed without a disk, and for dry runs and simulations of networks whose data are not at hand. A picture
-depends on its number alone. Nothing that is learned from them says anything of real pictures.
+For measuring speed without a disk, and for dry runs and simulations of networks without their data. An image
+depends on its number alone. Results on these images do not carry over to real ones.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from polyrhythm.specs import Config
 
 
 class Synthetic(Config):
-    """Pictures that nobody took.
+    """Generated images.
 
     Attributes:
-        classes: how many there are; picture i is of class i mod `classes`.
+        classes: number of classes; image i is of class i mod `classes`.
         size: pixels a side.
-        channels: of a picture.
-        train: pictures to learn from.
-        test: pictures to test on.
+        channels: channels of an image.
+        train: images to learn from.
+        test: images to test on.
     """
 
     classes: int = Field(default=1000, ge=2)
@@ -33,7 +33,7 @@ class Synthetic(Config):
     test: int = Field(default=1_000, ge=1)
 
     def load(self) -> Dataset:
-        """Return the data; no picture is made yet."""
+        """Return the data; no image is made yet."""
         shape = self.channels, self.size, self.size
         names = tuple(f"class {number}" for number in range(self.classes))
         train = SyntheticSplit(self.train, self.classes, shape, "train")
@@ -43,13 +43,13 @@ class Synthetic(Config):
 
 
 class SyntheticSplit:
-    """Some of them.
+    """Some of the generated images.
 
     Args:
-        count: how many.
-        classes: how many they are of.
+        count: number of images.
+        classes: number of classes.
         shape: (C, H, W) of each.
-        part: tells them from those of another split.
+        part: name that distinguishes them from those of another split.
     """
 
     def __init__(self, count: int, classes: int, shape: tuple[int, int, int], part: str) -> None:
@@ -61,7 +61,7 @@ class SyntheticSplit:
         return len(self.labels)
 
     def images(self, indices: Tensor) -> Tensor:
-        """Return the pictures of `indices`, (B,) int64, as (B, C, H, W) float32 of mean 0 and variance 1.25."""
+        """Return the images of `indices`, (B,) int64, as (B, C, H, W) float32 of mean 0 and variance 1.25."""
         found = torch.empty(len(indices), *self._shape)
         for image, index in zip(found, indices.tolist(), strict=True):
             image.normal_(generator=generator_for(f"synthetic picture, {self._part}", index))

@@ -1,4 +1,4 @@
-"""Tar shards in the form of WebDataset, for more files than a file system handles well: `key.jpg` beside `key.cls`.
+"""Tar shards in the form of WebDataset, for more files than a file system handles well: `key.jpg` next to `key.cls`.
 
 A. Aizman, G. Maltby, T. Breuel, "High performance I/O for large scale deep learning", IEEE Big Data 2019,
 arXiv:2001.01858.
@@ -26,14 +26,14 @@ _log = logging.getLogger(__name__)
 
 
 class TarShards(PictureSource):
-    """Tar files of pictures.
+    """Tar files of images.
 
     Attributes:
         files: their paths, with `*` for any text, such as `photos/train-*.tar`, or numbers in braces as WebDataset has
             them, `photos/train-{000000..000146}.tar`.
-        test: likewise for the test pictures; empty: a fifth of every class is held out.
-        buffer: records that each worker holds back to draw from. It holds their positions, not their pictures.
-        bad_records: how many may be skipped, in each process, before the run ends.
+        test: paths of the test shards; empty: a fifth of every class is held out.
+        buffer: records that each worker holds back to draw from. It holds their positions, not their images.
+        bad_records: number of records that may be skipped, in each process, before the run ends.
         skip_unreadable: skip any number of bad records.
     """
 
@@ -43,7 +43,7 @@ class TarShards(PictureSource):
     bad_records: int = Field(default=100, ge=0)
 
     def load(self) -> Dataset:
-        """List the records, which are decoded later, batch by batch, and leave out broken test pictures.
+        """List the records, which are decoded later, batch by batch, and leave out broken test images.
 
         Raises:
             RequestError: no such files, too many invalid records, one class only, or test classes that training lacks.

@@ -1,1 +1,1 @@
-"""Joining a running job by hand: the join server, which admits who knows the run's token, and its client."""
+"""Joining a running job by hand: the join server, which admits clients with the run's token, and its client."""

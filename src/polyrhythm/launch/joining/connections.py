@@ -10,7 +10,7 @@ with a proof each:
       ◀───── length | proof(direction, number) | JSON ─────▶   at most `MOST_BYTES` each, numbered from 0
 
 Nothing that a client sends is looked at before its proof is right. Nothing is unpickled. `EventLoop` is a
-thread of its own for what waits on sockets, beside a program that computes; `relay` carries bytes between two
+thread of its own for what waits on sockets, next to a program that computes; `relay` carries bytes between two
 connections until both sides have sent all. The keys of the proofs follow from the run token.
 """
 
@@ -41,10 +41,10 @@ _MOST_PORT = 65535
 
 
 class Address(NamedTuple):
-    """Where a join server listens.
+    """Address of a join server.
 
     Attributes:
-        host: its name or number.
+        host: name or number of the host.
         port: 0 for any that is free.
     """
 
@@ -115,7 +115,7 @@ class NotAdmitted(Exception):
     """The other side of a connection does not belong to the run, or no longer.
 
     Attributes:
-        reason: in one word, for counting.
+        reason: reason in one word, for counting.
     """
 
     def __init__(self, reason: str, text: str) -> None:
@@ -124,11 +124,11 @@ class NotAdmitted(Exception):
 
 
 class Channel:
-    """A connection whose other side has proved that it knows the token.
+    """A connection to a peer that has proved to know the token.
 
     Args:
-        reader: from the other side.
-        writer: to it.
+        reader: reader from the other side.
+        writer: writer to it.
         session: key of this connection.
         at_door: whether this side is the server.
     """
@@ -155,7 +155,7 @@ class Channel:
         """Wait for an object, and return it.
 
         Raises:
-            NotAdmitted: what came is too large, not the other side's, or no object.
+            NotAdmitted: the message is too large, not the other side's, or no object.
             asyncio.IncompleteReadError: the other side has gone.
         """
         (length,) = _LENGTH.unpack(await self.reader.readexactly(_LENGTH.size))
@@ -261,7 +261,7 @@ class EventLoop:
             self._loop.call_soon_threadsafe(act)
 
     def close(self) -> None:
-        """Cancel what is under way, and end the thread."""
+        """Cancel what is in progress, and end the thread."""
         with suppress(RuntimeError):
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -274,7 +274,7 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    for _ in range(2):  # what has been hung up is closed a turn of the loop later
+    for _ in range(2):  # closed connections are removed a turn of the loop later
         await asyncio.sleep(0)
 
 
@@ -311,7 +311,7 @@ async def relay(
     first: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     second: tuple[asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
-    """Pass on what comes over either connection; return when one of them has broken, or both have ended."""
+    """Forward data between two connections; return when one of them has broken, or both have ended."""
     ways = [
         asyncio.create_task(_carry(first[0], second[1])),
         asyncio.create_task(_carry(second[0], first[1])),
@@ -347,7 +347,7 @@ TOKEN_VARIABLE = "POLYRHYTHM_TOKEN"
 """In the environment: the token itself."""
 
 TOKEN_FILE = "join-token"
-"""In the run folder: the token of a run that was told none, readable by its owner alone."""
+"""File in the run folder with the token of a run started without one, readable by its owner alone."""
 
 LEAST_CHARACTERS = 16
 _MOST_TOKEN_CHARACTERS = 1 << 16
@@ -359,7 +359,8 @@ def read_token(file: str | Path | None) -> str | None:
     """Return the token that the user has given in a file, else in the environment; None where neither is given.
 
     Raises:
-        RequestError: the file cannot be read, or can be read by everybody, or the token is too short to be safe.
+        RequestError: the file cannot be read, or can be read by other users, or the token is too short to be
+            safe.
     """
     where = f"the environment's {TOKEN_VARIABLE}" if file is None else str(file)
     if file is None:
@@ -411,5 +412,5 @@ def door_key(token: str) -> bytes:
 
 
 def link_key(token: str) -> bytes:
-    """Return the key of links between ranks; a proof of one key tells nothing about the other."""
+    """Return the key of links between ranks; a proof of one key reveals nothing about the other."""
     return prove(token.encode(), "polyrhythm links")

@@ -1,6 +1,6 @@
 """The client's side of joining a run, and its way to the run's store.
 
-The store is reached by a listener of the client's own, whose connections are carried through the join server:
+A listener of the client's own leads to the store; its connections are carried through the join server:
 
 this process                       join server                store
   a connection to 127.0.0.1 ──▶ challenge, store? ──▶ a connection to 127.0.0.1 of the run's host
@@ -44,10 +44,10 @@ class Assignment:
     """A guest's place in a run.
 
     Attributes:
-        peer: the rank, and how many have had it before.
-        parameters: that the run trains.
-        roles: of the run.
-        prefix: what the run's keys have in front in its store.
+        peer: the rank, and the number of its previous processes.
+        parameters: parameters that the run trains.
+        roles: roles of the run.
+        prefix: prefix of the run's keys in its store.
     """
 
     peer: Peer
@@ -60,14 +60,14 @@ class JoinClient:
     """A guest's connection to the join server, from the challenge until it leaves.
 
     Args:
-        address: of the join server.
-        key: that it proves to know.
+        address: address of the join server.
+        key: key that it proves to know.
 
     Attributes:
-        store_port: where the run's store is reached, on loopback.
+        store_port: port of the forwarded store, on loopback.
 
     Raises:
-        RequestError: nobody is there, or the token is another.
+        RequestError: no server is there, or the token differs.
     """
 
     def __init__(self, address: Address, key: bytes) -> None:
@@ -86,10 +86,10 @@ class JoinClient:
             raise
 
     def job(self, version: str) -> dict[str, Any]:
-        """Return what is learned: the recipe, and what its data and model are like.
+        """Return the job description: the recipe, and the shapes of its data and model.
 
         Raises:
-            RequestError: the run refuses; says why.
+            RequestError: the run refuses, with the reason.
         """
         return self._ask({"ask": "job", "version": version})
 
@@ -112,7 +112,7 @@ class JoinClient:
         self._loop.start(self._listen(stop, over))
 
     def leave(self, why: str | None) -> None:
-        """Tell the server that this process leaves, and why; None: it has taken all its steps."""
+        """Notify the server that this process leaves, and why; None: it has taken all its steps."""
         self._left = True
         word = {"done": True} if why is None else {"done": False, "why": why}
         with suppress(OSError, TimeoutError):  # the run has ended already
@@ -174,7 +174,7 @@ class JoinClient:
         except ConnectionResetError:
             raise
         except OSError as error:
-            # What asyncio says of a refusal names an address, and not the reason.
+            # asyncio's message on a refusal names an address, and not the reason.
             said = os.strerror(error.errno or 0) if isinstance(error, ConnectionError) else error.strerror
             why = said if error.errno else error
             raise RequestError(

@@ -8,7 +8,7 @@ client           server (a thread of the launcher)                 launcher
   store? ──────▶ a connection to the store, passed through          (the store itself stays on loopback)
   …
   ◀──── stop ─── the run is asked to stop ◀───────────────────────
-  (gone) ──────▶ GuestLeft ──────────────────────────────────────▶ its place is vacant again, and the others are told
+  (gone) ──────▶ GuestLeft ──────────────────────────────────────▶ its place is vacant again; the others are notified
 
 Where torchrun has started the ranks, worker 0's process is what is called launcher here, and the store
 torchrun's; `Admission` is what every rank must know of joining there. `Entrance` listens before the server is
@@ -75,12 +75,12 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_K
 
 @dataclass(frozen=True)
 class Inside:
-    """What a client finds once it is admitted.
+    """Facts that an admitted client receives.
 
     Attributes:
-        store: where the run's store is, as seen from the server.
-        roles: of the run.
-        prefix: what the run's keys have in front in that store.
+        store: store where the run's store is, as seen from the server.
+        roles: roles of the run.
+        prefix: prefix of the run's keys in that store.
     """
 
     store: Address
@@ -95,12 +95,12 @@ class JoinServer:
     supervisor has decided about it.
 
     Args:
-        listener: where it listens; closed by it.
-        key: that clients prove to know.
-        offer: what a client is told of the job.
+        listener: listening socket; closed by the server.
+        key: key that clients prove to know.
+        offer: description of the job for clients.
 
     Attributes:
-        address: where it listens.
+        address: address where it listens.
     """
 
     look_every_s = inf
@@ -134,16 +134,16 @@ class JoinServer:
 
     @property
     def waitables(self) -> tuple[JoinServer]:
-        """What becomes readable when something has happened."""
+        """Object that becomes readable when an event is pending."""
         return (self,)
 
     def open(self, inside: Inside) -> None:
-        """Admit clients from now on, who find `inside`."""
+        """Admit clients from now on, and send them `inside`."""
         self._inside = inside
         self._server = self._loop.call(asyncio.start_server(self._receive, sock=self._listener))
 
     def begin(self, parameters: int) -> None:
-        """Give places from now on: the run is under way, and trains so many parameters."""
+        """Assign places from now on: the run is in progress, and trains `parameters` parameters."""
         self._parameters = parameters
         self._loop.soon(self._begun.set)
 
@@ -169,11 +169,11 @@ class JoinServer:
                 self.end()
 
     def ask_to_stop(self) -> None:
-        """Tell all guests that the run is asked to stop."""
+        """Notify all guests that the run is asked to stop."""
         self._tell_all({"stop": True})
 
     def end(self) -> None:
-        """Admit nobody any more, and tell all guests that the run is over."""
+        """Stop admitting clients, and notify all guests that the run is over."""
         self._over = True
         self._loop.soon(self._refuse_all)
         self._tell_all({"over": True})
@@ -202,7 +202,7 @@ class JoinServer:
         except NotAdmitted as refusal:
             self._tell(GuestRefused(who, refusal.reason, str(refusal)))
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # it has gone, or the server is closed; that a guest leaves is told elsewhere
+            pass  # the guest has left, or the server is closed; departures are reported elsewhere
         finally:
             DESCRIPTORS.remove(descriptor)
             hang_up(writer)
@@ -338,17 +338,17 @@ async def _say(channel: Channel, word: dict[str, Any]) -> None:
 
 
 class Entrance:
-    """Where workers join: a port that is opened at the start, so that one in use is known before anything is written.
+    """Port for joining workers; opened at the start, so that a port in use is detected before files are written.
 
     Args:
-        address: of this host, as others reach it.
-        token: that they must know.
+        address: address of this host, as others reach it.
+        token: token that they must know.
 
     Attributes:
-        address: with the port that was found.
+        address: address with the port that was found.
         link_key: key of the run's links.
-        offer: what clients are told of the job.
-        how: in words, for people who want to come in.
+        offer: description of the job for clients.
+        how: instructions for users that want to join.
 
     Raises:
         RequestError: the address cannot be used.
@@ -372,7 +372,7 @@ class Entrance:
         return self._server
 
     def ask_to_stop(self) -> None:
-        """Tell all guests that the run is asked to stop."""
+        """Notify all guests that the run is asked to stop."""
         if self._server is not None:
             self._server.ask_to_stop()
 
@@ -396,9 +396,9 @@ class Admission:
     """One rank's part in it.
 
     Attributes:
-        address: of the join server.
+        address: address of the join server.
         token: returns the run token, or None if this rank has none; called once rank 0 has drawn it, if it does.
-        entrance: of the join server; rank 0's alone.
+        entrance: entrance of the join server; rank 0's alone.
     """
 
     address: Address
@@ -409,7 +409,7 @@ class Admission:
         """Return a rank's rendezvous with the key of links, and an address that guests reach; all ranks call it.
 
         Args:
-            rendezvous: of this rank, with the keys of this start in its store.
+            rendezvous: rendezvous of this rank, with the keys of this start in its store.
 
         Raises:
             RequestError: this rank has another token than rank 0, or none; or guests would not reach it.

@@ -1,33 +1,32 @@
-"""Which processes are of one start of a run, however often each host's torchrun has started its own again.
+"""Identity of a run's start: its processes, however often each host's torchrun has restarted its own.
 
-The store outlives processes that are started again, and each host counts its restarts alone. So rank 0 draws
-a name for every start, and keys have it in front; what an earlier start has left is never read.
+The store outlives restarted processes, and each host counts its restarts alone. So rank 0 draws a name for
+every start, and keys have it as a prefix; keys of an earlier start are never read.
 
 rank r   "call r <nonce>" ─────────────▶ rank 0: answers every call, even of a process that is dead by now
-         ◀──────────── answer/<nonce>: the name, and how many have had the rank before
-         "there r <name>" ─────────────▶ rank 0: waits until all have heard its own name
-         …all say where they are…        roles and cores are dealt out
-         ◀──────────── whole: from here on a rank that is lost is missed by those who go on
+         ◀──────────── answer/<nonce>: the name, and the number of previous processes of the rank
+         "there r <name>" ─────────────▶ rank 0: waits until all have received its own name
+         …all publish their hosts…        roles and cores are assigned
+         ◀──────────── whole: from here on a rank that is lost is missed by the others, which continue
 
-A rank that dies before that is missed by no other, so until then all look whether their start still counts
+A rank that dies before that is missed by no other, so until then all check whether their start still counts
 (`check_counts`):
 
-rank 0 looks whether a rank calls once more      ─┐ void: all begin again from the call
-the others, whether a new start has been named   ─┘
-rank 0 has all that it asks of the others: whole ─▶ from here on a rank that is lost is missed by those who go on
+rank 0 checks whether a rank calls once more      ─┐ void: all restart from the call
+the others, whether a new start has been named    ─┘
+rank 0 has all answers from the others: whole    ─▶ from here on a rank that is lost is missed by the others
 
-Where torchrun starts a lost rank again and leaves the others alone (`--master-addr`), that one calls while
-they are under way, and `reception.py` answers: it comes in as a successor.
+Where torchrun restarts a failed rank and leaves the others alone (`--master-addr`), that one calls while they
+are in progress, and `reception.py` answers: it enters as a replacement.
 
 A rank that has a link to worker 0, or has seen its pulse, knows without this that worker 0 is lost. But
 worker 0 may die before any rank has either; where torchrun then starts its host's ranks again alone, it waits
 for the others, and they for it. So every rank ends soon after worker 0 has begun another start of the run
 (`leave_with_start`).
 
-At the start of a run that has nothing left to do, rank 0 lets all others leave, as those who come too late
-(`tell_that_it_is_over`). The message stays in the store, so that ranks that come later still find it; rank 0
-waits for the others only where it hosts the store. They may never come: they may have left in good order, and
-only rank 0 was started again.
+At the start of a run that has nothing left to do, rank 0 lets all others leave, like late ranks
+(`tell_that_it_is_over`). The message stays in the store, so that later ranks still find it; rank 0 waits for
+the others only where it hosts the store. They may never arrive: they may have left in good order, and
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ CALLS = "calls"
 """The queue of the store in which ranks call rank 0."""
 
 RETURN_VARIABLE = "POLYRHYTHM_LOST_RANKS_RETURN"
-"""Set to 1 by whoever starts a lost rank again, and leaves the others alone."""
+"""Set to 1 by a launcher that restarts failed ranks alone."""
 
 _OVER, _NEWEST = "over", "newest"
 _NAME_BYTES = 8
@@ -58,7 +57,7 @@ LEADER = 0
 
 
 class RunIsOver(Exception):
-    """The others have ended, in good order, before this rank came."""
+    """The others have ended, in good order, before this rank started."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Gathered:
     """A start of a run, as one of its ranks knows it.
 
     Attributes:
-        rendezvous: with keys that are this start's alone.
-        name: of the start.
-        answered: to rank 0, the calls that it has answered; they may come twice.
+        rendezvous: rendezvous with keys that are this start's alone.
+        name: name of the start.
+        answered: calls that rank 0 has answered; they may arrive twice. Empty on other ranks.
     """
 
     rendezvous: Rendezvous
@@ -77,17 +76,17 @@ class Gathered:
 
 
 def gather(rendezvous: Rendezvous, patience: Patience | None = None) -> Gathered:
-    """Meet those that are started together with this process; every rank must call it.
+    """Meet the processes that are started together with this one; every rank must call it.
 
     Args:
-        rendezvous: whose store may hold what an earlier start has left.
-        patience: for how long; None: as long as ranks have it that are not told otherwise.
+        rendezvous: rendezvous whose store may hold what an earlier start has left.
+        patience: time limit; None: the default.
 
     Returns:
-        The start that this process is of, as the successor of a lost rank if the others are under way.
+        The start that this process is of, as the replacement of a lost rank if the others are in progress.
 
     Raises:
-        RunError: some ranks have not come in time, or the store is gone.
+        RunError: some ranks are missing after the time limit, or the store is gone.
         RunIsOver: the others have ended.
     """
     patience = patience or Patience()
@@ -112,20 +111,20 @@ def answer(store: Any, nonce: str, name: str, generation: int = 0) -> None:
 
 
 def say_that_it_is_over(store: Any) -> None:
-    """Tell ranks that call from now on; those that have called before must be told with `answer_over`."""
+    """Notify ranks that call from now on; earlier callers must be notified with `answer_over`."""
     store.set(_OVER, "")
 
 
 def answer_over(store: Any, nonce: str) -> None:
-    """Answer a call of a rank that comes too late."""
+    """Answer a call of a rank that is too late."""
     store.set(_answer(nonce), _OVER)
 
 
 def starts_hosts_apart(rendezvous: Rendezvous) -> bool:
-    """Return whether lost ranks are started again while others go on: by torchrun, with its static rendezvous.
+    """Return whether failed ranks are restarted while others continue: by torchrun, with its static rendezvous.
 
-    There the store is the agents' own, and holds the ranks that they have been given; `c10d` makes another for ranks.
-    Engines that start ranks one by one (`submission/placed_run.py`) say so in a variable.
+    There the store is the agents' own, and holds the ranks that they have been given; `c10d` makes another
+    for ranks. Engines that start ranks one by one (`submission/placed_run.py`) set a variable.
     """
     if os.environ.get(RETURN_VARIABLE) == "1":
         return True
@@ -145,7 +144,7 @@ def _call(rendezvous: Rendezvous, patience: Patience) -> Gathered:
     def again() -> None:
         call_again(store, rank, nonce)
 
-    def look() -> None:  # whoever has heard the call may have died with it
+    def look() -> None:  # a rank that has received the call may have died with it
         nonlocal called
         before, called = called, newest_start(store)
         if before not in ("", called):
@@ -153,7 +152,7 @@ def _call(rendezvous: Rendezvous, patience: Patience) -> Gathered:
 
     call_again(store, rank, nonce)
     words = [_OVER]
-    if not store.check([_OVER]):  # else it is said after this call, which then is answered
+    if not store.check([_OVER]):  # else it is set after this call, which then is answered
         words = patience.looking(look).key(store, _answer(nonce), LEADER, again).split()
     if words == [_OVER]:
         store.queue_push(CALLS, f"left {rank} {nonce}".encode())
@@ -250,7 +249,7 @@ def leave_with_start(outside: Rendezvous, start: Gathered) -> None:
 
 
 def end_start(outside: Rendezvous, start: Gathered) -> None:
-    """Say, in rank 0, that a part of a run has ended in good order, and that a start that follows is the next one."""
+    """Announce, in rank 0, that a part of a run has ended in good order, and that the next start is the next part."""
     outside.store.set(_ended(start.name), "")
 
 
@@ -259,15 +258,15 @@ def _ended(name: str) -> str:
 
 
 def tell_that_it_is_over(rendezvous: Rendezvous, patience: Patience) -> None:
-    """Let all others leave, in rank 0's place at the start of a run that has nothing left to do.
+    """Let all others leave, on rank 0, at the start of a run that has nothing left to do.
 
     Raises:
-        RunError: some ranks have not come in time, or the store is gone.
+        RunError: some ranks are missing after the time limit, or the store is gone.
     """
     store, missing = rendezvous.store, set(range(rendezvous.size)) if rendezvous.keeper else {LEADER}
     missing.remove(LEADER)
     say_that_it_is_over(store)
-    while missing or store.queue_len(CALLS):  # who has called before the word was there waits for an answer
+    while missing or store.queue_len(CALLS):  # a rank that called before the key was set waits for an answer
         word, rank, about = patience.word(store, CALLS, lambda: sorted(missing)).split()
         if word == "call":
             answer_over(store, about)

@@ -1,19 +1,19 @@
-"""Ranks of torchrun as a source of processes, in worker 0's process: it admits late comers, and announces losses.
+"""Ranks of torchrun as a source of processes, in rank 0's process: it admits late ranks, and announces losses.
 
     guest ─────────────────── join server ─┐
-    lost rank, started again ─ call ───────┼─▶ supervisor ─▶ a place; the list of who is gone ─▶ the newcomer
+    failed rank, restarted ── call ────────┼─▶ supervisor ─▶ a place; the list of failed ranks ─▶ the new process
     worker 0's events: lost, joined ───────┘            └──▶ notice of a loss ─▶ all others
 
-`polyrhythm train` has a launcher that does this (`children.py`), and starts successors besides. Here only
-torchrun starts processes. With its static rendezvous it starts those of one host again while the others go on:
+`polyrhythm train` has a launcher that does this (`children.py`), and also starts replacements. Here only
+torchrun starts processes. With its static rendezvous it restarts those of one host while the others continue:
 such a process calls as at the start of a run (`gathering.py`), and gets its rank back once its last process
-counts as lost. Threads of worker 0's process answer such calls (`Calls`):
+counts as lost. Threads of rank 0's process answer such calls (`Calls`):
 
-call of rank r ─▶ r is known to be lost: it comes in as the successor
-             └──▶ r shows no pulse for as long as the watchdog bears: lost, unknown to all (it had no links yet)
+call of rank r ─▶ r is known to be lost: the caller enters as the replacement
+             └──▶ r has no pulse for the watchdog's limit: lost, not noticed by the others (it had no links yet)
              └──▶ r lives: the caller waits
 
-`receiving` opens the reception for as long as worker 0's loop goes on.
+`receiving` opens the reception for the duration of rank 0's loop.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class Reception:
     Used by worker 0's loop, and by the threads of the join server and of calls.
 
     Args:
-        rendezvous: of worker 0.
-        roles: the ranks by role, with the places that nobody has yet.
+        rendezvous: rendezvous of worker 0.
+        roles: ranks by role, with vacant places.
         started: the ranks that torchrun has started.
         emit: takes the run's events, one at a time.
-        entrance: lets others join; None: nobody can.
+        entrance: lets others join; None: joining is disabled.
 
     Attributes:
-        over: whether the run has ended well, so that nobody need come any more.
-        launcher: of the run's supervisor.
+        over: whether the run has ended well, so that no more ranks are needed.
+        launcher: launcher of the run's supervisor.
     """
 
     look_every_s = inf
@@ -107,7 +107,7 @@ class Reception:
         )
 
     def poll(self, ready: Sequence[Any] = ()) -> list[Fact]:
-        """Return nothing: its facts are told as they come."""
+        """Return nothing: its facts are reported at once."""
         return []
 
     def carry_out(self, order: Order) -> None:
@@ -116,7 +116,7 @@ class Reception:
             self._waiting.pop(order.peer.rank)(order.peer.generation)
 
     def on_event(self, event: Event) -> None:
-        """Pass an event of the run on, and learn from it who is there."""
+        """Forward an event of the run, and update the members from it."""
         if isinstance(event, RunEnded):
             self.over = event.outcome == _DONE
         self.launcher.on_event(event)
@@ -127,7 +127,7 @@ class Reception:
         """Take the call of a process that torchrun has started again.
 
         Args:
-            rank: that it had.
+            rank: rank that it had.
             let_in: called with how many processes have had the rank before, as soon as it is free.
         """
         with self.launcher.turn:
@@ -135,7 +135,7 @@ class Reception:
             self.launcher.take(Called(rank))
 
     def miss(self, rank: int) -> None:
-        """Take it that a rank is lost that another process asks for, and that nobody has noticed."""
+        """Declare a rank lost that another process asks for and that has not been missed yet."""
         self.launcher.take(Missed(rank))
 
 
@@ -147,11 +147,11 @@ class Calls:
     """Answers the calls of processes that torchrun has started again, on threads; a context manager.
 
     Args:
-        outside: of worker 0, as torchrun has it: where ranks call.
-        start: of the run that is under way.
-        reception: has places.
-        silence_s: without a pulse, after which a rank that is called for is gone.
-        follows: whether another part of the run may follow; then who calls at the end is let into that one.
+        outside: rendezvous of rank 0 as torchrun has it, where ranks call.
+        start: start of the run that is in progress.
+        reception: reception with the places.
+        silence_s: seconds without a pulse after which a rank that is called for counts as failed.
+        follows: whether another part of the run may follow; late callers are then admitted to that part.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Calls:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         over = self._reception.over and not self._follows
-        with suppress(RuntimeError, dist.DistError):  # the store is gone, and with it whoever calls
+        with suppress(RuntimeError, dist.DistError):  # the store is gone, and the caller with it
             if over:
                 say_that_it_is_over(self._store)
             self._store.queue_push(CALLS, f"close 0 {self._name}".encode())
@@ -226,11 +226,11 @@ class Calls:
 
 @dataclass(frozen=True)
 class Late:
-    """How others come late.
+    """Ways for others to join late.
 
     Attributes:
-        entrance: for guests; None: they do not.
-        silence_s: for which a rank may be silent.
+        entrance: entrance for guests; None: guests are not admitted.
+        silence_s: silence in seconds for which a rank may be silent.
         follows: whether another part of the run may follow, in which they then take part.
     """
 
@@ -247,14 +247,14 @@ def receiving(
     emit: Callable[[Event], None],
     late: Late,
 ) -> Iterator[Callable[[Event], None]]:
-    """Let late comers in; yield what takes the run's events instead of `emit`, from any thread.
+    """Admit late ranks; yield a function that takes the run's events instead of `emit`, from any thread.
 
     Args:
-        outside: of this rank, as torchrun has it: where lost ranks call.
-        start: of the run, as this rank knows it.
-        roles: who does what.
+        outside: rendezvous of this rank as torchrun has it, where failed ranks call.
+        start: start of the run, as this rank knows it.
+        roles: ranks by role.
         emit: takes events, one at a time.
-        late: how others come late.
+        late: ways for others to join late.
     """
     if start.rendezvous.rank != LEADER:
         yield emit

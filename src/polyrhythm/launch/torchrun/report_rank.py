@@ -1,6 +1,6 @@
-"""Ranks that torchrun has started, or Slurm's srun: which reports what is wrong when all of them find the same.
+"""Ranks started by torchrun or Slurm's srun: the rank that reports an error which all of them find.
 
-What srun says in its variables is said in torchrun's at the start:
+srun's variables are translated to torchrun's at the start:
 
     srun                                                    torchrun
     SLURM_PROCID, SLURM_NTASKS                              RANK, WORLD_SIZE
@@ -29,7 +29,7 @@ _FIRST_PORT, _PORTS = 20000, 30000
 
 
 class SaidByLeader(PolyrhythmError):
-    """An error that rank 0 has found as well, and says."""
+    """An error that rank 0 has found as well, and reports."""
 
 
 def started_by_torchrun() -> bool:
@@ -49,10 +49,10 @@ def is_silent() -> bool:
 
 @contextmanager
 def leader_speaks() -> Iterator[None]:
-    """Run what every rank does alike before they meet, and let only rank 0 report an error of it.
+    """Run code that every rank executes alike before they meet, and let only rank 0 report its errors.
 
     Raises:
-        SaidByLeader: in place of this project's other errors, on every rank but 0.
+        SaidByLeader: instead of this project's other errors, on every rank but 0.
     """
     try:
         yield

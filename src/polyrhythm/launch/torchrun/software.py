@@ -1,4 +1,4 @@
-"""Which software a rank runs: all ranks need the same, since they exchange messages and compute the same bits."""
+"""Software of a rank: all ranks need the same, since they exchange messages and compute the same bits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def check_software(rendezvous: Rendezvous, ranks: Sequence[int], patience: Patie
     """Refuse ranks of different software; every rank that was started must call it.
 
     Args:
-        rendezvous: of this rank.
-        ranks: that were started.
-        patience: with the others; None: that of ranks that are not told otherwise.
+        rendezvous: rendezvous of this rank.
+        ranks: ranks that were started.
+        patience: time limit; None: the default.
 
     Raises:
-        RequestError: they differ, on all ranks alike.
+        RequestError: the versions differ; raised on all ranks alike.
     """
     store = rendezvous.store
     store.set(_key(rendezvous.rank), software())
@@ -39,7 +39,7 @@ def check_software(rendezvous: Rendezvous, ranks: Sequence[int], patience: Patie
         found = "; ".join(
             f"Polyrhythm {text} on ranks {','.join(map(str, its))}" for text, its in sorted(kinds.items())
         )
-        # All find the same, but for a successor, whom the others do not hear.
+        # All find the same, except a replacement, which the others do not receive from.
         with nullcontext() if rendezvous.generation else leader_speaks():
             raise RequestError(f"ranks run different software: {found}: install the same on all hosts")
 

@@ -1,8 +1,8 @@
 """A rank that torchrun has started, on one host or several.
 
-Compute threads are a host's cores, shared out among its workers. torchrun says how many ranks it has started
-itself. There may be other torchruns on the same machine (two of them are a usual way to try several hosts),
-so ranks tell each other in the store on which cores of which machine they may run.
+Compute threads are a host's cores, divided among its workers. torchrun passes on how many ranks it has
+started itself. There may be other torchruns on the same machine (two of them are a usual way to try several
+hosts), so ranks publish in the store on which cores of which machine they may run.
 
 One host's notice of preemption is shared by all ranks, so that all leave with the same status:
 
@@ -83,13 +83,13 @@ def workers_of(strategy: Strategy) -> int:
 def roles_of(
     strategy: Strategy, rendezvous: Rendezvous, vacant: int = 0, patience: Patience | None = None
 ) -> RoleAssignment:
-    """Return the role of every rank, after all have said on which host they are.
+    """Return the role of every rank, after all have published their hosts.
 
     Args:
         strategy: knows how many servers there must be, and where.
-        rendezvous: of the ranks that torchrun has started.
-        vacant: places of workers that nobody has yet; their ranks come after torchrun's.
-        patience: with the others; None: that of ranks that are not told otherwise.
+        rendezvous: rendezvous of the ranks that torchrun has started.
+        vacant: number of vacant worker places; their ranks follow torchrun's.
+        patience: time limit; None: the default.
     """
     store, size = rendezvous.store, rendezvous.size
     store.set(f"host/{rendezvous.rank}", os.environ.get("GROUP_RANK", "0"))
@@ -102,11 +102,11 @@ def roles_of(
 
 @dataclass(frozen=True)
 class Parts:
-    """A run in parts, which the same ranks make one after the other; rank 0 says which is next, and when all are over.
+    """A run in parts, which the same ranks execute in sequence; rank 0 announces the next one, and the end of all.
 
     Attributes:
-        outside: where the ranks meet, from the first part to the last.
-        jobs: of all parts, the same on all ranks.
+        outside: rendezvous of the ranks, from the first part to the last.
+        jobs: jobs of all parts, the same on all ranks.
     """
 
     outside: Rendezvous
@@ -121,7 +121,7 @@ def meet() -> Rendezvous:
         RunError: the store cannot be reached.
     """
     ask_names_briefly()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever starts this may well leave it behind on purpose
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # else the starting process may leave it behind on purpose
         leave_with(first_parent())
     return from_environment()
 
@@ -131,10 +131,10 @@ def as_group(name: str, first: int, rank: int, size: int) -> Iterator[None]:
     """Have this process be a rank of a run that some of the ranks make by themselves which have been started.
 
     Args:
-        name: of the run, new.
-        first: which of all ranks is its rank 0.
-        rank: of this process in it.
-        size: how many ranks it has.
+        name: name of the run, new.
+        first: the global rank of its rank 0.
+        rank: rank of this process in it.
+        size: number of its ranks.
     """
     own = {"RANK": str(rank), "WORLD_SIZE": str(size), GROUP_VARIABLE: f"{name}:{first}"}
     before = {key: os.environ.get(key) for key in own}
@@ -159,10 +159,10 @@ def run_under_torchrun(
     """Play this process's role.
 
     Args:
-        job: what to train.
+        job: training job.
         emit: takes the run's events, one at a time; called on rank 0 only, but for notices.
         threads: compute threads of each worker; None shares the host's cores out.
-        admission: how others join; None: nobody can.
+        admission: ways for others to join; None: joining is disabled.
         gather_s: seconds for which ranks wait for each other at the start.
 
     Returns:
@@ -170,7 +170,7 @@ def run_under_torchrun(
 
     Raises:
         RequestError: this rank has another run token than rank 0, or none; or its device does not go with the others'.
-        RunError: the run failed, or some ranks never came.
+        RunError: the run failed, or some ranks were missing at the start.
     """
     outside = meet()
     try:
@@ -191,9 +191,9 @@ def lead_part(
     """Play rank 0's role in a part of a run; as `run_under_torchrun` else.
 
     Args:
-        parts: of the run.
-        number: of the part.
-        job: of it, resumed or not.
+        parts: parts of the run.
+        number: number of the part.
+        job: job of it, resumed or not.
         emit: takes the run's events, one at a time.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other.
@@ -212,10 +212,10 @@ def lead_part(
 def follow_parts(
     parts: Parts, emit: Callable[[Event], None], threads: int | None = None, gather_s: float = LIMIT_S
 ) -> bool:
-    """Play this rank's role in all parts that rank 0 names, until it says that the run is over (`take_leave`).
+    """Play this rank's role in all parts that rank 0 names, until the run is over (`take_leave`).
 
     Args:
-        parts: of the run.
+        parts: parts of the run.
         emit: takes notices.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other at the start of a part.
@@ -224,7 +224,7 @@ def follow_parts(
         Whether the run ended early because one of its hosts is taken away.
 
     Raises:
-        RunError: the run failed, or some ranks never came.
+        RunError: the run failed, or some ranks were missing at the start.
     """
 
     def named(start: Gathered, patience: Patience) -> Job:
@@ -242,7 +242,7 @@ def follow_parts(
 
 
 _PART = "part"
-"""Key of a start: the number of the part of a run that it is of, and whether that goes on from a checkpoint."""
+"""Key of a start: the number of its part of a run, and whether that part resumes a checkpoint."""
 
 
 def _play(
@@ -282,11 +282,11 @@ def _play(
 
 
 def take_leave(gather_s: float, outside: Rendezvous | None = None) -> None:
-    """Let all other ranks leave, in rank 0, where a run has nothing left to do; RunError: some never came.
+    """Let all other ranks leave, on rank 0, where a run has nothing left to do; RunError: some are missing.
 
     Args:
         gather_s: seconds for which they are waited for.
-        outside: where the ranks have met; None: they have not.
+        outside: rendezvous of the ranks; None: they have not met.
     """
     ask_names_briefly()
     tell_that_it_is_over(from_environment() if outside is None else outside, Patience(gather_s))
@@ -335,11 +335,11 @@ def check_devices(
     Every rank that was started must call it.
 
     Args:
-        rendezvous: of this rank.
+        rendezvous: rendezvous of this rank.
         started: the ranks that torchrun has started.
-        roles: who does what.
-        job: of this rank, on the device that it has found.
-        patience: with the others; None: that of ranks that are not told otherwise.
+        roles: ranks by role.
+        job: job of this rank, on the device that it has found.
+        patience: time limit; None: the default.
 
     Raises:
         RequestError: the strategy cannot have it.
@@ -353,14 +353,14 @@ def check_devices(
             ranks.setdefault(kind, []).append(rank)
     if len(ranks) > 1:
         found = ", ".join(f"{kind} on ranks {','.join(map(str, its))}" for kind, its in sorted(ranks.items()))
-        # All find the same, but for a successor, whom the others do not hear.
+        # All find the same, except a replacement, which the others do not receive from.
         with nullcontext() if rendezvous.generation else leader_speaks():
             check_kinds_of_devices(job.strategy, job.workers, f"device auto has found {found}: ")
 
 
 _VARIABLE = "OMP_NUM_THREADS"
 _TORCHRUNS_OWN = "1"
-"""What torchrun sets, unless somebody has, where it starts several ranks."""
+"""Value that torchrun sets by default where it starts several ranks."""
 
 
 def threads_beside(
@@ -373,11 +373,11 @@ def threads_beside(
     """Return the compute threads of this rank, if it is a worker; every rank that was started must call it.
 
     Args:
-        rendezvous: of this rank.
+        rendezvous: rendezvous of this rank.
         started: the ranks that torchrun has started.
-        roles: who does what.
+        roles: ranks by role.
         strategy: knows whether its servers need cores of their own.
-        patience: with the others; None: that of ranks that are not told otherwise.
+        patience: time limit; None: the default.
     """
     store = rendezvous.store
     store.set(f"cores/{rendezvous.rank}", json.dumps([machine_key(), sorted(usable_cores())]))
@@ -400,10 +400,10 @@ def share_of_cores(
 
 
 def asked_threads(environment: Mapping[str, str]) -> int | None:
-    """Return the threads that somebody has asked for in the environment, if it was not torchrun itself.
+    """Return the number of threads requested in the environment, if it was not set by torchrun itself.
 
     Raises:
-        RequestError: they are no number.
+        RequestError: the value is no number.
     """
     # The first of a list is for what is not nested.
     asked = environment.get(_VARIABLE, "").partition(",")[0].strip()
@@ -426,8 +426,8 @@ class SharedNotice:
     """The notice of preemption that a run's hosts share, as one rank sees it.
 
     Args:
-        preemption: of this host.
-        rendezvous: of the rank.
+        preemption: preemption of this host.
+        rendezvous: rendezvous of the rank.
         emit: takes the run's events.
     """
 

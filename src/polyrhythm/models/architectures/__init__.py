@@ -16,9 +16,9 @@ class Architecture(Protocol):
 
         Args:
             classes: width of the output.
-            image_shape: (C, H, W) of a picture.
+            image_shape: (C, H, W) of an image.
 
         Returns:
-            A module that maps pictures (B, C, H, W) to logits (B, classes).
+            A module that maps images (B, C, H, W) to logits (B, classes).
         """
         ...

@@ -3,15 +3,15 @@
 X. Dong, Y. Yang, "NAS-Bench-201: extending the scope of reproducible neural architecture search", ICLR 2020, arXiv
 2001.00326, section 2.
 
-    pictures ─ stem ─ cells at C ─ halve ─ cells at 2C ─ halve ─ cells at 4C ─ mean over pixels ─ logits
+    images ─ stem ─ cells at C ─ halve ─ cells at 2C ─ halve ─ cells at 4C ─ mean over pixels ─ logits
 
-    cell     node_j = sum over i < j of edge_ij(node_i),  j = 1, 2, 3;    node_0 is what comes in, node_3 what goes out
+    cell     node_j = sum over i < j of edge_ij(node_i),  j = 1, 2, 3;    node_0 is the input, node_3 the output
     edge     zero: 0    skip: x    pool: 3x3 mean    conv1, conv3: BN(conv(relu(x)))
     stem     BN(conv3(x))
     halve    BN(conv3, stride 2 (relu(x)))
 
 C is `channels`, and each stage has `cells` cells. Five kinds of edge in six places are 15,625 cells. Departures: the
-paper halves by a residual block of two convolutions, and has 16 channels and 5 cells a stage, for pictures of 32 pixels
+paper halves by a residual block of two convolutions, and has 16 channels and 5 cells a stage, for images of 32 pixels
 a side.
 """
 
@@ -29,7 +29,7 @@ from polyrhythm.errors import RequestError
 from polyrhythm.specs import Config
 
 Edge = Literal["zero", "skip", "pool", "conv1", "conv3"]
-"""What becomes of a node on its way to a later one."""
+"""Operation on an edge between two nodes."""
 
 NODES = 4
 _SHORTEST_SIDE = 4
@@ -45,8 +45,8 @@ class CellNetwork(Config):
         e03: from 0 to 3.
         e13: from 1 to 3.
         e23: from 2 to 3.
-        channels: of the first stage; the next has twice as many, the last four times.
-        cells: of a stage.
+        channels: channels of the first stage; the next has twice as many, the last four times.
+        cells: cells of a stage.
     """
 
     stages: ClassVar[int] = 3
@@ -64,7 +64,7 @@ class CellNetwork(Config):
         """Return the network.
 
         Raises:
-            RequestError: no way leads through its cells, or a side of the pictures is shorter than 4 pixels.
+            RequestError: no way leads through its cells, or a side of the images is shorter than 4 pixels.
         """
         if not self.leads_through():
             raise RequestError(
@@ -76,15 +76,15 @@ class CellNetwork(Config):
     def of_cells(
         self, classes: int, image_shape: tuple[int, int, int], cell: Callable[[int], nn.Module]
     ) -> nn.Module:
-        """Return a network of other cells in the place of these.
+        """Return a network with other cells.
 
         Args:
-            classes: to be told apart.
-            image_shape: (C, H, W) of a picture.
-            cell: makes one of so many channels.
+            classes: number of classes.
+            image_shape: (C, H, W) of an image.
+            cell: function that returns a cell with the given number of channels.
 
         Raises:
-            RequestError: a side of the pictures is shorter than 4 pixels.
+            RequestError: a side of the images is shorter than 4 pixels.
         """
         inputs, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:

@@ -1,15 +1,15 @@
-"""The residual networks for small pictures, of 20 to 110 layers and more.
+"""The residual networks for small images, of 20 to 110 layers and more.
 
 K. He, X. Zhang, S. Ren, J. Sun, "Deep residual learning for image recognition", CVPR 2016, arXiv:1512.03385,
 section 4.2.
 
-    pictures ─ conv3, BN, relu ─ n blocks at 16 maps ─ n at 32 ─ n at 64 ─ mean over pixels ─ logits
+    images ─ conv3, BN, relu ─ n blocks at 16 maps ─ n at 32 ─ n at 64 ─ mean over pixels ─ logits
 
     block     y = relu(BN(conv3(relu(BN(conv3(x))))) + shortcut(x))
 
 `depth` is 6n + 2, `width` the maps of the first stage. The first block of the second and of the third stage halves the
-picture and doubles the maps; its shortcut takes every second pixel and adds maps of zeros (the paper's option A), so
-that no shortcut has weights. For pictures of 32 pixels a side; others pass as well.
+image and doubles the maps; its shortcut takes every second pixel and adds maps of zeros (the paper's option A), so
+that no shortcut has weights. For images of 32 pixels a side; others pass as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHORTEST_SIDE = 4  # the last stage sees a quarter
 
 
 class CifarResNet(Config):
-    """A residual network for small pictures.
+    """A residual network for small images.
 
     Attributes:
         depth: layers with weights, 6n + 2: 20, 32, 44, 56 and 110 in the paper.
@@ -46,7 +46,7 @@ class CifarResNet(Config):
         return depth
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network; raise `RequestError` if a side of the pictures is shorter than 4 pixels."""
+        """Return the network; raise `RequestError` if a side of the images is shorter than 4 pixels."""
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
     Args:
         inputs: feature maps.
-        outputs: likewise; with more of them than inputs, sides are halved.
+        outputs: feature maps of the output; with more of them than inputs, sides are halved.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:

@@ -7,8 +7,8 @@ R. Wu, S. Yan, Y. Shan, Q. Dang, G. Sun, "Deep Image: Scaling up Image Recogniti
 
 `width` is the number of channels of the last stages (the first has an eighth of it), `hidden` the width of the head;
 1024 and 8192 are the paper's larger ones. For 1000 classes at 224 pixels there are 212.7 million weights. Departures:
-weights are initialised as in He, Zhang, Ren, Sun (ICCV 2015), without which so deep a network of rectifiers does not
-start to learn; smaller pictures pass fewer stages, as many as leave 3 pixels a side.
+weights are initialized as in He, Zhang, Ren, Sun (ICCV 2015), without which so deep a network of rectifiers does not
+start to learn; smaller images pass fewer stages, as many as leave 3 pixels a side.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeepImage(Config):
         width: channels of the last stages, divisible by 8.
         hidden: width of the two hidden fully connected layers.
         dropout: probability with which a value of those is dropped in training, in [0, 1).
-        batch_norm: whether batch normalisation follows every convolution, which the paper does not have.
+        batch_norm: whether batch normalization follows every convolution, which the paper does not have.
     """
 
     width: Annotated[PositiveInt, Field(multiple_of=8)] = 512
@@ -43,7 +43,7 @@ class DeepImage(Config):
     batch_norm: bool = False
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network; raise `RequestError` if a side of the pictures is shorter than 6 pixels."""
+        """Return the network; raise `RequestError` if a side of the images is shorter than 6 pixels."""
         channels, height, width = image_shape
         stages = _stages_for(min(height, width))
         layers: list[nn.Module] = []

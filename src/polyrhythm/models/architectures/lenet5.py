@@ -25,12 +25,12 @@ _SHORTEST_SIDE = 4  # 4 → pool 2 → pool 1
 
 
 class ChannelsLast(nn.Module):
-    """Copies pictures into (B, H, W, C) memory order, in which convolutions on a CPU run up to twice as fast."""
+    """Copies images into (B, H, W, C) memory order, in which convolutions on a CPU run up to twice as fast."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return a copy of `images` (B, C, H, W) with the same shape and values.
 
-        `contiguous(memory_format=...)` has no effect on pictures of one channel, for which both layouts count as
+        `contiguous(memory_format=...)` has no effect on images of one channel, for which both layouts count as
         contiguous, and the convolutions would take the slow path.
         """
         return torch.empty_like(images, memory_format=torch.channels_last).copy_(images)
@@ -50,7 +50,7 @@ class LeNet5(Config):
     dropout: float = Field(0.0, ge=0, lt=1)
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network; raise `RequestError` if a side of the pictures is shorter than 4 pixels."""
+        """Return the network; raise `RequestError` if a side of the images is shorter than 4 pixels."""
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(

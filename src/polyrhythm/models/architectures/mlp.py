@@ -2,7 +2,7 @@
 
 Mullapudi, "Distributed Deep Neural Networks", report, The University of Texas at Austin, 2017.
 
-    h_0 = flattened picture;   h_i = tanh(W_i h_{i-1} + b_i);   logits = W_n h_{n-1} + b_n
+    h_0 = flattened image;   h_i = tanh(W_i h_{i-1} + b_i);   logits = W_n h_{n-1} + b_n
 
 The widths of h_1 … h_{n-1} are `hidden`, tanh is `activation`. Dropout after each of them is an addition, off by
 default.

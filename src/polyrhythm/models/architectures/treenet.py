@@ -31,7 +31,7 @@ _ARCHITECTURES = "polyrhythm.models.architectures"
 
 
 class Tree(nn.Module):
-    """A trunk, which maps pictures to the input of the branches, and these, which map that to logits (B, K)."""
+    """A trunk, which maps images to the input of the branches, and these, which map that to logits (B, K)."""
 
     def __init__(self, trunk: nn.Module, branches: list[nn.Module]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class TreeNet(Config):
     split: int = Field(1, ge=0)
 
     def create(self, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-        """Return the network, the weights of whose trunk and branches are drawn independently.
+        """Return the network; the weights of its trunk and branches are drawn independently.
 
         Raises:
             RequestError: the base is no plain sequence of layers, or has fewer layers with weights than `split`.

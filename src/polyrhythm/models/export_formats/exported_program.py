@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExportedProgram(Config):
-    """The network's graph, for any number of pictures."""
+    """The network's graph, for any number of images."""
 
     suffix: ClassVar[str] = ".pt2"
 
@@ -26,7 +26,7 @@ class ExportedProgram(Config):
         """Write the file; see `ExportFormat.write`.
 
         Raises:
-            RequestError: pictures of any size are asked for: a graph of this format holds either for maps of one place
+            RequestError: images of any size are asked for: a graph of this format holds either for maps of one place
                 or for larger ones.
         """
         if any_size:

@@ -21,7 +21,7 @@ _NEEDED = ("onnx", "onnxscript")
 
 
 class ONNX(Config):
-    """The network's graph, for any number of pictures."""
+    """The network's graph, for any number of images."""
 
     suffix: ClassVar[str] = ".onnx"
 

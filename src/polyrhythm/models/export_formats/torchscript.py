@@ -24,7 +24,7 @@ class TorchScript(Config):
 
     def write(self, network: nn.Module, pictures: Tensor, path: Path, facts: str, any_size: bool) -> None:
         """Write the file; see `ExportFormat.write`."""
-        # that it is an old format, and that tracing may go wrong: what comes out is compared
+        # that it is an old format, and that tracing may go wrong: the outputs are compared
         with warnings.catch_warnings(action="ignore"):
             traced = torch.jit.trace(network, pictures)
             written = io.BytesIO()  # on a full disk torch's own writer ends the process

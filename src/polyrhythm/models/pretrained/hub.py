@@ -1,7 +1,7 @@
 """Weights from a repository of the Hugging Face hub, where timm publishes those of its networks.
 
 They are taken from the cache of other programs (`HF_HOME`), otherwise downloaded once into torch's folder for weights
-(`TORCH_HOME`), as safetensors. The pixel normalisation follows from `mean` in the repository's config.json.
+(`TORCH_HOME`), as safetensors. The pixel normalization follows from `mean` in the repository's config.json.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _CONFIG = "config.json"
 _NORMALISED = {(0.485, 0.456, 0.406): "imagenet", (0.5, 0.5, 0.5): "centred"}
-"""(x / 255 - 0.5) / 0.5 equals `centred` up to half a grey level."""
+"""(x / 255 - 0.5) / 0.5 equals `centred` up to half a gray level."""
 
 
 class Hub(Config):
@@ -42,10 +42,10 @@ class Hub(Config):
 
     @property
     def pixels(self) -> str:
-        """The normalisation of the pictures that they were trained on; see `Pretrained`.
+        """The normalization of the images that they were trained on; see `Pretrained`.
 
         Raises:
-            RequestError: the repository is not available, or its normalisation is not supported.
+            RequestError: the repository is not available, or its normalization is not supported.
         """
         told = self._told()
         mean = tuple(told.get("pretrained_cfg", told).get("mean", (0.485, 0.456, 0.406)))

@@ -38,7 +38,7 @@ class Torchvision(Config):
 
     @property
     def pixels(self) -> str:
-        """The normalisation of the pictures that they were trained on; see `Pretrained`."""
+        """The normalization of the images that they were trained on; see `Pretrained`."""
         return "centred" if self.weights.startswith(_FROM_MINUS_ONE) else "imagenet"
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

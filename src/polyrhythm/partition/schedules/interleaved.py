@@ -9,8 +9,8 @@ Megatron-LM", SC 2021, arXiv 2104.04473, section 2.2.2.
 
 Each rank is idle for (K-1)(f+b)/v, and v times as many messages travel.
 
-Departure from the paper, which asks for M that K divides: M need only divide into its rounds. Where M = K, all forward
-passes come first in Megatron; here the order above is kept, which takes as long.
+Departure from the paper, which asks for M that K divides: M need only divide into its rounds. Where M = K,
+all forward passes are first in Megatron; here the order above is kept, which takes as long.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Interleaved(Schedule):
             return Unit("F", done["F", chunk] - 1, chunk)
 
         def backward(number: int) -> Unit:
-            # Gradients come from the network's end, which is every rank's last chunk.
+            # Gradients begin at the network's end, which is every rank's last chunk.
             chunk = self.v - 1 - number // in_round % self.v
             done["B", chunk] += 1
             return Unit("B", done["B", chunk] - 1, chunk)

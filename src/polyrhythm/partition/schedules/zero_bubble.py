@@ -1,4 +1,4 @@
-"""Zero bubble, ZB-H1: the backward pass in two, and the part that nobody waits for fills the gaps.
+"""Zero bubble, ZB-H1: a backward pass in two parts; the part that no other rank waits for fills the gaps.
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", ICLR 2024, arXiv 2401.10241.
 

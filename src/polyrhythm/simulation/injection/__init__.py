@@ -1,1 +1,1 @@
-"""What can go wrong in a simulated run: faults, and what carries them out."""
+"""Faults of a simulated run, and their execution."""

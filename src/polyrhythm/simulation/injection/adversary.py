@@ -23,7 +23,7 @@ class Adversary(Config):
     """A kind of attack.
 
     Attributes:
-        colludes: whether those who attack together see each other's gradients first, in `agree`.
+        colludes: whether joint attackers see each other's gradients first, in `agree`.
     """
 
     colludes: ClassVar[bool] = False
@@ -36,6 +36,6 @@ class Adversary(Config):
         """Return what all of several colluding attackers send, `(n,)`.
 
         Args:
-            gradients: of the same step, as they were computed, each `(n,)`; not changed.
+            gradients: gradients of the same step, as they were computed, each `(n,)`; not changed.
         """
         raise NotImplementedError

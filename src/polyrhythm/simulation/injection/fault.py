@@ -36,8 +36,8 @@ class Passage:
 
     Attributes:
         parcel: the message.
-        copies: how many of it arrive.
-        delay_s: by which it is late.
+        copies: number of copies that arrive.
+        delay_s: delay in seconds by which it is late.
         malformed: whether the receiver cannot read it.
         held: whether it waits for `FaultyLinks.let_go`.
     """
@@ -75,8 +75,8 @@ class FaultyLinks:
     Attributes:
         time: the simulation's.
         network: moves the bytes.
-        rules: what happens to messages, in order.
-        cuts: of links.
+        rules: rules for messages, in order.
+        cuts: cuts of links.
         on_arrival: called with every message that has arrived, before its receiver has it.
     """
 
@@ -120,7 +120,7 @@ class FaultyLinks:
         link = source, to
         due_s = self._through_cuts(source.rank, to.rank, self.time.now() + delay_s)
         due_s = self._latest_s[link] = max(due_s, self._latest_s.get(link, -inf))
-        if due_s > self.time.now() or self._late[link]:  # what is due now may still be waiting for its turn
+        if due_s > self.time.now() or self._late[link]:  # messages that are due now may still be queued
             self._late[link] += 1
             self.time.at(due_s, partial(self._let_arrive, link, action))
         else:
@@ -158,7 +158,7 @@ class Ground(Protocol):
 
     @property
     def roles(self) -> RoleAssignment:
-        """Which ranks do what."""
+        """Ranks by role."""
 
     @property
     def host_of(self) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class FaultyRun(Ground, Protocol):
     """A run, as far as faults reach into it.
 
     Attributes:
-        time: of all ranks.
+        time: time of all ranks.
         links: between them.
     """
 
@@ -184,19 +184,19 @@ class FaultyRun(Ground, Protocol):
         """Kill a rank, unless it has ended already."""
 
     def restart(self, rank: int) -> None:
-        """Start a successor, unless the rank is alive or the run is over."""
+        """Start a replacement, unless the rank is alive or the run is over."""
 
     def living(self, ranks: Sequence[int]) -> list[int]:
         """Return those of some ranks that have not ended."""
 
     def when_done(self, rank: int, steps: int, action: Callable[[], None]) -> None:
-        """Call `action` when a worker has done so many steps and is about to begin another."""
+        """Call `action` when a worker has done `steps` steps and is about to begin another."""
 
     def slow(self, rank: int, factor: Callable[[], float]) -> None:
         """Multiply a worker's step times by what `factor` returns when each step begins."""
 
     def repeat(self, gap_s: Callable[[], float], action: Callable[[], None]) -> None:
-        """Call `action` again and again after `gap_s()` seconds, while the run goes on."""
+        """Call `action` repeatedly after `gap_s()` seconds, while the run continues."""
 
 
 class Fault(Config):
@@ -215,7 +215,7 @@ class Fault(Config):
         """Prepare what is to happen; called before the run begins.
 
         Args:
-            run: what it happens to.
+            run: run to inject the fault into.
             random: this fault's own stream.
         """
 
@@ -224,7 +224,7 @@ class Fault(Config):
         return False
 
     def gives_back(self, rank: int, ground: Ground) -> bool:
-        """Return whether a rank has a successor whenever this kills it."""
+        """Return whether a rank has a replacement whenever this kills it."""
         return True
 
     def holds_up_s(self, step_s: float) -> float:
@@ -308,8 +308,8 @@ class MessageFault(LinkFault):
     """A fault of single messages, chosen when they start.
 
     Attributes:
-        probability: with which a message is chosen.
-        count: how many are chosen at most; default: no limit.
+        probability: probability with which a message is chosen.
+        count: largest number of chosen messages; default: no limit.
     """
 
     probability: Fraction = 1.0
@@ -342,11 +342,11 @@ def cut_links(
     """Cut links.
 
     Args:
-        run: of the links.
+        run: run of the links.
         concerns: whether the link between two ranks is cut; the same both ways.
-        from_s: when.
-        to_s: until when.
-        broken_after_s: the connections are lost after so long.
+        from_s: beginning in virtual seconds.
+        to_s: end in virtual seconds.
+        broken_after_s: seconds after which the connections are lost.
     """
     run.links.cuts.append(CutLinks(concerns, from_s, to_s))
     run.links.cuts.sort(key=lambda cut: cut.to_s)

@@ -12,7 +12,7 @@ class Constant(StepTime):
     """Every step takes the same time.
 
     Attributes:
-        seconds: of every step.
+        seconds: seconds of every step.
     """
 
     seconds: Positive

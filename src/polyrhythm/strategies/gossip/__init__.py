@@ -1,1 +1,1 @@
-"""Workers that exchange with neighbours only: words travel, and nobody meets everybody."""
+"""Gossip: workers that exchange with their neighbors only."""

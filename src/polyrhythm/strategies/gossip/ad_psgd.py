@@ -6,17 +6,17 @@ Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradien
     x_i, x_j <- (x_i + x_j)/2      for a random neighbour j, while g_i is computed
     x_i <- x_i - lr * g_i(x_i as it was read)
 
-Pairs are those of the topology (`topology`), without the edges between two workers of the same colour. Active
+Pairs are those of the topology (`topology`), without the edges between two workers of the same color. Active
 workers ask at every step and passive ones answer, so no workers wait for each other in a circle (see
 `pairing/keeper.py`). An average is atomic on both sides: the worker that asks changes nothing between its
-question and the answer, and the one that answers does nothing else meanwhile. Staleness counts the averages
+question and the answer, and the one that answers does nothing else in the meantime. Staleness counts the averages
 between the reading of the parameters and the update. After an epoch worker 0's own model is tested; at the
 end, the mean of all.
 
 Departures from the paper:
 
 - The answer is half of the difference and not x_j, so sums are kept whatever happens in between.
-- Any of torch's optimisers takes the place of `- lr * g_i`. Its state is each worker's own.
+- Any of torch's optimizers takes the place of `- lr * g_i`. Its state is each worker's own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ADPSGD(Strategy, Remarks):
     """Every worker averages with one neighbour at a time, and waits for no other.
 
     Attributes:
-        topology: who may average with whom, whichever way its edges lead.
+        topology: graph of the averaging pairs, independent of the directions of its edges.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -85,14 +85,14 @@ class ADPSGD(Strategy, Remarks):
         return remark(self.topology, workers)
 
     def traits(self, workers: int) -> Traits:
-        """Return those of free workers, whom others also ask after their last step, unless there is but one."""
+        """Return the traits of asynchronous workers; a single one is in lockstep and reads its newest parameters."""
         alone = workers == 1
         return Traits(lockstep=alone, waits_for_slower=False, reads_newest=alone, draws=not alone)
 
     def faults(self, workers: int) -> FaultPolicy:
         if workers == 1:
             return FaultPolicy()
-        # A successor of worker 0 learns from those who live who is there, and lets them in and out.
+        # A replacement of rank 0 learns the membership from the others, and admits and releases them.
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
@@ -125,14 +125,14 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
         )
         self._serving: Handle | None = None
         self._resumed = self._training = self._stays = False
-        if setting.succeeds and not self._place.leads:  # a new worker 0 waits for a word of all who live
+        if setting.succeeds and not self._place.leads:  # a new rank 0 waits for all living workers
             self._join_in()
 
     def start(self, step: int) -> int:
-        """Begin together with all others; a successor copies its partners' parameters.
+        """Begin together with all others; a replacement copies its partners' parameters.
 
         Raises:
-            PeerLost: worker 0 is lost; to be called again when there is a new one. Or this is a successor, and the
+            PeerLost: worker 0 is lost; to be called again when there is a new one. Or this is a replacement, and the
                 run that it would join is ending.
         """
         if self._serving is None:
@@ -171,7 +171,7 @@ class ADPSGDWorker(WorkerPart, CatchesUp, UsesServers, Background, BeginsEarly):
                 self._serve()
 
     def let_go(self) -> None:
-        """End worker 0's keeper, which has told late successors to leave until now."""
+        """End rank 0's keeper, which has told late replacements to leave until now."""
         if self._serving is not None:
             self._network.send(self._place.rank, Message(Kind.LEAVE))
             self._serving.wait()
@@ -226,12 +226,12 @@ def serve(network: Communicator, keeper: Keeper, membership: Membership) -> None
     """Handle messages until worker 0 has let all workers go.
 
     Args:
-        network: of all ranks.
-        keeper: of the worker's parameters.
-        membership: lets workers in and out.
+        network: network of all ranks.
+        keeper: keeper of the worker's parameters.
+        membership: admits and releases workers.
 
     Raises:
-        PeerLost: worker 0 is gone; the worker has been told by an answer of kind `LEAVE`.
+        PeerLost: rank 0 is gone; the worker has been notified by an answer of kind `LEAVE`.
     """
     leaving: dict[int, Handle] = {}
     try:
@@ -268,7 +268,7 @@ def _send(
 ) -> list[Reply]:
     """Start to send, and return the replies that follow from lost receivers.
 
-    Whoever is sent something again has had the last, so at most one message a rank is leaving.
+    A receiver of a repeated message has got the last one, so at most one message a rank is leaving.
     """
     more: list[Reply] = []
     for to, reply in replies:

@@ -7,7 +7,7 @@ decentralized parallel stochastic gradient descent", NIPS 2017, arXiv 1705.09056
 
 W = the matrix of the topology (`topology`), x_i = worker i's parameters, g_i = its gradient at the point before mixing.
 So parameters travel while the gradient is computed. W need not be symmetric, if its rows and columns add up to 1. Where
-a worker is lost, the others begin anew at the mean of their parameters, with a matrix for their number.
+a worker is lost, the others begin again at the mean of their parameters, with a matrix for their number.
 
 With `compress`, workers send how far they have moved, and mix copies of each other (CHOCO; see `mixing.choco`):
 
@@ -15,7 +15,7 @@ With `compress`, workers send how far they have moved, and mix copies of each ot
 
 Departures from the paper:
 
-- Any of torch's optimisers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
+- Any of torch's optimizers takes the place of `- lr * g_i`, and starts from the mixed point, where weight decay counts
   from. Its state is each worker's own.
 - Every batch counts the same, and those of an epoch differ by at most one image.
 - CHOCO-SGD's workers send what they hold after the update; here it is what they hold before, so that it travels while
@@ -55,8 +55,8 @@ class DPSGD(InTurns, Compressible):
     """Every worker averages with its neighbours at every step, while it computes.
 
     Attributes:
-        topology: who averages with whom; rows and columns of its matrix must add up to 1.
-        compress: what shrinks models on their way; None: nothing.
+        topology: graph of the averaging; rows and columns of its matrix must add up to 1.
+        compress: compressor of the models; None: none.
         consensus: gamma of compressed mixing, how far a worker moves towards its neighbours; None: by the compressor.
     """
 
@@ -78,7 +78,7 @@ class DPSGD(InTurns, Compressible):
     consensus: Annotated[float, Field(gt=0, le=1)] | None = None
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse graphs that so many workers cannot have, and weights that do not keep the mean."""
+        """Reject graphs that do not exist for this number of workers, and weights that do not keep the mean."""
         super().check(workers, plan)
         for turn in range(self.topology.period(workers)):
             for worker in range(workers):

@@ -5,15 +5,16 @@ Assran, Loizou, Ballas, Rabbat, "Stochastic gradient push for distributed deep l
     x_i <- x_i - lr * g_i(z_i)
     x_i' = sum_j P_ij x_j,  a_i' = sum_j P_ij a_j,  z_i' = x_i' / a_i'
 
-P = the matrix of the topology (`topology`), whose columns add up to 1. a_i is a mass that begins as 1 and travels with
-the parameters (`Message.weight`). Where some workers get more than they give, x_i alone would be wrong and z_i is
-right. The network computes with z_i. With `overlap`, what is sent at one step is taken at the next, hidden behind its
+P = the matrix of the topology (`topology`), with columns that add up to 1. a_i is a mass that begins as 1 and
+is sent with the parameters (`Message.weight`). Where some workers get more than they give, x_i alone would be
+wrong and z_i is right. The network computes with z_i. With `overlap`, the message of one step is applied at
+the next, hidden behind its
 computation (the paper's overlap SGP with tau = 1).
 
-Where a worker is lost, parts that were on their way are lost with their mass. The others begin anew at z = sum_j x_j /
+Where a worker is lost, parts that were on their way are lost with their mass. The others begin again at z = sum_j x_j /
 sum_j a_j with a_i = 1. So the sum of masses is the number of workers again, and no z_i counts for more than its mass.
 
-Departure from the paper: any of torch's optimisers takes the place of `- lr * g_i`, on x_i. Its state is each worker's
+Departure from the paper: any of torch's optimizers takes the place of `- lr * g_i`, on x_i. Its state is each worker's
 own. Weight decay acts on x_i, which is z_i wherever all masses are 1.
 """
 
@@ -49,8 +50,8 @@ class SGP(InTurns):
     """Every worker pushes a share of its parameters to another one, a different one each step.
 
     Attributes:
-        topology: who pushes to whom; edges may lead one way only.
-        overlap: whether what is sent at a step is taken at the next.
+        topology: graph of the pushes; edges may lead one way only.
+        overlap: whether the message of a step is applied at the next.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -125,12 +126,12 @@ class SGPWorker(TurnsWorker):
         return self._over(step)
 
     def settle(self) -> None:
-        """Wait for messages under way; they count at the next step, as if they had arrived then."""
+        """Wait for messages in progress; they count at the next step, as if they had arrived then."""
         self._wait_for_pushes()
         self._receive()
 
     def break_off(self) -> None:
-        """Abandon messages under way, and with them their mass."""
+        """Abandon messages in progress, and with them their mass."""
         for push in self._pushes:
             with suppress(PeerLost):
                 push.wait()

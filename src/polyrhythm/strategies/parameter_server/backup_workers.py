@@ -4,9 +4,9 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
 
     w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b workers
 
-b = `spare`. Later gradients of a step are dropped, and their workers go on with the current step. So data of the
-slowest workers are seen less often; data are shuffled over all workers every epoch. Details and departures are in the
-text of the consistency `backup`.
+b = `spare`. Later gradients of a step are dropped, and their workers continue with the current step. So data
+of the slowest workers are seen less often; data are shuffled over all workers every epoch. The text of the
+consistency `backup` has details and departures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BackupWorkers(Served):
     """Lockstep without the slowest: the first gradients of a step make the update, late ones are dropped.
 
     Attributes:
-        spare: how many workers are not waited for.
+        spare: number of workers that are not waited for.
     """
 
     paper: ClassVar[Paper] = Paper(

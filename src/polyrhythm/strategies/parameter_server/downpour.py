@@ -3,19 +3,19 @@
 Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.1 and the appendix's client.
 
     every step s          w = w - local_rate lr g(w);    sum = sum + g
-    s mod n_push = 0      push sum; sum = 0              the server: an optimiser's step with the sum
-    s mod n_fetch = 0     fetch; w = what came, when the gradient under way is ready
+    s mod n_push = 0      push sum; sum = 0              the server: an optimizer's step with the sum
+    s mod n_fetch = 0     fetch; w = the fetched parameters, when the gradient in progress is ready
 
-The push comes after the addition, so the first push holds one gradient and later ones n_push. The worker
-computes on while a push or a fetch travels. What was fetched before a step lacks that step, and is as late as
-its gradient. Warm start: worker 0 takes its first steps before the others get parameters. The paper's servers
-run Adagrad without an epsilon, which is the optimiser `downpour_adagrad` and the default; any other may take its
-place. The paper gives no rate, and its first step moves every number by just that, once for each worker; so the
-default is 0.0225 over their number. Adagrad's steps only shrink, so that what small networks learn in one epoch takes
-larger ones several: with 3 workers `lenet5` comes to a test accuracy of 0.70 on Fashion-MNIST in its first epoch and to
-0.77 in its third, and smaller rates to 0.77 in the first (`benchmarks/first-epoch`).
+The push follows the addition, so the first push holds one gradient and later ones n_push. The worker computes
+on during a push or a fetch. Parameters fetched before a step lack that step, and are as late as its gradient.
+Warm start: rank 0 takes its first steps before the others get parameters. The paper's servers run Adagrad
+without an epsilon, which is the optimizer `downpour_adagrad` and the default; any other may replace it. The
+paper gives no rate, and its first step moves every number by just that, once for each worker; so the default
+is 0.0225 over their number. Adagrad's steps only shrink, so that larger networks need several epochs where
+small ones need one: with 3 workers `lenet5` reaches a test accuracy of 0.70 on Fashion-MNIST in its first
+epoch and 0.77 in its third, and with smaller rates 0.77 in the first (`benchmarks/first-epoch`).
 
-Departure from the paper: what is left in the sum is pushed at the end.
+Departure from the paper: the rest of the sum is pushed at the end.
 
 Messages, and when they travel:
 
@@ -23,11 +23,11 @@ Messages, and when they travel:
            ── FETCH ─▶  ◀─ PARAMETERS ──                                            while the worker computes
 
     step s-1               step s                                         step s+1
-    … push, FETCH ──┐      forward, backward at w ─▶ w = what came ◀─┐    …
+    … push, FETCH ──┐      forward, backward at w ─▶ w = fetched   ◀─┐    …
                     └────────────▶ server ───────────────────────────┘
                                                      w -= lr g;  sum += g;  push if due;  FETCH if due
 
-With another number of workers, those who stay keep their parameters and sums, and new ones begin with the
+With another number of workers, remaining ones keep their parameters and sums, and new ones begin with the
 servers' parameters.
 """
 
@@ -80,8 +80,9 @@ class Downpour(WithServers):
     Attributes:
         n_fetch: steps between two fetches.
         n_push: steps between two pushes.
-        local_rate: of a worker's own steps, as a multiple of the run's learning rate; 0: they wait for the servers'.
-        warm_start_steps: that worker 0 takes before the others begin.
+        local_rate: local rate of a worker's own steps, as a multiple of the run's learning rate; 0: they wait
+            for the servers'.
+        warm_start_steps: warm-start steps that worker 0 takes before the others begin.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -237,7 +238,7 @@ class SumWorker(WorkerPart, Presents, CatchesUp, UsesServers):
             self._stop |= stop
 
     def _push(self, step: Step, learning_rate: float) -> None:
-        self._servers.wait_for_pushes()  # of the sum that is overwritten next
+        self._servers.wait_for_pushes()  # the sum is overwritten next
         pushed = replace(step, weight=float(self._summed))
         self._servers.push(self._sums[0], pushed, learning_rate)
         self._sums = self._sums[1], self._sums[0]
@@ -256,7 +257,7 @@ class _Servers(ServerLink):
 
     @property
     def versions(self) -> list[int]:
-        """Of the servers' parameters that came last."""
+        """Version of each server's latest parameters."""
         return self._versions
 
     def begin_with(self, versions: list[int]) -> None:
@@ -314,12 +315,12 @@ def _plain_sgd(plan: OptimizerPlan) -> OptimizerPlan:
 
 
 def sum_session(workers: tuple[int, ...], warm_start_steps: int) -> ServerSession:
-    """Make the server of a shard that takes sums; `warm_start_steps` are worker 0's, who may take fewer in all."""
+    """Make the server of a shard that takes sums; `warm_start_steps` are rank 0's; it may take fewer in all."""
     return ServerSession(workers, SumRule(SumGate(warm_start_steps)))
 
 
 class SumRule(OptimizedRule):
-    """An optimiser's step with every sum. A contribution's weight is how many gradients are in it.
+    """An optimizer's step with every sum. A contribution's weight is how many gradients are in it.
 
     Args:
         gate: learns how many steps a worker takes.
@@ -345,10 +346,10 @@ class SumRule(OptimizedRule):
 
 
 class SumGate(Gate):
-    """A gate that applies every sum without an answer; who comes before a warm start is over waits for parameters.
+    """A gate that applies every sum without an answer; during a warm start, pulls wait for parameters.
 
     Args:
-        warm_start_steps: of worker 0.
+        warm_start_steps: warm-start steps of worker 0.
     """
 
     fetches = True
@@ -356,7 +357,7 @@ class SumGate(Gate):
     def __init__(self, warm_start_steps: int) -> None:
         self._warm_start_steps = warm_start_steps
         self._steps = 0
-        """Of worker 0."""
+        """Steps of rank 0."""
         self._first_is_there = True
         self._stopped = False
         self._waiting: list[int] = []
@@ -378,7 +379,7 @@ class SumGate(Gate):
         return Decision(apply=(pusher,), answer=self._free())
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision:
-        """Decide nothing: nobody waits for an answer to a push."""
+        """Decide nothing: pushers do not wait for an answer to a push."""
         return Decision()
 
     def leave(self, pusher: int) -> Decision:

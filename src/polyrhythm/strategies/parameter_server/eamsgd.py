@@ -7,9 +7,9 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
 
 delta = `delta`; tau, alpha and c as in `easgd`. With delta = 0 this is `easgd`, bit for bit.
 
-Departures from the paper, besides those of `easgd`:
+Departures from the paper, in addition to those of `easgd`:
 
-- Any optimiser takes SGD's place, and v is what came of its step from the point ahead.
+- Any optimizer may replace SGD, and v is the result of its step from the point ahead.
 - The default delta is SGD's default momentum here, 0.9. The paper has 0.99 with smaller learning rates.
 """
 
@@ -34,7 +34,7 @@ from polyrhythm.training.quantities import Decay
 class EAMSGD(ElasticAveraging):
     """Elastic averaging of workers that step with Nesterov's momentum.
 
-    The momentum is `delta`: an optimiser's own must be the same, for which it then stands, or 0.
+    The momentum is `delta`: an optimizer's own must be the same, for which it then stands, or 0.
 
     Attributes:
         delta: share of the velocity that is kept. For the others see `ElasticAveraging`.
@@ -56,7 +56,7 @@ class EAMSGD(ElasticAveraging):
             _without_momentum(plan, self.delta)
 
     def local_step(self, setting: WorkerSetting) -> LocalStep:
-        """Make the step with momentum; raise `RequestError` if the optimiser has another one."""
+        """Make the step with momentum; raise `RequestError` if the optimizer has another one."""
         plan = _without_momentum(setting.plan, self.delta)
         return NesterovStep(setting.flat.vector, plan, self.delta)
 

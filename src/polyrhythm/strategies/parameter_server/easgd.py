@@ -6,14 +6,15 @@ Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015
     asynchronous      c' = c + d_i                                 whenever a worker exchanges
     synchronous       c' = c + sum_i d_i = (1 - beta) c + beta mean_i x_i         when all do; beta = N alpha
 
-c = the centre, which is tested and saved. All right-hand sides are old values: the gradient is that at the point before
-the pull. lr is the optimiser's, and any optimiser takes SGD's place on a worker.
+c = the center, which is tested and saved. All right-hand sides are old values: the gradient is that at the point before
+the pull. lr is the optimizer's, and any optimizer takes SGD's place on a worker.
 
 Departures from the paper:
 
-- Servers compute the difference. So an exchange is one round trip, hidden behind the gradient, and nobody comes between
+- Servers compute the difference. So an exchange is one round trip, hidden behind the gradient, and no other
+  exchange is between
   reading c and changing it.
-- Workers pull at the centre once more at the end, so that it hears of every gradient.
+- Workers pull at the center once more at the end, so that it gets every gradient.
 - alpha is beta / N, as in the authors' code, and not beta / (tau N) as in TensorFlow's.
 """
 
@@ -32,7 +33,7 @@ from polyrhythm.strategies.worker_part import WorkerSetting
 
 
 class EASGD(ElasticAveraging):
-    """Workers train alone, and every few steps they and a centre pull at each other.
+    """Workers train alone, and every few steps they and a center pull at each other.
 
     Attributes: see `ElasticAveraging`.
     """

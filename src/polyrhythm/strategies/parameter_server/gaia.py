@@ -1,9 +1,9 @@
-"""Gaia: sites that tell each other only what is significant (approximate synchronous parallel, ASP).
+"""Gaia: sites that send each other only significant changes (approximate synchronous parallel, ASP).
 
 Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons, Mutlu, "Gaia: Geo-Distributed Machine Learning
 Approaching LAN Speeds", NSDI 2017.
 
-    inside a site    w' = w + u,  U' = U + u      u: an optimiser's step with the mean of the site's gradients
+    inside a site    w' = w + u,  U' = U + u      u: an optimizer's step with the mean of the site's gradients
     between sites    |U_j| > t_0 / sqrt(t) |w_j|  then U_j is sent, added to w_j elsewhere, and becomes 0
 
 t counts the rounds of a site; t_0 = `threshold`. A site waits where the slowest site is more than `lag`
@@ -17,9 +17,10 @@ Departures from the paper:
 - The paper announces a packet where the network cannot keep up. Here its size decides.
 - What a site has not sent when its workers leave is sent then. So the final model, that of worker 0's site,
   holds all updates.
-- A site whose workers are lost counts on from the slowest.
-- The default learning rate is divided by the number of sites that have workers. All of them apply the updates of all,
-  which add up, so what suits one site is too long a step for several. A rate that is given is taken as it is, which is
+- A site with all workers lost continues its count from the slowest.
+- The default learning rate is divided by the number of sites that have workers. All of them apply the updates
+  of all,
+  which add up, so a rate for one site is too long a step for several. A rate that is given is taken as it is, which is
   the paper's way.
 
 With another number of workers in each site, what a site holds and has not sent yet stays with it.
@@ -66,14 +67,14 @@ from polyrhythm.training.quantities import Count, Fraction, NonNegative
 
 
 class Gaia(WithServers):
-    """Sites with a copy of the parameters each go in step inside, and tell each other only significant changes.
+    """Sites with a copy of the parameters each are synchronous inside, and send each other only significant changes.
 
     Attributes:
-        sites: how many; they differ by at most one worker.
+        sites: number of sites; they differ by at most one worker.
         threshold: share of a number's value above which its change is significant in the first round.
         lag: rounds by which the slowest site may be behind.
         barrier: share of a shard's bytes; a packet with more is announced, and readers wait for it. 1: none is.
-        servers: of each site, each with an equal shard.
+        servers: servers of each site, each with an equal shard.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -118,7 +119,7 @@ class Gaia(WithServers):
             raise RequestError(f"gaia: {workers} workers cannot be at sites={self.sites}: give fewer sites")
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: sites hold what the run has come to, and none waits for one without workers."""
+        """Return a policy to continue: sites hold the run's state, and none waits for one without workers."""
         # A site waits for the rounds of others, and for all of its own workers.
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
 
@@ -147,7 +148,7 @@ class Gaia(WithServers):
         return found
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker, to whom the servers of its site are all there are."""
+        """Return the part of one worker; for it, the servers of its site are all servers."""
         sites = SiteMap.of(setting.roles, self.sites)
         servers = sites.servers[sites.site_of(setting.network.rank)]
         roles = RoleAssignment(setting.roles.workers, servers)
@@ -227,9 +228,9 @@ class SiteGate(SynchronousGate):
         self._post = post
         self._lag = lag
         self._waiting: list[int] = []
-        """Workers whose round is over, and who wait for slower sites."""
+        """Workers whose round is over and that wait for slower sites."""
         self._reading: list[int] = []
-        """Workers who wait only for packets that were announced."""
+        """Workers that wait only for announced packets."""
 
     def ask(self, pusher: int, step: int) -> Decision:
         self._reading.append(pusher)
@@ -250,7 +251,7 @@ class SiteGate(SynchronousGate):
         self._post.stop = True
 
     def applied(self) -> Decision | None:
-        """Answer the workers of a round, unless another site is too far behind, and all who may read."""
+        """Answer the workers of a round, unless another site is too far behind, and all that may read."""
         post = self._post
         if post.stop or post.clock - post.slowest <= self._lag:
             self._reading += self._waiting
@@ -266,20 +267,20 @@ class SiteGate(SynchronousGate):
 
 
 class SiteRule(OptimizedRule):
-    """A site's copy of a shard, and what it tells other sites of its updates.
+    """A site's copy of a shard, and the changes that it sends to other sites.
 
         workers of the site ── PUSH ─▶ held until all are there ─▶ optimiser step: w += u, U += u
-        other sites         ◀─ what of U is significant ──┘      ─▶ w += what they send
+        other sites         ◀─ significant part of U ─────┘      ─▶ w += what they send
         workers of the site ◀─ PARAMETERS ── unless another site is too many rounds behind,
                                              or has announced a large packet
 
-    Without a lost worker its site goes on with those who are left, as synchronous servers do. A site whose workers are
-    all lost is not waited for; when one of them has a successor, its rounds count on from the slowest site's. At the
-    end such a site is asked for its last packet, after which it admits no worker. The worker that asked for that may be
-    lost, and has a successor: one that asks again, and has no step left to take.
+    Without a lost worker its site continues, as synchronous servers do. A site with all workers lost is not
+    waited for; when one of them has a replacement, its rounds continue from the slowest site's. At the end
+    such a site is asked for its last packet, after which it admits no worker. The worker that asked for that
+    may be lost, and has a replacement: one that asks again, and has no step left to take.
 
     Args:
-        post: its clock, and those of the other sites.
+        post: clock of this site, and those of the other sites.
         idle: ranks of the same shard's servers at sites without workers.
     """
 
@@ -292,13 +293,14 @@ class SiteRule(OptimizedRule):
         self._idle = idle
         self._terms = terms
         self._final_asked = self._ending = self._through = self._over = False
-        """Whether worker 0 has asked here for the final parameters, ever; whether nobody may come in any more; whether
-        all that was unsent is sent; whether the run is over."""
+        """Whether rank 0 has ever asked here for the final parameters; whether admission has ended; whether
+        all unsent changes are sent; whether the run is over.
+        """
         self._asked: set[int] = set()
         """Other sites without workers that were asked for their last packet."""
 
     def configure(self, message: Message) -> None:
-        """Take the plan of the optimiser, and pass it on to the other sites."""
+        """Take the plan of the optimizer, and pass it on to the other sites."""
         super().configure(message)
         self.told += [(peer, message) for peer in self._post.peers]
 
@@ -317,7 +319,7 @@ class SiteRule(OptimizedRule):
             self.told += self._post.tell_again()
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
-        """Make a round's update, and tell the other sites what of all updates is significant."""
+        """Make a round's update, and send the other sites the significant part of all updates."""
         weighty = [entry for entry in batch if entry.weight > 0]
         if weighty:
             before = self.values.clone()
@@ -362,7 +364,7 @@ class SiteRule(OptimizedRule):
         return None
 
     def attend(self, presence: Presence) -> None:
-        """Tell the other sites where nobody is there: not to wait, all that is unsent, or that the run is over."""
+        """Notify the other sites of an empty site: not to wait, all that is unsent, or that the run is over."""
         there, lost, final, done = presence
         post = self._post
         if done:
@@ -399,7 +401,7 @@ class SiteRound(NamedTuple):
     """A round of a site, as the same shard's server at another site hears of it.
 
     Attributes:
-        number: of the round, from 1.
+        number: number of the round, from 1.
         packet: `(m,)`, what of the site's updates is significant, if anything is; see `Significance`.
         heard: the newest round of the receiver's that the site has.
         stop: whether someone wants to stop.
@@ -426,10 +428,10 @@ class SiteRound(NamedTuple):
 
 @dataclass(frozen=True)
 class Announcement:
-    """What is said of a round before it: its packet is large or, where the site sleeps, it will not come for now.
+    """Notice ahead of a round: its packet is large, or it is suspended while the site sleeps.
 
     Attributes:
-        number: of the round, from 1.
+        number: number of the round, from 1.
         sleeps: whether all workers of the site are lost.
     """
 
@@ -459,12 +461,12 @@ class Post:
         site ── ANNOUNCE(round) ─▶                                  all other sites, before a large packet
              ── DIFFERENCE(packet or nothing, round, the newest round of yours that I have) ─▶       every round
              ── LEAVE(packet, round, …) ─▶                                                    after its last
-             ── ANNOUNCE(round, stop) ─▶          that round will not come for now: all workers are lost
-             ── PULL(stop) ─▶                     a site whose workers are all lost: send your last
+             ── ANNOUNCE(round, stop) ─▶          that round is suspended: all workers are lost
+             ── PULL(stop) ─▶                     a site with all workers lost: send your last packet
              ── LEAVE(stop) ─▶                    the run is over
 
-    A packet is kept until all others have acknowledged it, so that a checkpoint holds what is on its way. Rounds that a
-    resumed site makes again are ignored by those who have them.
+    A packet is kept until all others have acknowledged it, so that a checkpoint holds packets in transit.
+    Rounds that a resumed site repeats are ignored by sites that have them.
 
     Args:
         peers: ranks of the same shard's servers at all other sites that have workers.
@@ -498,11 +500,11 @@ class Post:
 
     @property
     def asleep(self) -> tuple[int, ...]:
-        """Ranks of other sites' servers whose workers are lost, all of them, until they make another round."""
+        """Ranks of other sites' servers with all workers lost, until they make another round."""
         return tuple(sorted(self._asleep - self._gone))
 
     def sleep(self) -> list[Reply]:
-        """Return what tells the other sites not to wait for this one, all of whose workers are lost."""
+        """Return the messages that tell the other sites not to wait for this one, since all its workers are lost."""
         if self._sleeps:
             return []
         self._sleeps = True
@@ -520,14 +522,14 @@ class Post:
         return len(self._gone) == len(self._heard)
 
     def tell(self, packet: Tensor | None, *, large: bool = False, last: bool = False) -> list[Reply]:
-        """Begin the next round with what is significant of it; return the messages to all other sites.
+        """Begin the next round with its significant changes; return the messages to all other sites.
 
         Args:
-            packet: what to send, if anything is.
+            packet: packet to send, if any.
             large: whether the packet is to be announced.
             last: whether this site's workers have left.
         """
-        if self._sleeps:  # nobody waits for the rounds that it has not made
+        if self._sleeps:  # its missing rounds are not waited for
             self._sleeps = False
             self.clock = max(self.clock, self.slowest)
         self.clock += 1
@@ -586,7 +588,7 @@ class Significance:
     """One shard's unsent updates.
 
     A packet is U with zeros for what is kept or, where that is shorter, only the numbers that are sent and their
-    places: as whole numbers of 4 bytes (8 beside float64), in the bits of the parameters' dtype.
+    places: as whole numbers of 4 bytes (8 next to float64), in the bits of the parameters' dtype.
 
     Args:
         values: `(n,)`, the shard, for size and dtype.
@@ -603,7 +605,7 @@ class Significance:
         self.retained.add_(update)
 
     def take(self, values: Tensor, threshold: float) -> Tensor | None:
-        """Take out what is significant beside the values as they are now; return a packet, or None if nothing is."""
+        """Take out what is significant next to the values as they are now; return a packet, or None if nothing is."""
         chosen = self.retained.abs() > values.abs().mul_(threshold)
         return self._take(chosen)
 

@@ -1,11 +1,11 @@
 """Hierarchical parameter servers: leaves with a group of workers each, and roots above them.
 
 Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Learning", ICDM 2016, arXiv
-1509.04210, whose Rudra-adv has a tree of servers that aggregate.
+1509.04210; its Rudra-adv has a tree of servers that aggregate.
 
     leaf      g = sum_i b_i g_i / sum_i b_i                            over its group
     root      w' = w - lr * mean over leaves, weighted with their samples
-              synchronous: of all leaves; asynchronous: of each g as it arrives
+              synchronous: of all leaves; asynchronous: of each g on its arrival
 
 Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves
 (`groups`) a root receives M k times a step instead of N times.
@@ -77,10 +77,10 @@ class Hierarchical(WithServers):
     """Leaf servers average the gradients of a group of workers each, and push one to the root servers.
 
     Attributes:
-        groups: of workers, each with a leaf server; they differ by at most one worker.
+        groups: groups of workers, each with a leaf server; they differ by at most one worker.
         servers: root servers, each with an equal shard.
-        consistency: who may proceed when, between groups; inside a group all go together.
-        overlap: whether gradients are pushed while the backward pass goes on, and parameters awaited just before
+        consistency: rule of progress between groups; inside a group all are synchronous.
+        overlap: whether gradients are pushed during the backward pass, and parameters awaited just before
             their layer's use, on both ways; the numbers are the same.
     """
 
@@ -124,7 +124,7 @@ class Hierarchical(WithServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on, where there are others: leaves bear the loss of a worker, and roots hold the run's state."""
+        """Return a policy to continue: leaves tolerate lost workers, and roots hold the run's state."""
         busy, lockstep = self._busy(workers), self.traits(workers).lockstep
         # As many workers as cannot be more whole groups than the consistency can do without.
         spares = min(workers - 1, self.consistency.spares(busy) if self.consistency.drops else workers)
@@ -151,8 +151,8 @@ class Hierarchical(WithServers):
         return of_servers(self.consistency, self.traits(before).groups, after, self._busy(after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
-        """Return the part of one worker, to whom its leaf is the only server."""
-        # What roots cannot do is refused here, before a leaf tries.
+        """Return the part of one worker; its leaf is its only server."""
+        # Limits of the roots are checked here, before a leaf tries.
         for shard in shards(setting.flat.size, self.servers):
             setting.plan.part(shard.start, shard.stop)
         leaf = Levels.of(setting.roles, self.groups).leaf_of(setting.network.rank)
@@ -180,7 +180,7 @@ class Levels:
     Attributes:
         leaves: ranks of the leaf servers, one a group.
         roots: ranks of the root servers, in the order of their shards.
-        groups: ranks of every group's workers, neighbours whose numbers differ by at most one group to group.
+        groups: ranks of every group's workers, neighbors; the sizes of groups differ by at most one.
     """
 
     leaves: tuple[int, ...]
@@ -214,22 +214,23 @@ class LeafSession(ServerSession):
     A pull goes the same way, once all of the group have asked, so that they continue with the same parameters. The leaf
     has at most one question at a time before the roots.
 
-    A lost worker is not waited for; what it had pushed goes into the mean, and its batches until a successor comes are
-    not seen. The successor begins at the group's step with the leaf's parameters, or with the next ones where the lost
-    worker's gradient of the present step is already held. A leaf without workers leaves the roots, and returns with the
-    first successor, as a successor would.
+    A lost worker is not waited for; its pushes go into the mean, and its batches until a replacement arrives
+    are not seen. The replacement begins at the group's step with the leaf's parameters, or with the next ones
+    where the lost worker's gradient of the present step is already held. A leaf without workers leaves the
+    roots, and returns with the first replacement, as a replacement would.
 
-    Roots that have been asked for the final parameters cannot be told that worker 0, which asked, is lost. It had no
-    step left; so its successor is given the newest parameters and then the final ones, without asking the roots.
+    Roots with a request for the final parameters cannot be notified of the loss of rank 0, which asked. It
+    had no step left; so its replacement is given the newest parameters and then the final ones, without
+    asking the roots.
 
-    With `overlap` a mean goes on bucket by bucket as the slowest of the group has pushed it, and so do the roots'
-    answers as they come:
+    With `overlap` a mean is passed on bucket by bucket once the slowest of the group has pushed it, and so
+    are the roots' answers on their arrival:
 
         workers ── PART ─▶ all have it ── PART(mean) ─▶ roots
                 ◀─ PART ── as cut by the worker ◀─ PART ─────
 
     Args:
-        levels: which workers belong to which leaf, and the roots.
+        levels: workers of each leaf, and the roots.
     """
 
     def __init__(self, levels: Levels, index: int) -> None:
@@ -241,7 +242,7 @@ class LeafSession(ServerSession):
         self._absent = gate.absent
         self._group, self._passing = gate, rule
         self._owed: dict[int, deque[tuple[int, int]]] = {}
-        """Of each worker that has been answered, the stretches of the answer that are to come, in their order."""
+        """Stretches of the answer that each answered worker still gets, in their order."""
         self._kept_back: list[Reply] = []
         """Answers in one piece, until all of it is there."""
 
@@ -276,7 +277,7 @@ class LeafSession(ServerSession):
         return found
 
     def _parts_there(self, to: int, arriving: Arriving) -> list[Reply]:
-        """Return what has come of what a worker is owed."""
+        """Return the parts that have arrived and that a worker still has to get."""
         found: list[Reply] = []
         owed = self._owed[to]
         while owed and arriving.has(*owed[0]):
@@ -316,7 +317,7 @@ class LeafSession(ServerSession):
 
 
 class Question(Enum):
-    """What a leaf has asked the roots, and they have not all answered."""
+    """Open question of a leaf to the roots."""
 
     PUSH = auto()
     PULL = auto()
@@ -324,15 +325,15 @@ class Question(Enum):
 
 
 class LeafGate(Gate):
-    """Holds gradients until all of the group who are there have pushed, and answers when the roots have.
+    """Holds gradients until all present members of the group have pushed, and answers after the roots.
 
     Attributes:
-        question: that is open before the roots, which the rule asks; None: none is.
-        there: workers who take part in the group's steps.
+        question: question that is open before the roots, which the rule asks; None: none is.
+        there: workers that take part in the group's steps.
         ending: whether the roots have been asked for the final parameters.
         stopped: whether a worker was asked to stop.
-        absent: for each worker, the stretches of steps, `[first, one past the last]`, taken without it until a
-            successor came.
+        absent: for each worker, the stretches of steps, `[first, one past the last]`, taken without it until
+            a replacement arrived.
     """
 
     takes_turns = True
@@ -347,13 +348,13 @@ class LeafGate(Gate):
         self._waiting: list[int] = []
         """Workers to be answered when the roots have answered."""
         self._entering: dict[int, int] = {}
-        """Successors that come in then, with how many steps were taken with their predecessors."""
+        """Replacements that enter then, with the number of steps taken with their predecessors."""
         self._step: int | None = None
-        """Of the group, as the roots last said."""
+        """Step of the group, as the roots last reported it."""
         self._answered = False
 
     def ask(self, pusher: int, step: int) -> Decision:
-        if self.ending:  # worker 0's successor, which has no step left
+        if self.ending:  # worker 0's replacement, which has no step left
             return Decision(answer=(pusher,), step=self._step)
         if pusher not in self.there:
             if self.question is not None or pusher in self._held or not self.there:
@@ -383,7 +384,7 @@ class LeafGate(Gate):
 
     @property
     def taking_part(self) -> list[int]:
-        """Those whose gradients the next mean is of, in order."""
+        """Workers with gradients in the next mean, in order."""
         return sorted(self.there | self._held)
 
     def has_pushed(self, pusher: int) -> bool:
@@ -394,7 +395,7 @@ class LeafGate(Gate):
         self.stopped = True
 
     def answered(self, step: int) -> None:
-        """Take note that all roots have answered, and that the group goes on with a step."""
+        """Note that all roots have answered, and that the group continues with a step."""
         self.question, self._step, self._answered = None, step, True
 
     def applied(self) -> Decision | None:
@@ -428,7 +429,7 @@ class LeafGate(Gate):
         return True
 
     def take_entering(self) -> list[int]:
-        """Return the successors that wait to come in, who will not."""
+        """Return the replacements that wait to enter, and will not."""
         entering, self._entering = list(self._entering), {}
         return entering
 
@@ -440,13 +441,13 @@ class LeafGate(Gate):
 
 @dataclass
 class PassedOn:
-    """A mean of which a part has been pushed to the roots.
+    """A mean that has been pushed to the roots in part.
 
     Attributes:
-        step: of the push.
-        pushers: whose mean it is.
-        weights: of theirs.
-        start: of the first number that has been pushed; all behind it have.
+        step: step of the push.
+        pushers: pushers in the mean.
+        weights: weights of theirs.
+        start: start of the first number that has been pushed; all behind it have.
     """
 
     step: int
@@ -461,11 +462,11 @@ class PassedOn:
 
 
 class Arriving:
-    """Parameters that come from the roots in parts.
+    """Parameters that arrive from the roots in parts.
 
     Args:
         values: `(n,)`, to be filled.
-        shards: of the roots.
+        shards: shards of the roots.
     """
 
     def __init__(self, values: Tensor, shards: dict[int, slice]) -> None:
@@ -502,7 +503,7 @@ class LeafRule(Rule):
     """Pushes the mean of its workers' gradients to the roots, and puts the roots' answers together.
 
     Args:
-        levels: which workers belong to which leaf, and the roots.
+        levels: workers of each leaf, and the roots.
     """
 
     converses = True
@@ -511,7 +512,7 @@ class LeafRule(Rule):
 
     def __init__(self, gate: LeafGate, levels: Levels, index: int) -> None:
         super().__init__(gate)
-        self.ready = True  # whoever asks waits in the gate
+        self.ready = True  # requests wait in the gate
         self.final = False
         self._group = gate
         self._members = levels.groups[index]
@@ -526,7 +527,7 @@ class LeafRule(Rule):
         self._passed: PassedOn | None = None
         self.arriving: Arriving | None = None
         self._early: list[tuple[int, Message]] = []
-        """Parts of answers of roots, of which others have not answered."""
+        """Parts of some roots' answers that others have not sent."""
 
     def configure(self, message: Message) -> None:
         if self._plan is not None:
@@ -534,7 +535,7 @@ class LeafRule(Rule):
         self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:
-        """Send every root its shard of the initial parameters, with its part of the optimiser's plan."""
+        """Send every root its shard of the initial parameters, with its part of the optimizer's plan."""
         plan = admitted_initial(self._plan, values, ready=self._begun)
         self._begun = True
         for root, shard in zip(self._roots, shards(len(values), len(self._roots)), strict=True):
@@ -579,9 +580,9 @@ class LeafRule(Rule):
         return Applied(batch, 0, {})
 
     def pass_on(self, pushers: list[int], coming: Sequence[Coming]) -> None:
-        """Push the mean of what all have pushed so far, and was not passed on, while they go on.
+        """Push the mean of all new numbers that every pusher has pushed so far.
 
-        Where somebody else takes part than when this push was begun, the whole mean follows in the end.
+        If other workers take part than at the beginning of this push, the whole mean follows in the end.
         """
         weights, start = [each.weight for each in coming], max(each.start for each in coming)
         if self._passed is None:
@@ -633,7 +634,7 @@ class LeafRule(Rule):
         return pusher == 0 or not self._group.ending
 
     def go_on_without(self) -> None:
-        """Pass nothing more on of a mean that somebody may not take part in any more: all of it follows in the end."""
+        """Stop passing on a mean with a worker that may not take part any more: all of it follows in the end."""
         if self._passed is not None:
             self._passed.pushers = []
 
@@ -659,7 +660,7 @@ class LeafRule(Rule):
             self._end(answers)
             return None
         entrance = latest_entrance(answers)
-        if entrance is not None:  # the leaf returns to leaves that go in step
+        if entrance is not None:  # the leaf returns to synchronous leaves
             self.told += [(root, entrance) for root in self._roots]
             return None
         asked = self._group.question
@@ -686,7 +687,7 @@ class LeafRule(Rule):
             self.arriving.take(root, message)
 
     def _end(self, answers: list[Message]) -> None:
-        """Tell waiting successors, and the other roots, that the run is ending, as some roots have answered."""
+        """Notify waiting replacements, and the other roots, that the run is ending, as some roots have answered."""
         self._group.question, self._counted_by_roots = None, False
         self._turn_away()
         self.told += [
@@ -700,7 +701,7 @@ class LeafRule(Rule):
 
 
 class RootSession(ServerSession):
-    """A session whose answers to a push go out as `VECTOR`, which leaves tell from answers to workers."""
+    """A session that sends answers to a push as `VECTOR`, which leaves distinguish from answers to workers."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         replies = super().on_message(source, message)

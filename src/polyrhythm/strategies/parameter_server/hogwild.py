@@ -3,9 +3,9 @@
 Niu, Recht, Re, Wright, "Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011, arXiv
 1106.5730.
 
-    repeat      w_i = copy of w;    w = w - lr g_i(w_i), number by number, whatever others do meanwhile
+    repeat      w_i = copy of w;    w = w - lr g_i(w_i), number by number, whatever others do in the meantime
 
-w = the shared vector. Any optimiser takes SGD's place, and each worker has a state of its own.
+w = the shared vector. Any optimizer takes SGD's place, and each worker has a state of its own.
 
 Departures from the paper:
 
@@ -61,10 +61,10 @@ class Hogwild(Strategy):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: the others have the vector, and half an update is no worse than one that others cross."""
+        """Return a policy to continue: the others have the vector; half an update is like an overlapping one."""
         if workers == 1:
             return FaultPolicy()
-        # A successor of worker 0 finds the vector through any of the others.
+        # A replacement of worker 0 finds the vector through any of the others.
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.LEVEL)
 
     def resharding(self, before: int, after: int) -> Resharding:
@@ -86,9 +86,9 @@ class Hogwild(Strategy):
 class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
     """Steps on the shared vector with gradients of its copy.
 
-    The counts are shared as well: how many gradients of each worker the vector holds, and whether someone wants to
-    stop. Each worker writes its own only, so none is lost. Who is killed in the middle of an update has not counted it,
-    so its successor takes that step again.
+    The counts are shared as well: number of gradients of each worker in the vector, and whether a stop was
+    requested. Each worker writes its own only, so none is lost. A worker that is killed in the middle of an
+    update has not counted it, so its replacement takes that step again.
     """
 
     follows = Follows.PLAN
@@ -107,11 +107,11 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         self._resumed: State | None = None
 
     def start(self, step: int) -> int:
-        """Share worker 0's vector, or find it as a successor.
+        """Share worker 0's vector, or find it as a replacement.
 
         Raises:
             RequestError: the workers share no memory.
-            PeerLost: worker 0 is lost, and nobody else has the vector.
+            PeerLost: worker 0 is lost, and no other process has the vector.
         """
         if self._resumed is not None and self._rank == 0:
             self._counts[:-1] = torch.tensor(self._resumed[1]["counts"])
@@ -132,9 +132,9 @@ class HogwildWorker(WorkerPart, CatchesUp, UsesServers):
         return done
 
     def _uncount(self, lost: int) -> None:
-        """Take back what was counted of steps that the vector does not hold, for worker 0's copy is a little older.
+        """Take back the counts of steps that are not in the vector, since rank 0's copy is a little older.
 
-        Nobody knows how stale they were; the largest counts go.
+        Their staleness is not known; the largest counts are removed.
         """
         for age in sorted(self.staleness, reverse=True):
             taken = max(0, min(lost, self.staleness[age]))

@@ -8,7 +8,7 @@ deep learning algorithm on a distributed GPU cluster", ICCS 2017, sections 5 and
 
 R = `replicas`. Only the first replica of a group talks to the servers, and it hands their answer on. Inside a
 group, workers may also follow another strategy (`inside`). With local_sgd a group takes a round of steps by
-itself, with the user's optimiser, and w' = w + (its model - the model that it had read).
+itself, with the user's optimizer, and w' = w + (its model - the model that it had read).
 
 Departures from the paper:
 
@@ -96,9 +96,9 @@ class Mixed(WithServers, SizesBuckets):
 
     Attributes:
         replicas: workers in a group; the last group may have fewer.
-        consistency: who may proceed when, between groups.
-        merge: what becomes of a group's gradient that was computed from older parameters.
-        inside: how a group goes on inside; a strategy whose workers go in step.
+        consistency: rule of progress between groups.
+        merge: merge rule for a group's stale gradient.
+        inside: strategy inside a group; it must be synchronous.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -137,7 +137,7 @@ class Mixed(WithServers, SizesBuckets):
             local_models=every != 1,
             exchange_every=every,
             updates=updates,
-            gradients=max(1, applied // max(1, every)),  # what a round moves by counts as one
+            gradients=max(1, applied // max(1, every)),  # a round's movement counts as one
             # A merge rule that itself lets stale gradients count for less needs no lower rate.
             rate_divisor=1 if self.merge.divides else updates,
             optimizer=optimizer_divided(self.merge, updates, lockstep=lockstep),
@@ -148,7 +148,7 @@ class Mixed(WithServers, SizesBuckets):
             slices=min(self.replicas, workers),
             exact_sums=inside.exact_sums,
             counts_samples=inside.counts_samples,
-            # Where servers own the optimiser: what a round moves by is rounded on its way.
+            # Where servers own the optimizer: a round's movement is rounded on its way.
             plain_alone=inside.output is GroupOutput.GRADIENTS,
         )
 
@@ -161,7 +161,7 @@ class Mixed(WithServers, SizesBuckets):
         return replace(
             common,
             worker=OnLoss.REGROUP_GROUP,
-            leader=True,  # servers hold what a run has come to, also where groups go in lockstep
+            leader=True,  # servers hold the run's state, also where groups are in lockstep
             # As many workers as cannot be more whole groups than the consistency can do without.
             spares=min(workers - 1, self.consistency.spares(groups) if self.consistency.drops else workers),
             rejoin=Rejoin.BEHIND if lockstep else Rejoin.LEVEL,
@@ -182,7 +182,7 @@ class Mixed(WithServers, SizesBuckets):
         check_inside(self.inside, min(self.replicas, workers), self.consistency, self.merge)
 
     def groups(self, workers: int) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return -(-workers // self.replicas)
 
     def resharding(self, before: int, after: int) -> Resharding:
@@ -224,7 +224,7 @@ class Mixed(WithServers, SizesBuckets):
 
 
 def check_inside(inside: Strategy, members: int, consistency: Consistency, merge: MergeRule) -> None:
-    """Raise `RequestError` where a strategy does not go inside groups of so many, or not below these rules."""
+    """Raise `RequestError` where a strategy does not work inside groups of `members`, or below these rules."""
     inside.check(members)
     output = inside.traits(members).output
     if output is GroupOutput.NOTHING:
@@ -262,11 +262,11 @@ def _reason(inside: Strategy) -> str:
 
 
 class Contribution(NamedTuple):
-    """What a group has for the servers; the numbers themselves are in every member's flat gradients.
+    """A group's contribution for the servers; the numbers themselves are in every member's flat gradients.
 
     Attributes:
-        step: the number of the contribution, what it weighs, and whether a member wants to stop.
-        learning_rate: to update with.
+        step: number of the contribution, its weight, and whether a member wants to stop.
+        learning_rate: learning rate to update with.
     """
 
     step: Step
@@ -274,10 +274,10 @@ class Contribution(NamedTuple):
 
 
 class Reunion(NamedTuple):
-    """How a member meets its group again.
+    """View of a member that regroups.
 
     Attributes:
-        group: those who are there; its rank 0 speaks for them.
+        group: communicator of the present members; its rank 0 speaks for them.
         members: their places in the whole group, in the same order.
         servers: this member's way to the servers, if it speaks.
     """
@@ -312,11 +312,11 @@ class InsidePart:
     servers treat it as they treat a gradient; a merge rule that takes something off a stale one makes the way shorter.
 
     Attributes:
-        plan: of the optimiser that the servers run.
-        steps: of a contribution.
-        apart: whether members have taken steps that the servers have not heard of.
-        stopped: whether the servers have said, while the group regrouped, that it must stop.
-        follows: what of a user's own loop its updates follow.
+        plan: plan of the optimizer that the servers run.
+        steps: steps of a contribution.
+        apart: whether members have taken steps that are unknown to the servers.
+        stopped: whether the servers have demanded a stop while the group regrouped.
+        follows: optimizer of a user's own loop that its updates follow.
     """
 
     plan: OptimizerPlan
@@ -330,11 +330,11 @@ class InsidePart:
         raise NotImplementedError
 
     def resume(self, step: int, contributions: int) -> bool:
-        """Go on in the middle of a contribution as it was saved, where all members can; return whether they do.
+        """Resume in the middle of a contribution as it was saved, where all members can; return whether they do.
 
         Args:
-            step: that this member had come to.
-            contributions: that the servers hold of the group.
+            step: step that this member had reached.
+            contributions: contributions that the servers hold of the group.
         """
         return False
 
@@ -354,7 +354,7 @@ class InsidePart:
         """Take note that the flat vector holds the servers' parameters."""
 
     def break_off(self) -> None:
-        """Give up whatever is under way on the group's communicator, which has been revoked."""
+        """Give up whatever is in progress on the group's communicator, which has been revoked."""
         raise NotImplementedError
 
     def lets_in(self, step: int) -> bool:
@@ -362,22 +362,22 @@ class InsidePart:
         return True
 
     def progress(self) -> tuple[int, int]:
-        """Return the steps of which this member has computed its part, and the contributions that it knows.
+        """Return the steps with this member's part computed, and the contributions that it knows.
 
-        Only where a contribution takes several steps, so that something of it may be lost.
+        Only where a contribution takes several steps, so that a part of it may be lost.
         """
         return 0, 0
 
     def regroup(self, found: Reunion) -> int:
-        """Go on with those who are there; return how many steps this member has done.
+        """Continue with the present members; return how many steps this member has done.
 
         Raises:
-            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+            PeerLost: another is lost in the meantime; then it is called again, after `break_off`.
         """
         raise NotImplementedError
 
     def dismiss(self, contributions: int) -> int:
-        """Take note that the group's run is over, after so many contributions; return how many steps these are."""
+        """Note that the group's run is over, after `contributions` contributions; return how many steps these are."""
         return contributions
 
     def rest(self) -> Contribution | None:
@@ -397,7 +397,7 @@ class InsidePart:
 
 
 class Gradients(InsidePart):
-    """Every step is a contribution, the mean of the group's gradients, since the servers own the optimiser.
+    """Every step is a contribution, the mean of the group's gradients, since the servers own the optimizer.
 
     Args:
         mean_of: makes the mean of a group's gradients.
@@ -445,7 +445,7 @@ class Gradients(InsidePart):
         self._mean.break_off()
 
     def regroup(self, found: Reunion) -> int:
-        """Begin at what the servers have of the group: a mean that was under way is there, or is made again."""
+        """Begin at what the servers have of the group: a mean that was in progress is there, or is made again."""
         self._group = found.group
         self._mean = self._mean.over(found.group)
         (contributions,) = found.share(self._flat, found.pull())
@@ -454,28 +454,29 @@ class Gradients(InsidePart):
 
 
 _PLANNED = 4096
-"""More than there are members, whose sums of it must be exact."""
+"""Exceeds the number of members, whose sums of it must be exact."""
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 
 
 class Models(InsidePart):
     """Every round is a contribution: the workers follow another strategy, and their movement is for the servers.
 
-        a round    members go from w to one model x, as the inside strategy has it, with the user's optimiser
+        a round    members go from w to one model x, as the inside strategy has it, with the user's optimizer
         servers    w' = w - (w_read - x)        SGD of rate 1; in between, other groups may have moved w
 
-    Checkpoints may be made in the middle of a round; it is gone on with if all members have one of the same step, and
-    the servers have not heard of the round.
+    Checkpoints may be made in the middle of a round; it is resumed if all members have one of the same step,
+    and the servers do not know of the round.
 
-    When somebody is lost, members may be in different places, of one round or two. All tell where they are:
+    If a member is lost, members may be at different positions, of one round or two. All report theirs:
 
-        models apart, in the round that servers lack       ─▶ w' + (x_i - w): what it has moved by, on top of w'
-        the mean, which a server lacks                     ─▶ handed to the speaker, who pushes it; then w'
+        models apart, in the round that servers lack       ─▶ w' + (x_i - w): its movement, on top of w'
+        the mean, which a server lacks                     ─▶ sent to the speaker, which pushes it; then w'
         the mean, which all servers have, or their answer  ─▶ w'
-        not even the mean, though others or servers do     ─▶ w', with the state of whoever has it
+        not even the mean, though others or servers do     ─▶ w', with the state of a member that has it
         newcomers                                          ─▶ the model and the state of the newest; it counts once
 
-    where w' is what servers hold then. So what a lost member did in the round is gone, and nobody else's steps are.
+    where w' is the servers' vector then. So a lost member's part of the round is gone, and no other process's
+    steps are.
     """
 
     def __init__(self, setting: WorkerSetting, group: Communicator, inside: Strategy) -> None:
@@ -493,7 +494,7 @@ class Models(InsidePart):
         self._total = setting.steps
         self._is_new = setting.succeeds
         self._held: Contribution | None = None
-        """What is being pushed; the way back itself is in the flat gradients."""
+        """Contribution that is being pushed; the way back itself is in the flat gradients."""
         self._moved: Tensor | None = None
         """What this member has moved by since `_read`, while its group regroups."""
         self._presented = self._presented_to_all = _NEW
@@ -511,7 +512,7 @@ class Models(InsidePart):
 
     def resume(self, step: int, contributions: int) -> bool:
         saved = self._saved
-        # Who was not there when it was written is given another's.
+        # A member that was absent when it was written is given another's.
         mine = saved is not None and saved[1].get("worker", self._worker) == self._worker
         mine = mine and saved is not None and saved[1]["apart"] and step // self.steps == contributions
         if not self._all_are_at(step, mine) or saved is None:
@@ -597,12 +598,12 @@ class Models(InsidePart):
         )
 
     def _push_for(self, holder: int, number: int, found: Reunion) -> bool:
-        """Push the mean of a round that one of the members has, and a server lacks; return whether to stop.
+        """Push the mean of a round if one of the members has it and a server lacks it; return whether to stop.
 
         Args:
-            holder: its rank in the group.
-            number: of the round.
-            found: how this member meets its group again.
+            holder: rank of its holder in the group.
+            number: number of the round.
+            found: view of this member.
         """
         group, gradients, stops = found.group, self._flat.gradients, False
         if group.rank == holder:
@@ -622,13 +623,13 @@ class Models(InsidePart):
         return stops
 
     def _go_on_at(self, group: Communicator, places: list[_Place], contributions: int) -> None:
-        """Go on at the servers' parameters, which the flat vector holds, with what each has moved by on top.
+        """Continue at the servers' parameters, which the flat vector holds, with each member's movement on top.
 
-        The newest member gives its model and state to those who have come, and its state to those who missed a mean
+        The newest member gives its model and state to newcomers, and its state to members that missed a mean
         that it knows.
         """
         old = [rank for rank, place in enumerate(places) if place.known != _NEW]
-        if not old:  # a round that was under way is lost, with all who were in it
+        if not old:  # a round that was in progress is lost, with all its members
             self._enter(self._part.state(), contributions, self._steps_in(contributions), apart=False)
             return
         known = max(places[rank].known for rank in old)
@@ -679,7 +680,7 @@ class Models(InsidePart):
         self._rounds, self._moved, self.apart = contributions, None, False
 
     def _steps_in(self, contributions: int) -> int:
-        """Return the steps of so many rounds, of which the run's last may be shorter."""
+        """Return the steps of `contributions` rounds; the run's last may be shorter."""
         whole = contributions * self.steps
         return whole if self._total is None else min(whole, self._total)
 
@@ -715,7 +716,7 @@ class Models(InsidePart):
         self._part.load_state((below(_PART, tensors), facts["part"]))
 
     def _all_are_at(self, step: int, mine: bool) -> bool:
-        """Return whether all members say yes, at the same step; all get the same answer."""
+        """Return whether all members agree, at the same step; all get the same answer."""
         told = self._flat.vector.new_tensor([float(mine), step, step * step], dtype=torch.float64)
         self._group.all_reduce(told)
         count, steps, squares = told.tolist()
@@ -730,12 +731,12 @@ class Models(InsidePart):
 
 
 class _Place(NamedTuple):
-    """Where a member is when its group regroups.
+    """Position of a member when its group regroups.
 
     Attributes:
-        known: contributions whose numbers it knows; `_NEW` where it has just come.
+        known: contributions with known numbers; `_NEW` for a newcomer.
         holds: whether the latest of them is being pushed.
-        taken: steps of which it has computed its part.
+        taken: steps with its part computed.
         reached: contributions that all servers have, where it speaks.
     """
 
@@ -749,18 +750,18 @@ _NEW = -1
 
 
 class Circle:
-    """A member's group: who is in it now, and its way to the next formation; the first server keeps the `Roster`.
+    """A member's group: its present members, and its way to the next formation; the first server keeps the `Roster`.
 
     Args:
         members: indices of its workers, in order.
 
     Attributes:
-        group: the communicator of those who are there; its rank 0 speaks for them.
-        there: their indices among all workers of the run, in the same order.
-        generations: how many have had the rank of each of them before it.
-        everybody: of the group, be they there or not.
+        group: communicator of the present members; its rank 0 speaks for them.
+        there: indices of the present members among all workers of the run, in the same order.
+        generations: number of predecessors of each of them.
+        everybody: all members of the group, present or not.
         steps: contributions of the group that the servers have, where it is over.
-        round: of the present formation.
+        round: round of the present formation.
     """
 
     def __init__(self, setting: WorkerSetting, number: int, members: range) -> None:
@@ -782,14 +783,14 @@ class Circle:
 
     @property
     def due(self) -> bool:
-        """Whether somebody waits to be let in; the speaker is told."""
+        """Whether a worker waits for admission; the speaker is notified."""
         while self.speaks and (found := self._network.poll(self._server, WORD_TAG)) is not None:
             if group_word(found[1]) == SomeoneWaits(self.round):
                 return True
         return False
 
     def break_off(self) -> None:
-        """End the use of the group's communicator: whoever waits on it hears so, whoever else is lost."""
+        """End the use of the group's communicator: waiting members are notified, even if others are lost."""
         for other in range(self.group.size):
             if other != self.group.rank:
                 with suppress(PeerLost):
@@ -798,21 +799,21 @@ class Circle:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of those who are there, in the whole group."""
+        """Places of the present members in the whole group."""
         return tuple(worker - self.everybody[0] for worker in self.there)
 
     def go_on(self, taken: int, known: int) -> bool:
-        """Go on with those who are there; return whether the group does, else its run is over.
+        """Continue with the present members; return whether the group does, else its run is over.
 
         Args:
-            taken: steps of which this member has computed its part.
+            taken: steps with this member's part computed.
             known: contributions that it knows.
         """
         self._network.send(self._server, Broken(self.round, taken, known).message())
         return self._form()
 
     def enter(self) -> bool:
-        """Wait to be let in, as a successor; return the same as `go_on`."""
+        """Wait to be let in, as a replacement; return the same as `go_on`."""
         self._network.send(self._server, Returning(self._generation).message())
         return self._form()
 
@@ -831,11 +832,11 @@ class Circle:
 
 
 class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp, UsesServers, RegroupsApart):
-    """Goes on with its group; whoever speaks for the group pushes what comes of it, and hands the answer on.
+    """Continues with its group; the speaker of the group pushes its contributions, and passes the answer on.
 
-    When somebody of the group is lost, or comes, those who are there go on from what the servers have: the parameters,
-    and how many of the group's contributions are in them. So a contribution that was under way is either there, or made
-    again (`InsidePart.regroup`).
+    When a member of the group is lost or joins, the present ones continue from the servers' state: the
+    parameters, and the number of the group's contributions in them. So a contribution that was in progress is
+    either there, or made again (`InsidePart.regroup`).
     """
 
     def __init__(self, setting: WorkerSetting, circle: Circle, inside: InsidePart) -> None:
@@ -900,7 +901,7 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         return self._inside.lets_in(self._done) and self._circle.due
 
     def reassemble(self, *, enters: bool) -> Reassembled:
-        """Go on with those who are there, from what the servers have of the group."""
+        """Continue with the present members, from the servers' state of the group."""
         circle, inside = self._circle, self._inside
         if not enters:
             circle.break_off()
@@ -919,7 +920,7 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
         return Reassembled(self._done, over, there, absent, circle.round)
 
     def end(self) -> None:
-        """Push what is left; speakers leave, and worker 0 waits for the final parameters."""
+        """Push the rest; speakers leave, and rank 0 waits for the final parameters."""
         left = self._inside.rest()
         if left is not None:
             self._exchange(left)
@@ -961,15 +962,15 @@ class MixedWorker(WorkerPart, OverlapsBackward, SkipsSteps, Presents, CatchesUp,
 def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
     """Return how groups in rounds are resharded: all get the servers' parameters, and the mean of the momenta.
 
-        servers     have the rounds that are over ─▶ stay, and count everybody's rounds anew
-        members     a round under way is left out, and computed again; momenta become the mean of all
+        servers     have the completed rounds ─▶ stay, and count all groups' rounds from 0
+        members     a round in progress is left out, and computed again; momenta become the mean of all
 
-    Every member begins as if it had been in the middle of a round and had come no further than it had begun, since the
+    Every member begins as if it had been in the middle of a round without progress in it, since the
     step that all begin with need not be the first of one.
 
     Args:
-        servers: how servers are, which count rounds.
-        inside: how the strategy inside is.
+        servers: resharding of the servers, which count rounds.
+        inside: resharding of the strategy inside.
     """
 
     def workers(held: Held, step: int) -> dict[int, State]:

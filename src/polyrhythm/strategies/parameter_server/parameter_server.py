@@ -1,15 +1,15 @@
 """Parameter server.
 
-Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, for sharded servers that own the optimiser; Campos
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, for sharded servers that own the optimizer; Campos
 et al., "Distributed training strategies for a computer vision deep learning algorithm on a distributed GPU
 cluster", ICCS 2017, for its two modes.
 
     synchronous    w' = w - lr * sum_i b_i g_i(w) / sum_i b_i      when all workers' gradients are there
     asynchronous   w' = w - lr * g_i(w_old)                        whenever one arrives
 
-Who may proceed when (`consistency`), what becomes of a stale gradient (`merge`) and how several gradients become one
-(`aggregator`) are separate choices. Other strategies of the family are compositions with names of their own. Any
-optimiser takes the place of plain SGD. It runs on the servers, each over its shard.
+The rule of progress (`consistency`), the treatment of stale gradients (`merge`) and the combination of
+several gradients (`aggregator`) are separate choices. Other strategies of the family are compositions with
+names of their own. Any optimizer may replace plain SGD. It runs on the servers, each over its shard.
 
 Departure from the papers: workers get the new parameters in answer to their gradient, so a step costs one round trip.
 """
@@ -35,12 +35,12 @@ from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class ParameterServer(Served):
-    """Servers hold the parameters in shards and run the optimiser; workers push gradients and pull parameters.
+    """Servers hold the parameters in shards and run the optimizer; workers push gradients and pull parameters.
 
     Attributes:
-        consistency: who may proceed when.
-        merge: what becomes of a gradient that was computed from older parameters.
-        aggregator: how several gradients become one.
+        consistency: rule of progress.
+        merge: merge rule for stale gradients.
+        aggregator: combination of several gradients.
     """
 
     paper: ClassVar[Paper] = Paper(

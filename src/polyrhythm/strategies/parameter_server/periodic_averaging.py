@@ -3,16 +3,16 @@
 Xie, Koyejo, Gupta, "Asynchronous federated optimization", 2019, arXiv 1903.03934.
 
     c' = (1 - a) c + a x_i,   x_i' = c'           whenever worker i has taken H steps of its own; no worker waits
-    x_i <- x_i - lr g_i                           in between, and while the exchange is under way
+    x_i <- x_i - lr g_i                           in between, and while the exchange is in progress
 
 H = `steps`, a = `share` (1/N if not given, so that c is a running mean of the latest model of each worker). The rule is
-that of elastic averaging with different pulls: a at the centre, 1 - a at the worker. At the end every worker adds its
+that of elastic averaging with different pulls: a at the center, 1 - a at the worker. At the end every worker adds its
 model once more. Batch-norm statistics stay each worker's own in training, and a model that is tested or saved has their
 mean.
 
 Departures from the paper:
 
-- Any optimiser takes the place of SGD, and keeps its state.
+- Any optimizer takes the place of SGD, and keeps its state.
 - The gradient of the step in which the mean arrives is that of the model before it, so that the exchange hides behind
   it.
 - a does not fall with staleness, and there is no proximal term.
@@ -43,9 +43,9 @@ class PeriodicAveraging(WithServers):
     """Workers train alone, and every few steps take over a running mean that their model has gone into.
 
     Attributes:
-        steps: of a worker between two exchanges.
-        share: of the worker's model in the mean after an exchange; None: 1/N.
-        servers: how many hold the mean, each an equal shard.
+        steps: steps of a worker between two exchanges.
+        share: share of the worker's model in the mean after an exchange; None: 1/N.
+        servers: number of servers of the mean, each with an equal shard.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -67,7 +67,7 @@ class PeriodicAveraging(WithServers):
     share: InnerFraction | None = None
 
     def rule(self, workers: int) -> ElasticRule:
-        """Return the numbers for so many workers."""
+        """Return the rule for `workers` workers."""
         share = 1 / workers if self.share is None else self.share
         return ElasticRule(alpha=share, tau=self.steps, together=False)
 

@@ -4,26 +4,26 @@ Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, section 4.2 and
 
     g = mean of a batch's gradients, of `portions` steps of every worker, all at w
     r = H g, by the two-loop recursion over the latest `memory` pairs (s, y) = (w' - w, g' - g) with s'y > 0
-    w' = w + t s, s = an optimiser's step with r
+    w' = w + t s, s = an optimizer's step with r
     t = 1, then slope(0) / (slope(0) - slope(1)), slope(t) = g(w + t s)'s
 
 Servers keep w and all pairs in shards. Scalar products travel between them, once a batch. The two-loop
 recursion runs on coefficients (Chen, Wang, Zhou, NIPS 2014).
 
-The first step along a line is that of the user's optimiser, with r in place of g. So learning rate, schedule
+The first step along a line is that of the user's optimizer, with r in place of g. So learning rate, schedule
 and weight decay mean what they always do. SGD's momentum m would bend the line; here it makes that step
-1/(1-m) times as long. Optimisers that scale every number by itself (Adam) undo what r knows: use SGD.
+1/(1-m) times as long. Optimizers that scale every number by itself (Adam) undo what r knows: use SGD.
 
-It is a method of very large batches: its paper gives each update thousands of processors. With 3
-workers an epoch of 64 pictures a step has half as many updates as steps, some of them corrections, and curvature
-that is measured between batches of 384 pictures is mostly noise: `lenet5` comes to a test accuracy of 0.71 on
-Fashion-MNIST in its first epoch and to 0.76 in its third; with `portions=1, memory=0, trials=0`, which is gradient
-descent, to 0.80 in the first (`benchmarks/first-epoch`).
+It is a method of very large batches: its paper gives each update thousands of processors. With 3 workers an
+epoch of 64 images a step has half as many updates as steps, some of them corrections, and curvature measured
+between batches of 384 images is mostly noise: `lenet5` reaches a test accuracy of 0.71 on Fashion-MNIST in
+its first epoch and 0.76 in its third; with `portions=1, memory=0, trials=0`, which is gradient descent, 0.80
+in the first (`benchmarks/first-epoch`).
 
 Departures from the paper:
 
 - Every worker takes equally many portions of a batch, since its data are its own. So the slowest decides how
-  long a batch takes. A lost worker's portions are dealt anew to its successor, in later batches; until then
+  long a batch takes. A lost worker's portions are dealt again to its replacement, in later batches; until then
   others have smaller batches.
 - There is no coordinator: all servers decide the same from the same numbers.
 - The paper's line search needs the loss. This one needs the slope, which the next batch's gradient gives, so
@@ -39,10 +39,9 @@ A server gathers the means of all workers, and makes its shard's part of an L-BF
     all workers ── PUSH(mean) ─▶ the batch's gradient ─▶ scalar products ── VECTOR ─▶ all other servers
                 ◀─ PARAMETERS ── a step along the line, or along the next ◀── their sum ──
 
-After the loss of a worker, a batch consists of those who are left, and of what the lost one had pushed if all
-servers have that; otherwise its portions are computed again. Its successor enters at the same batch on all
-servers. With another number of workers, a batch that was under way is dealt out again, and the curvature
-stays.
+After the loss of a worker, a batch consists of the remaining ones, and of the lost one's pushes if all
+servers have them; otherwise its portions are computed again. Its replacement enters at the same batch on all
+servers. With another number of workers, a batch in progress is divided again, and the curvature stays.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Sandblaster(WithServers):
         portions: steps of every worker that make a batch.
         memory: pairs that estimate the curvature; 0: none, r is g.
         trials: corrections of a step along its line, at most; each costs a batch.
-        tolerance: what part of the slope may be left when a line is over.
+        tolerance: share of the slope that may remain when a line is over.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -110,7 +109,7 @@ class Sandblaster(WithServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on: a batch is of those who are there, and servers hold all that a run has come to."""
+        """Return a policy to continue: a batch consists of the present workers, and servers hold the run's state."""
         return FaultPolicy(worker=OnLoss.GO_ON, leader=True, spares=workers - 1, rejoin=Rejoin.BEHIND)
 
     def resharding(self, before: int, after: int) -> Resharding:
@@ -132,14 +131,14 @@ class Sandblaster(WithServers):
 
 
 _MOST = torch.finfo(torch.float32).max
-"""A server refuses a greater rate; with this one, a loss that is not finite says what to mend."""
+"""Servers refuse a greater rate; with this one, the error of a loss that is not finite shows the remedy."""
 
 
 class BatchWorker(WorkerPart, UsesServers):
     """Contributes portions to batches; between two batches its parameters do not change.
 
     Args:
-        portions: of a batch, that this worker takes.
+        portions: portions of a batch, that this worker takes.
     """
 
     def __init__(self, setting: WorkerSetting, portions: int) -> None:
@@ -157,7 +156,7 @@ class BatchWorker(WorkerPart, UsesServers):
         self._restored = False
 
     def start(self, step: int) -> int:
-        """Take the servers' parameters; a resumed worker goes on in its batch, if they are those of then."""
+        """Take the servers' parameters; a resumed worker continues in its batch, if they are unchanged."""
         if self._hands_out:
             self._servers.initialise()
         known = self._servers.pull()
@@ -216,9 +215,9 @@ class BatchWorker(WorkerPart, UsesServers):
 
 
 def without_momentum(plan: OptimizerPlan) -> OptimizerPlan:
-    """Return SGD whose steps are as long as those with momentum become where gradients stay the same.
+    """Return SGD with steps as long as those with momentum are for constant gradients.
 
-    Momentum would bend the line that is searched. Other optimisers stay as they are.
+    Momentum would bend the searched line. Other optimizers stay as they are.
     """
     if plan.kind != "SGD":
         return plan
@@ -243,10 +242,10 @@ def batch_session(setting: ServerSetting, search: Sandblaster) -> ServerSession:
 
 
 class BatchRule(OptimizedRule):
-    """L-BFGS on a shard; the scalar products of a batch are of all servers.
+    """L-BFGS on a shard; the scalar products of a batch are over all servers.
 
     Args:
-        setting: which of all servers it is, and whose gradients come.
+        setting: index of this server, and the workers with gradients.
     """
 
     defers = True
@@ -259,10 +258,10 @@ class BatchRule(OptimizedRule):
         self._curvature = Curvature(self, search)
         self._exchange = DistanceExchange(setting.roles.servers, setting.index)
         self._agreed: Sequence[Contribution] | None = None
-        """What all servers have of the batch under way, once they have said so."""
+        """Contributions of the batch in progress that all servers have, once they have reported them."""
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Deferred:
-        """Tell the others this shard's part of all products; if a worker is missing, first whose gradients are here."""
+        """Send the others this shard's part of all products; without a worker, first the present names."""
         whole = len(batch) == self._workers and _weighs(batch)
         return Deferred(self._exchange.offer(self._products(batch) if whole else _names(batch)))
 
@@ -273,7 +272,7 @@ class BatchRule(OptimizedRule):
             self._exchange.on_message(peer, message)
 
     def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
-        """Step, once all servers' products are there; nobody makes anything of a batch that is empty here."""
+        """Step, once all servers' products are there; a batch that is empty here has no effect."""
         parts = self._exchange.all()
         if parts is None:
             return None
@@ -284,7 +283,7 @@ class BatchRule(OptimizedRule):
             self._agreed = None
             return self._step_along(common, summed(parts), version)
         named = [part.tolist() for part in parts if part.dim() == 1]
-        # Of a lost worker's gradients, those that not all servers have come again.
+        # A lost worker's gradients are repeated unless all servers have them.
         common = [entry for entry in common if all(entry.pusher in names for names in named)]
         if not _weighs(common):
             return Applied(common, 0, {})
@@ -315,12 +314,12 @@ class BatchRule(OptimizedRule):
 
 
 class BatchGate(RoundsGate):
-    """Holds gradients until there is one of everybody who is there, and no batch is under way."""
+    """Holds gradients until each present worker has one, and no batch is in progress."""
 
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._owed: set[int] = set()
-        """Workers who wait for the batch under way."""
+        """Workers that wait for the batch in progress."""
         self._busy = False
 
     def ask(self, pusher: int, step: int) -> Decision:
@@ -355,7 +354,7 @@ class BatchGate(RoundsGate):
         if self._busy or self.rounds.held_up:
             return Decision(at_once=True)
         entered = self.let_in(alone=False)
-        if not self.present:  # others may have had the batches before that of a successor
+        if not self.present:  # others may have had the batches before that of a replacement
             forget, self.held = tuple(self.held), set()
             entered += self.let_in(alone=True)
             return Decision(answer=tuple(entered), forget=forget, at_once=True)
@@ -376,16 +375,16 @@ def _names(batch: Sequence[Contribution]) -> Tensor:
 
 
 SHORTEST, LONGEST = 0.1, 10.0
-"""What a trial is multiplied by, at least and at most: slopes of different data may say anything."""
+"""Bounds of a trial's factor: slopes of different data may be arbitrary."""
 
 
 def correction(slope_before: float, slope: float, tolerance: float) -> float | None:
-    """Return by what a trial step must be multiplied to come where the slope would be 0 if it were straight.
+    """Return the factor of a trial step that would bring a linear slope to 0.
 
     Args:
         slope_before: along the line, where it begins.
-        slope: where the trial has come.
-        tolerance: what part of the slope may be left.
+        slope: slope at the trial.
+        tolerance: share of the slope that may remain.
 
     Returns:
         The factor; None where the trial is good enough, or the line does not lead downhill.
@@ -414,8 +413,8 @@ def two_loop(gram: Tensor, pairs: Sequence[Pair], gradient: int) -> Tensor:
 
     Args:
         gram: `(k, k)`, float64, the scalar products of all vectors with each other.
-        pairs: which of them are s_i and y_i, the oldest pair first; s_i'y_i > 0.
-        gradient: which of them is g.
+        pairs: positions of s_i and y_i, the oldest pair first; s_i'y_i > 0.
+        gradient: position of g.
 
     Returns:
         `(k,)`, float64: how much of each vector is in r.
@@ -443,7 +442,7 @@ def gram_of(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
 
     Args:
         vectors: each `(n,)`.
-        known: those of which the `products` with each other are known.
+        known: positions of the vectors with known `products`.
         products: `(len(known), len(known))`, float64, these.
     """
     count = len(vectors)
@@ -484,7 +483,7 @@ class Curvature:
     All decisions follow from the Gram matrix, which is the sum of all shards' parts; so all servers decide alike.
 
     Args:
-        shard: the parameters, and the optimiser that makes a direction a step.
+        shard: the parameters, and the optimizer that makes a direction a step.
     """
 
     def __init__(self, shard: OptimizedRule, search: Sandblaster) -> None:
@@ -498,7 +497,7 @@ class Curvature:
 
     @property
     def pairs(self) -> int:
-        """How many are kept."""
+        """Number of kept pairs."""
         return len(self._pairs)
 
     def products(self, gradient: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 
     w' = w - (1/c) * sum of lr(tau_l) * g_l over the next c gradients      c = floor(N/n), lr(tau) = lr / max(1, tau)
 
-n = `n`, N workers. Nobody waits, and mean staleness is about n, whatever the number of workers. merge=plain gives all
-gradients the same rate. Details and departures are in the texts of the consistency `softsync` and of the merge rule
-`staleness_aware`.
+n = `n`, N workers. There are no waits, and mean staleness is about n, whatever the number of workers.
+merge=plain gives all gradients the same rate. The texts of the consistency `softsync` and of the merge rule
+`staleness_aware` have details and departures.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class Softsync(Served):
-    """Servers update with the mean of the next N/n gradients to come; nobody waits for them.
+    """Servers update with the mean of the next N/n gradients to arrive; workers do not wait for them.
 
     Attributes:
         n: updates while every worker takes one step; 1 gathers the most.
-        merge: what becomes of a gradient that was computed from older parameters.
+        merge: merge rule for stale gradients.
     """
 
     paper: ClassVar[Paper] = Paper(

@@ -5,9 +5,10 @@ Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Param
     worker i may begin step c_i          iff  c_i - s <= min_j c_j        c_j = steps that j has completed
     parameters travel to i before it     iff  its copy may lack an update of a step before c_i - s
 
-s = `s`. Steps in progress differ by at most s; completed ones may differ by s + 1 while the quickest waits. Between two
-reads a worker applies its own gradients to its own copy. The consistency `bounded_staleness`, whose text has the
-departures, gives the same bound with a fresh read at every step: parameter_server(consistency=bounded_staleness(s=3)).
+s = `s`. Steps in progress differ by at most s; completed ones may differ by s + 1 while the quickest waits.
+Between two reads a worker applies its own gradients to its own copy. The consistency `bounded_staleness`,
+with the departures in its text, gives the same bound with a fresh read at every step:
+parameter_server(consistency=bounded_staleness(s=3)).
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from polyrhythm.strategies.strategy import Facts, Paper
 
 
 class SSP(Served):
-    """Workers may be at most s steps ahead of the slowest, and read anew only when their copy is older than that.
+    """Workers may be at most s steps ahead of the slowest, and read again only when their copy is older than that.
 
     Attributes:
-        s: by how many steps in progress workers may differ; 0 is lockstep.
+        s: largest difference between the workers' steps in progress; 0 is lockstep.
     """
 
     paper: ClassVar[Paper] = Paper(

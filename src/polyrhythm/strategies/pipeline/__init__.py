@@ -1,1 +1,1 @@
-"""Strategies whose workers hold stages of one network, and pass microbatches on."""
+"""Strategies with workers that hold stages of one network, and pass microbatches on."""

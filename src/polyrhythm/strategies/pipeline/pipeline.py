@@ -4,22 +4,22 @@ Huang, Cheng, Bapna and others, "GPipe: Efficient Training of Giant Neural Netwo
 NeurIPS 2019, arXiv 1811.06965; Narayanan, Harlap, Phanishayee and others, "PipeDream: Generalized Pipeline
 Parallelism for DNN Training", SOSP 2019, arXiv 1806.03377.
 
-    w' = w - lr sum_m n_m g_m / sum_m n_m      g_m the mean gradient of microbatch m of n_m pictures
+    w' = w - lr sum_m n_m g_m / sum_m n_m      g_m the mean gradient of microbatch m of n_m images
     w(t+1) = w(t) - lr g(w(t-d))               without a flush (`weight_stashing`, `double_buffered`): see the schedule
 
-K stages, R copies of each (`replicas=R`): worker s R + r holds copy r of stage s, and there are R pipelines with
-pictures of their own. Or as many copies of each stage as are given (`replicas=[3, 1]`): there is one pipeline, whose
-microbatch m is computed by copy m mod r of a stage of r, forward and backward (PipeDream's 1F1B-RR). The workers of a
-pipeline see the same pictures: those of all their batches. The first stage takes the pictures, the last one the labels;
-between them activations and their gradients travel, a message for each microbatch and value. Copies of a stage go on
-with each other by the strategy `inside`.
+K stages, R copies of each (`replicas=R`): worker s R + r holds copy r of stage s, and there are R pipelines
+with images of their own. Or as many copies of each stage as are given (`replicas=[3, 1]`): there is one
+pipeline; copy m mod r of a stage of r computes microbatch m, forward and backward (PipeDream's 1F1B-RR). The
+workers of a pipeline see the same images: those of all their batches. The first stage takes the images, the
+last one the labels; between them activations and their gradients are sent, a message for each microbatch and
+value. Copies of a stage are combined by the strategy `inside`.
 
-What each worker keeps: parameters, gradients, state of the optimiser, activations and further versions of the
-parameters, of its own stages only. The network is whole on worker 0 alone, from `settle`, which comes at the end of
-every epoch, to the next step: it tests and saves it, and has memory for all parameters meanwhile. Other workers have
-never more of it than shapes. Pictures are read by the first stage, labels by all.
+Each worker keeps parameters, gradients, state of the optimizer, activations and further versions of the
+parameters, of its own stages only. The network is whole on rank 0 alone, from `settle`, at the end of every
+epoch, to the next step: it tests and saves it, and has memory for all parameters in the meantime. Other
+workers never have more of it than shapes. Images are read by the first stage, labels by all.
 
-Batch normalisation normalises by microbatch, and changes its running statistics once a batch
+Batch normalization normalises by microbatch, and changes its running statistics once a batch
 (`partition/deferred_statistics.py`); with `normalise=batch` by all microbatches of a batch, for which stages that have
 such layers wait. Dropout draws by step, microbatch and place in the network, wherever that is cut.
 """
@@ -87,7 +87,7 @@ from polyrhythm.training.quantities import Count
 from polyrhythm.training.stage_parameters import StageParameters, WeightVersions, hold
 
 INSIDE = ("polyrhythm.strategies.allreduce", "polyrhythm.strategies.averaging")
-"""The families of strategies that copies of a stage go on by."""
+"""Families of the strategies that combine copies of a stage."""
 
 
 class Pipeline(Strategy, HasStages):
@@ -95,16 +95,17 @@ class Pipeline(Strategy, HasStages):
 
     Attributes:
         stages: workers in a row, each with one stage, or more where the schedule interleaves; all, if not given.
-        microbatches: into which the pictures of a step are cut.
-        schedule: in which order workers compute forward and backward passes.
+        microbatches: number of parts of a step's images.
+        schedule: order of forward and backward passes of the workers.
         cut: names of the layers behind which the network is cut; none: see `balance`.
-        balance: where the network is cut otherwise. `operations`: where stages have equally many. `auto`: where a step
-            takes least, by measured times of all layers, or in simulation by their operations and the cluster's links.
+        balance: cuts in other cases. `operations`: stages with equally many operations. `auto`: shortest
+            step, by measured times of all layers, or in simulation by their operations and the cluster's
+            links.
         recompute: whether activations are computed again for the backward pass, in place of being kept.
-        normalise: what batch normalisation takes its statistics of: a microbatch, or a whole batch of the pipeline.
-        replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with `balance=auto`: as many
-            stages of as many copies as make a step shortest, at least two.
-        inside: how copies of a stage go on together; a strategy whose workers go in step.
+        normalise: images of batch normalization's statistics: a microbatch, or a whole batch of the pipeline.
+        replicas: copies of each stage; of several numbers, of every stage its own. `auto`, with
+            `balance=auto`: the numbers of stages and copies with the shortest step, at least two stages.
+        inside: strategy that combines copies of a stage; it must be synchronous.
     """
 
     paper: ClassVar[Paper] = Paper(
@@ -209,7 +210,7 @@ class Pipeline(Strategy, HasStages):
         """Refuse to choose copies where that is settled, or cannot be.
 
         Raises:
-            RequestError: so it is.
+            RequestError: the number is fixed, or cannot be chosen.
         """
         if self.stages is not None or self.cut or self.balance != "auto":
             raise RequestError(
@@ -271,7 +272,7 @@ class Pipeline(Strategy, HasStages):
         """Refuse different numbers of copies that cannot be.
 
         Raises:
-            RequestError: so it is.
+            RequestError: these numbers are impossible.
         """
         assert isinstance(self.replicas, tuple)
         if not self.replicas or (self.stages is not None and self.stages != len(self.replicas)):
@@ -325,17 +326,17 @@ class Pipeline(Strategy, HasStages):
 
         Args:
             chain: the network.
-            pieces: of it; their operations may be measured seconds.
-            workers: how many there are.
-            images: of a step, in one pipeline.
-            plan: of the optimiser.
-            pace: of the ranks; None: nobody knows it.
-            bounds: of the stages, where they are not what `bounds` says.
+            pieces: pieces of it; their operations may be measured seconds.
+            workers: number of workers.
+            images: images of a step, in one pipeline.
+            plan: plan of the optimizer.
+            pace: pace of the ranks; None: not known.
+            bounds: bounds of the stages, where they are not what `bounds` says.
         """
         ranks = self.ranks(workers)
         bounds = self.bounds(pieces, workers) if bounds is None else bounds
         stages = [chain.stage(*place) for place in pairwise(bounds)]
-        # Stages that wait make one microbatch of a batch; that others do not is left out of account.
+        # Stages that wait make one microbatch of a batch; that others do not is neglected.
         microbatches = 1 if self.waits(pieces) else self.microbatches
         work = replace(self.work(images, chain.dtype), microbatches=microbatches)
         times = stage_times(work, pieces, bounds, even_pace(ranks) if pace is None else pace)
@@ -370,7 +371,7 @@ class Pipeline(Strategy, HasStages):
         return self.normalise == "batch" and self.microbatches > 1 and any(each.normalises for each in pieces)
 
     def work(self, images: int, dtype: torch.dtype) -> Work:
-        """Return what a step of so many images sends through one pipeline."""
+        """Return the work of one pipeline for a step of `images` images."""
         dealt = self.replicas if isinstance(self.replicas, tuple) else ()
         return Work(self.schedule, self.microbatches, images, dtype.itemsize, self.recompute, dealt)
 
@@ -389,11 +390,11 @@ class Pipeline(Strategy, HasStages):
         Args:
             model: the network.
             image: (1, C, H, W).
-            workers: how many there are.
-            images: of a step, in one pipeline.
-            plan: of the optimiser.
-            pace: of the ranks.
-            room: bytes that each rank has; infinite where nobody knows.
+            workers: number of workers.
+            images: images of a step, in one pipeline.
+            plan: plan of the optimizer.
+            pace: pace of the ranks.
+            room: bytes that each rank has; infinite where not known.
 
         Raises:
             RequestError: it cannot be cut so, or a rank has not the memory for its stages.
@@ -489,9 +490,9 @@ def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
 
 
 WINDOW_BYTES = 16 << 20
-"""Parameters that are under way between two workers at once, while the network is handed out or put together."""
+"""Parameters that are in progress between two workers at once, while the network is handed out or put together."""
 _AMPLE = 3
-"""With so many times what it needs a rank keeps freed memory: that is faster, and up to 2.3 times are resident."""
+"""Ratio of memory to need above which a rank keeps freed memory: that is faster, and up to 2.3 times are resident."""
 _WITHOUT_END = 1 << 62
 """Microbatches of a stream that ends when the pipeline is emptied."""
 
@@ -501,10 +502,10 @@ class _Entered:
     """A batch that has entered the pipeline.
 
     Attributes:
-        number: of its step.
-        weight: its pictures, over those of a full batch.
-        rows: pictures of each microbatch.
-        slices: the microbatches' pictures.
+        number: number of its step.
+        weight: images of the batch, relative to a full batch.
+        rows: images of each microbatch.
+        slices: the microbatches' images.
         batch: None in a dry run.
     """
 
@@ -565,7 +566,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             found = [views.pop(id(each), None) for each in stage.module.parameters()]
             owned[number % self._ranks] += [view for view in found if view is not None]
             self._buffers[number % self._ranks] += list(stage.module.buffers())
-        owned[0] += views.values()  # what no stage uses
+        owned[0] += views.values()  # parameters that no stage uses
         if flat.vector.is_meta:
             used = [each for stage in cut[self._rank :: self._ranks] for each in stage.module.parameters()]
             used += [view.parameter for view in owned[self._rank]]
@@ -627,14 +628,14 @@ class PipelineWorker(WorkerPart, ComputesStages):
         if self._ranks > 1:
             testing = testing_bytes(model, chain.image_shape, min(around.images, around.tested))
             states = vector * needs.optimizer // max(1, needs.parameters) if around.saves else 0
-            # What comes from others, before it is put into its place; of each of them at most a window.
+            # Received parameters before they are put into place; at most a window from each rank.
             arriving = sum(min(2 * WINDOW_BYTES, each.parameters) for each in outlook.ranks[1:])
             copied = vector if around.saves or around.writes else 0
             largest = max(view.parameter.nbytes for view in setting.flat.views)
             needs = replace(
                 needs, whole=vector + states + max(testing, arriving, copied), start=vector + largest
             )
-            # What others hand in for a checkpoint: a copy of their state, packed, and as a message.
+            # States of others for a checkpoint: a copy of each state, packed, and as a message.
             others = [replace(each, whole=3 * each.optimizer * around.saves) for each in outlook.ranks[1:]]
             outlook = replace(outlook, ranks=(needs, *others))
         if around.room is not None:
@@ -704,7 +705,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         if self._schedule.flushes:
             entered = self._entered.pop(0)
-            if 0 < self._own_share < 1:  # the mean over its own pictures, by whose number it counts
+            if 0 < self._own_share < 1:  # weighted with the number of its own images
                 self._own.flat.gradients.div_(self._own_share)
             stop = self._update(entered, entered.weight * self._own_share, learning_rate, self._stop)
             self.staleness[0] += entered.weight > 0
@@ -749,7 +750,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._inner = WorkerCalls(self._strategy.inside.worker(inner))
 
     def _even_pieces(self) -> tuple[PieceSize, ...]:
-        """Return as many even pieces as there are stages, for a model of which only its buckets are known."""
+        """Return as many even pieces as there are stages, for a model with known buckets only."""
         stages = self._ranks * self._schedule.chunks
         parameters = round(self._setting.flat.size * self._setting.flat.stands_for / stages)
         return (PieceSize("", parameters, 1.0, (0,), 0),) * (stages - 1) + (
@@ -757,7 +758,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         )
 
     def _stand_in(self, number: int, numbers: int) -> Tensor:
-        """Return what stands for so many numbers of each picture of a microbatch, in a dry run."""
+        """Return a proxy of `numbers` numbers of each image of a microbatch, in a dry run."""
         assert self._pass is not None
         rows = self._pass.batches[number // self._count].rows[number % self._count]
         return self._setting.flat.vector.new_zeros(round(numbers * rows / self._setting.flat.stands_for))
@@ -794,7 +795,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             self._commit()
             self._stop = batch.stop
             self._own_share = sum(self._own_rows(batch.rows)) / max(1, batch.images)
-            # Of the first stage's copies each hears of its own microbatches.
+            # Each of the first stage's copies receives the losses of its own microbatches.
             return batch.loss / self._own_share if self._own_share else 0.0
         self._batches += 1
         if self._stream is None:
@@ -805,7 +806,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             self._advance(self._ahead)
             self._ahead = next(self._stream)
         self._pass.finish_sends()
-        # What all of the pipeline know by now, and no later batch: so all stop after the same step.
+        # Known to the whole pipeline by now, and to no later batch: so all stop after the same step.
         known = self._pass.batches.get(self._batches - self._ranks)
         self._stop = known is not None and known.stop
         return 0.0 if known is None else known.loss
@@ -858,7 +859,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         return stops
 
     def _drain(self) -> None:
-        """Let the backward passes end that are under way where there is no flush."""
+        """Let the backward passes end that are in progress where there is no flush."""
         if self._stream is not None:
             assert self._pass is not None
             for number in range(self._through, self._batches * self._count):
@@ -904,7 +905,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
                 workers.broadcast(buffer, self._firsts[rank])
 
     def _send_numbers(self, to: int, pieces: Sequence[Tensor]) -> list[Handle]:
-        """Start to send pieces of parameters to another worker, no more at once than it has room for beside its own."""
+        """Start to send parameters to another worker, at most as many pieces as it can store in addition to its own."""
         handles = []
         for part, full in _in_windows(pieces):
             handles.append(self._all.start_send(to, Message(Kind.VECTOR, part, step=self._told)))

@@ -1,1 +1,1 @@
-"""Where servers run: each file is one rule."""
+"""Placement of servers: each file is one rule."""

@@ -1,1 +1,1 @@
-"""Who talks to whom: one file a graph. The folder is the list."""
+"""Communication graphs: one file a graph. The folder is the list."""

@@ -1,11 +1,11 @@
 """Any graph, from a file: an edge a line, as networkx and others write them.
 
-    # who gives to whom, and how much
+    #     # sender, receiver, weight
     0 1 0.25
     1 2
 
-Without weights, an undirected graph has Metropolis weights and a directed one gives everybody an equal part. With
-weights on all lines, a worker keeps what it does not give away; a line `3 3 0.5` says so itself.
+Without weights, an undirected graph has Metropolis weights and a directed one gives every receiver an equal
+part. With weights on all lines, a worker keeps the rest; a line `3 3 0.5` sets its own weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class File(Topology):
     """A list of edges, one a line: two workers and perhaps a weight.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         directed: whether an edge leads from the first to the second worker only.
     """
 
@@ -52,7 +52,7 @@ class File(Topology):
         """Refuse a graph of other workers, one that falls apart, and weights that do not add up.
 
         Raises:
-            RequestError: names the worker and the mend.
+            RequestError: names the worker and the fix.
         """
         graph = _graph(self)
         if graph.peers > peers:

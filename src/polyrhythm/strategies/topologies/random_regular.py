@@ -1,7 +1,7 @@
-"""Random regular graph: as many neighbours for everybody, drawn from a seed.
+"""Random regular graph: the same number of neighbors for every worker, drawn from a seed.
 
 Steger, Wormald, "Generating random regular graphs quickly", Combinatorics, Probability and Computing 1999: ends of
-edges are paired at random, but never to a loop or to an edge that is there; what gets stuck begins anew.
+edges are paired at random, but never to a loop or to an existing edge; a failed attempt is restarted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RandomRegular(Topology):
 
     Attributes:
         degree: neighbours of each.
-        seed: of the draw.
+        seed: seed of the draw.
     """
 
     degree: int = Field(default=3, ge=1)
@@ -67,7 +67,7 @@ def _drawn(peers: int, degree: int, seed: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _paired(peers: int, degree: int, random: Random) -> set[tuple[int, int]]:
-    """Pair all ends; where those that are left cannot be paired, begin anew."""
+    """Pair all ends; restart where the remaining ones cannot be paired."""
     edges: set[tuple[int, int]] = set()
     ends = [peer for peer in range(peers) for _ in range(degree)]
     while ends:

@@ -1,4 +1,4 @@
-"""Star: everybody talks to worker 0."""
+"""Star: every worker is connected with rank 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from polyrhythm.strategies.topology import Topology
 
 
 class Star(Topology):
-    """Worker 0 talks to all others, who talk to nobody else."""
+    """Rank 0 is connected with all others, which have no other neighbor."""
 
     def targets(self, peer: int, peers: int, turn: int = 0) -> Sequence[int]:
         return (0,) if peer else range(1, peers)

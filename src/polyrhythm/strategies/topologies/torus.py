@@ -1,4 +1,4 @@
-"""Torus: workers in rows and columns whose ends meet."""
+"""Torus: workers in cyclic rows and columns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Torus(Topology):
     """Every worker has four neighbours, a fifth for each; rho = 3/5 + 2/5 cos(2 pi / a) for a x a, a at least 4.
 
     Attributes:
-        rows: how many rows; as near to a square as the number of workers allows, if not given.
+        rows: number of rows; as near to a square as the number of workers allows, if not given.
     """
 
     rows: int | None = Field(default=None, ge=2)
 
     def height(self, peers: int) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         if self.rows is not None:
             return self.rows
         return next((rows for rows in range(isqrt(peers), 1, -1) if peers % rows == 0), 1)

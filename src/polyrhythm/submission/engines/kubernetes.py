@@ -1,11 +1,11 @@
 """Kubernetes: manifests, handed to `kubectl apply`.
 
     kind=job          an Indexed Job: pod i is rank i; a headless service gives pod 0 a name, at which ranks meet
-    kind=jobset       the same as a JobSet, whose controller starts all pods again together where one cannot go on
+    kind=jobset       the same as a JobSet; its controller restarts all pods together where one cannot continue
     kind=pytorchjob   a PyTorchJob of Kubeflow's training operator, which sets torchrun's variables itself
 
 A pod that fails is started again in its place; SIGTERM is a notice of preemption (`--notice-s`), and status 75 starts a
-pod anew without counting against the job's limit.
+pod again without counting against the job's limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _USER = 1000
 _START_MINUTES, _SILENT_MINUTES = 30, 30
 _LOOK_EVERY_S = 1.0
-_LONGEST_NAME = 52  # of a job, whose pods' names have more behind
+_LONGEST_NAME = 52  # of a job; its pods' names have a suffix
 
 
 class Kubernetes(Engine):
@@ -38,14 +38,14 @@ class Kubernetes(Engine):
     Attributes:
         image: a container image with Polyrhythm in it (the `Dockerfile` of the project makes one).
         claim: the PersistentVolumeClaim with runs and data; its access mode must be ReadWriteMany.
-        mount: where pods see it, and where paths of the command begin.
-        namespace: of the cluster; empty: kubectl's current one.
+        mount: path of the volume in the pods; paths of the command begin there.
+        namespace: namespace of the cluster; empty: kubectl's current one.
         kind: job, jobset or pytorchjob.
-        cpus: of a rank.
-        memory: of a rank, as Kubernetes takes it.
-        gpus: of a rank.
-        notice_s: between SIGTERM and the end of a pod.
-        restarts: how often pods may fail in all.
+        cpus: CPUs of a rank.
+        memory: memory of a rank, as Kubernetes takes it.
+        gpus: GPUs of a rank.
+        notice_s: seconds between SIGTERM and the end of a pod.
+        restarts: number of pod failures allowed in all.
     """
 
     image: str = "polyrhythm:latest"
@@ -168,7 +168,7 @@ class Kubernetes(Engine):
             # ranks look for each other before all are ready
             "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector},
         }
-        # podFailurePolicy asks for Never: the job makes a pod anew with the same index
+        # podFailurePolicy asks for Never: the job makes a pod again with the same index
         pod = self._pod(submission, self._ranks(name, submission), restartPolicy="Never", subdomain=name)
         job = {
             "apiVersion": "batch/v1",

@@ -36,11 +36,11 @@ class Ray(Engine):
     """A Ray cluster that runs; the run folder and the data must be on a file system that its nodes share.
 
     Attributes:
-        address: of the cluster, as ray.init takes it; `local` starts one in this process.
-        cpus: of a rank, as Ray counts them.
-        gpus: of a rank.
+        address: address of the cluster, as ray.init takes it; `local` starts one in this process.
+        cpus: CPUs of a rank, as Ray counts them.
+        gpus: GPUs of a rank.
         placement: PACK (few nodes), SPREAD (many), STRICT_PACK (one) or STRICT_SPREAD (a node a rank).
-        restarts: how often a rank that was lost is started again.
+        restarts: number of times that a failed rank is restarted.
     """
 
     address: str = "auto"
@@ -189,7 +189,7 @@ class _Actor:
         remote = self._ray.remote(Rank).options(
             num_cpus=self._bundle["CPU"],
             num_gpus=self._bundle.get("GPU", 0),
-            max_concurrency=2,  # it is asked for what was said, and to start ranks
+            max_concurrency=2,  # calls arrive for its output, and to start ranks
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, self._index),
         )
         actor = remote.remote(self._directory)

@@ -1,11 +1,11 @@
-"""Slurm: a batch script whose `srun` starts every rank as a task.
+"""Slurm: a batch script that starts every rank as a task of `srun`.
 
     sbatch script ─▶ srun ─▶ task p of n = rank p      (launch/torchrun/report_rank.py: variables of srun as torchrun's)
                        │
                        ├─ 0       the job is done
-                       ├─ 75      the host is taken away, or the time is up: `scontrol requeue`, and the run goes on
+                       ├─ 75      the host is taken away, or the time is up: `scontrol requeue`, and the run continues
                        ├─ 1, 2, 130   the job has failed, was wrong, or was cancelled
-                       └─ 128 + n     a rank was killed. The others may have gone on: the next `srun` continues the
+                       └─ 128 + n     a rank was killed. The others may have continued: the next `srun` continues the
                                   run from its last checkpoint, or finds it done
 
 Verbs of one process (`compare`, `tune`, `simulate`) are one task. With `array=N`, N jobs share the trials of one
@@ -47,23 +47,24 @@ class Slurm(Engine):
     """A job of a Slurm cluster; the run folder and the data must be on a file system that all nodes share.
 
     Attributes:
-        nodes: how many, or "1-4": as many of them as are free, also when the job comes back; `tasks_per_node` then says
-            how many ranks that makes.
+        nodes: number of nodes, or a range such as "1-4": as many as are free, also when the job is requeued;
+            then `tasks_per_node` determines the number of ranks.
         tasks_per_node: ranks of a node; 0: the ranks that the command asks for, spread by Slurm (1 with a range).
         cpus: cores of a rank.
-        gpus: of a rank.
-        memory: of a node, as Slurm takes it (`16G`); empty: the cluster's default.
-        time: until the job is requeued, as Slurm takes it (`2:00:00`); empty: the cluster's default.
-        partition: of the cluster; empty: the default one.
-        account: to be charged.
+        gpus: GPUs of a rank.
+        memory: memory of a node, as Slurm takes it (`16G`); empty: the cluster's default.
+        time: time limit until the job is requeued, as Slurm takes it (`2:00:00`); empty: the cluster's
+            default.
+        partition: partition of the cluster; empty: the default one.
+        account: account to be charged.
         options: further options of sbatch, as one types them.
-        server_options: of a second component for the servers (a heterogeneous job), as sbatch takes them; empty:
-            servers are among the other ranks.
-        array: how many jobs do the trials of one `tune` together; 0: no array.
+        server_options: server options of a second component for the servers (a heterogeneous job), as sbatch
+            takes them; empty: servers are among the other ranks.
+        array: number of jobs that share the trials of one `tune`; 0: no array.
         before: a line of the shell that every job begins with, such as `module load cuda`.
         notice_s: seconds between the warning and the end.
-        restarts: how often ranks are started again inside one job.
-        command: how the nodes call Polyrhythm; empty: as this process was.
+        restarts: number of times that ranks are restarted inside one job.
+        command: Polyrhythm's command on the nodes; empty: as this process was called.
     """
 
     nodes: Annotated[str, Field(pattern=r"^[1-9]\d*(-[1-9]\d*)?$")] = "1"
@@ -186,7 +187,7 @@ class Slurm(Engine):
         if done.returncode:
             raise RequestError(f"Slurm refuses the job: {_reason(done.stderr)}")
         job = done.stdout.strip().partition(";")[0]
-        shown = f"slurm-{job}{'_*' if self.array else ''}.out"  # where Slurm writes it unless options say otherwise
+        shown = f"slurm-{job}{'_*' if self.array else ''}.out"  # Slurm's default output file
         tell(f"job         {job}")
         tell(f"log         {shown}")
         if not wait:

@@ -59,10 +59,10 @@ class Host:
     Attributes:
         address: as ssh takes it, perhaps with a user.
         slots: ranks.
-        port: of its ssh server; 0: ssh's own choice.
+        port: TCP port of its ssh server; 0: ssh's own choice.
         python: the command that has Polyrhythm there.
-        directory: where paths of the command begin; empty: the same folder as here.
-        data: of the command, where it lies elsewhere there; empty: as the command says.
+        directory: directory where paths of the command begin; empty: the same folder as here.
+        data: path of the data on that host, where it differs; empty: as the command says.
     """
 
     address: str
@@ -74,7 +74,7 @@ class Host:
 
     @property
     def name(self) -> str:
-        """Of the host alone."""
+        """Name of the host alone."""
         return self.address.rpartition("@")[2]
 
 
@@ -123,7 +123,7 @@ class SSH(Engine):
         hosts: a file with a host a line, `anna@desktop slots=2 data=/photos`; the first one gets worker 0.
         environment: `present`: Polyrhythm is there; `copy`: this process's packages are copied to hosts that lack them,
             which need the same Python.
-        restarts: how often a rank that was lost is started again.
+        restarts: number of times that a failed rank is restarted.
         options: further options of ssh, as one types them.
     """
 
@@ -245,7 +245,7 @@ class SSH(Engine):
                 return False
             finally:
                 process.stdout.close()
-                process.kill()  # it may go on sending what nobody reads
+                process.kill()  # else it may continue to send unread output
         return True
 
 
@@ -254,15 +254,16 @@ def unpack_run(packed: IO[bytes], directory: Path, folder: Path) -> None:
 
     Args:
         packed: the tar archive.
-        directory: where paths begin.
+        directory: directory where paths begin.
         folder: the run folder; its names in the archive begin with it.
 
     Raises:
-        tarfile.TarError: the archive is damaged, or holds something else, which is named; what came before it stays.
+        tarfile.TarError: the archive is damaged, or holds another entry, which is named; earlier entries
+        stay.
         OSError: a file cannot be written.
     """
     parts = [part for part in folder.parts if part not in ("/", ".")]
-    while ".." in parts:  # tar leaves out what comes before
+    while ".." in parts:  # tar omits everything before
         parts = parts[parts.index("..") + 1 :]
     own, root = PurePosixPath(*parts), Path(directory, folder)
 
@@ -498,7 +499,7 @@ def _examined(
 
 
 def environment_key() -> str:
-    """Return what tells this process's packages from others: their names, versions, and Polyrhythm's own files."""
+    """Return a key of this process's packages: a hash of their names, versions, and Polyrhythm's own files."""
     parts = sorted(f"{each.name} {each.version}" for each in distributions())
     parts += [f"{path.name} {path.stat().st_mtime_ns}" for path in sorted(_own_package().rglob("*.py"))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -509,7 +510,7 @@ def _own_package() -> Path:
 
 
 def pack_environment(out: IO[bytes]) -> None:
-    """Write this process's packages as a tar.gz: what is beside torch, and Polyrhythm, without compiled Python."""
+    """Write this process's packages as a tar.gz: what is next to torch, and Polyrhythm, without compiled Python."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         raise RunError("this process has no torch to copy")
@@ -530,7 +531,7 @@ def pack_environment(out: IO[bytes]) -> None:
 
 
 def _add_metadata(archive: tarfile.TarFile) -> None:
-    """Add what says which version Polyrhythm has, which may lie elsewhere than its package."""
+    """Add Polyrhythm's version metadata, which may be located outside its package."""
     text = f"Metadata-Version: 2.1\nName: polyrhythm\nVersion: {version('polyrhythm')}\n".encode()
     info = tarfile.TarInfo(f"polyrhythm-{version('polyrhythm')}.dist-info/METADATA")
     info.size, info.mtime, info.mode = len(text), int(time.time()), 0o644

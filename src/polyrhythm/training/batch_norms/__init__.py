@@ -1,1 +1,1 @@
-"""Batch normalisation: every module is one choice, such as `ghost(size=32)`."""
+"""Batch normalization: every module is one choice, such as `ghost(size=32)`."""

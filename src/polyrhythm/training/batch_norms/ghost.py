@@ -1,4 +1,4 @@
-"""Ghost batch normalisation: statistics of small slices of a large batch.
+"""Ghost batch normalization: statistics of small slices of a large batch.
 
 Paper: E. Hoffer, I. Hubara, D. Soudry, "Train longer, generalize better: closing the generalization gap in large batch
 training of neural networks", NeurIPS 2017, arXiv 1705.08741, algorithm 1.
@@ -7,7 +7,7 @@ training of neural networks", NeurIPS 2017, arXiv 1705.08741, algorithm 1.
     slice k   y = (x - mean_k) / sqrt(var_k + eps) * weight + bias
     running   r <- (1 - momentum) r + momentum * statistics of the slice, for one slice after the other
 
-A batch of B pictures has B / s slices, rounded up, which differ by at most one picture.
+A batch of B images has B / s slices, rounded up, which differ by at most one image.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from polyrhythm.training.quantities import Count
 
 
 class Ghost(BatchNorm):
-    """Keys of ghost batch normalisation.
+    """Keys of ghost batch normalization.
 
     Attributes:
-        size: pictures of a slice, at most; at least 2.
+        size: images of a slice, at most; at least 2.
     """
 
     size: Count = 32
@@ -42,7 +42,7 @@ class Ghost(BatchNorm):
         if not layers:
             raise RequestError(f"{self}: the network has no batch normalisation: leave batch_norm out")
         for layer in layers:
-            # Not a layer of another class: timm has some that do more than to normalise.
+            # Not a layer of another class: timm has some that do more than to normalize.
             layer.forward = partial(_sliced, layer, layer.forward, self.size)  # type: ignore[method-assign]
         return model
 

@@ -8,7 +8,7 @@ from polyrhythm.training.batch_norm import BatchNorm
 
 
 class Plain(BatchNorm):
-    """Keys of plain batch normalisation: none."""
+    """Keys of plain batch normalization: none."""
 
     def prepare(self, model: nn.Module) -> nn.Module:
         return model

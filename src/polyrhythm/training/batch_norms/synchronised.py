@@ -1,13 +1,13 @@
-"""Synchronised batch normalisation: statistics of the batches of all workers together.
+"""Synchronised batch normalization: statistics of the batches of all workers together.
 
-S. Ioffe, C. Szegedy, "Batch normalization", ICML 2015, arXiv 1502.03167, whose batch is here that of all workers, as in
+S. Ioffe, C. Szegedy, "Batch normalization", ICML 2015, arXiv 1502.03167, with the batch of all workers, as in
 C. Peng and others, "MegDet", CVPR 2018, arXiv 1711.07240.
 
-    mean, var   of the numbers of a channel in all workers' pictures: one exchange of their sums and squares
+    mean, var   of the numbers of a channel in all workers' images: one exchange of their sums and squares
     y = (x - mean) / sqrt(var + eps) * weight + bias
     backward    dx = weight / sqrt(var + eps) * (dy - sum(dy) / n - x' sum(dy x') / n),   x' = (x - mean) / sqrt(…)
 
-The sums of the backward pass are of all workers, too, and weighted with their pictures, so that the mean of their
+The sums of the backward pass are of all workers, too, and weighted with their images, so that the mean of their
 gradients is that of one large batch, however uneven theirs are. Sums are made in double precision. All workers keep the
 same running statistics. Every layer costs two small exchanges a step, inside the passes, in which workers wait for each
 other: it is for real runs of workers that average their gradients at every step, in one pass a batch.
@@ -29,7 +29,7 @@ from polyrhythm.training.joint_optimizer import OneWorker, Workers
 
 
 class Meeting:
-    """Where the layers of a network find the workers with whom they share their statistics.
+    """Access of a network's layers to the workers that share their statistics.
 
     Attributes:
         workers: those that take their steps together.
@@ -44,7 +44,7 @@ class Meeting:
 
 
 class Synchronised(BatchNorm):
-    """Keys of synchronised batch normalisation: none."""
+    """Keys of synchronized batch normalization: none."""
 
     over_workers: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ class Synchronised(BatchNorm):
 def _together(
     layer: _BatchNorm, forward: Callable[[Tensor], Tensor], meeting: Meeting, images: Tensor
 ) -> Tensor:
-    """Return what a layer makes of this worker's part of a batch, (B, C, …), maybe of no pictures."""
+    """Return what a layer makes of this worker's part of a batch, (B, C, …), maybe of no images."""
     if not layer.training or meeting.workers.size == 1:
         return forward(images)
     exact = images.float() if images.dtype.itemsize < 4 else images
@@ -89,7 +89,7 @@ def _together(
 
 
 class _Normalised(torch.autograd.Function):
-    """Normalises pictures, (B, C, …), by the statistics of all workers' pictures."""
+    """Normalises images, (B, C, …), by the statistics of all workers' images."""
 
     @staticmethod
     def forward(
@@ -127,7 +127,7 @@ class _Normalised(torch.autograd.Function):
         channels, others = gradient.shape[1], [0, *range(2, gradient.ndim)]
         wide, normal = gradient.double(), centred.double()
         sums, products = wide.sum(others), (wide * normal).sum(others)
-        # This worker's loss is the mean over its own pictures, and counts for as many in that of all.
+        # This worker's loss is the mean over its own images, and counts for as many in that of all.
         pictures = len(gradient)
         told = torch.cat([sums, products]) * pictures
         ctx.workers.all_reduce(told)

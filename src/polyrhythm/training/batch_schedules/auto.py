@@ -28,11 +28,11 @@ class Auto(BatchSchedule):
 
     Attributes:
         every: share of the run's epochs from one decision to the next.
-        growth: by how much a batch grows at a time.
-        most: how many first batches the largest has, at most.
+        growth: factor of one growth of the batch.
+        most: upper bound of the batch, in first batches.
         rate: whether the learning rate follows (`adascale`) or stays (`constant`).
         factors: batches of the epochs so far, in first batches; the last one's are those of all that follow.
-        gains: what the learning rate is multiplied with in them.
+        gains: factors of the learning rate in these epochs.
     """
 
     every: InnerFraction = 0.125
@@ -60,7 +60,7 @@ class Auto(BatchSchedule):
         Args:
             scale: the noise scale, in images; None: it is not known, and nothing changes.
             first_batch: images of the run's first batches, of all workers.
-            images: of an epoch, of which a batch is a tenth at most.
+            images: images of an epoch; a batch is a tenth of it at most.
         """
         factor = self.factors[-1] if self.factors else 1
         gain = self.gains[-1] if self.gains else 1.0

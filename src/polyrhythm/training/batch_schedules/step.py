@@ -3,8 +3,8 @@
     batch = first batch * growth^k,   k = how many of the points in `at` have been reached when the epoch begins
 
 The points are shares of the run's epochs. With a constant learning rate this is, in lr / batch, the schedule
-`step(at=…, gamma=1/growth)` of Smith and others; with `step(at=…, gamma=g)` beside it, AdaBatch, whose plan is that
-of a rate that falls to g / growth.
+`step(at=…, gamma=1/growth)` of Smith and others; with `step(at=…, gamma=g)` next to it, AdaBatch; its plan is
+that of a rate that falls to g / growth.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Step(BatchSchedule):
     """Keys of the staircase.
 
     Attributes:
-        at: where batches grow, as shares of the run.
-        growth: by how much.
+        at: points at which batches grow, as shares of the run.
+        growth: factor of one growth.
     """
 
     at: Annotated[tuple[InnerFraction, ...], Field(min_length=1)] = (0.5, 0.75)

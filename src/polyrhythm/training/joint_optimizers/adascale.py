@@ -56,7 +56,7 @@ class AdaScaleOptimizer(JointOptimizer):
 
     @property
     def gain(self) -> float:
-        """What the learning rate is multiplied with, of as many workers as had images in the latest step."""
+        """Factor of the learning rate, for as many workers as had images in the latest step."""
         group = self.param_groups[0]
         count, noise, signal = self._count, max(group["noise"], _LEAST_NOISE), max(group["signal"], 0.0)
         return float((noise + signal) / (noise / count + signal)) if group["steps"] else 1.0
@@ -107,7 +107,7 @@ class AdaScale(Joint):
     """Keys of AdaScale SGD.
 
     Attributes:
-        lr: of a single worker, before any schedule.
+        lr: learning rate of a single worker, before any schedule.
         momentum: share of the buffer that is kept at each step.
     """
 

@@ -36,7 +36,7 @@ _SUFFICIENT = 1e-2
 _TRIED = 30
 _LEAST_WINDOW = 10
 _PRODUCT_SHARE, _LOSS_SHARE = 4 / 3, 1 / 3
-"""Of a step's time: two backward passes, and a forward pass."""
+"""Shares of a step's time: two backward passes, and a forward pass."""
 
 Product = Callable[[Tensor], Tensor]
 
@@ -149,7 +149,7 @@ class ConjugateGradientOptimizer(JointOptimizer):
     def _solved(
         self, product: Product, gradient: Tensor, start: Tensor, damping: float, group: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return the solution of (B + damping I) d = -gradient as far as it was followed, and what is left over."""
+        """Return the solution of (B + damping I) d = -gradient as far as it was followed, and the residual."""
         found = start
         residual = -gradient
         if bool(start.any()):
@@ -162,7 +162,7 @@ class ConjugateGradientOptimizer(JointOptimizer):
                 break
             curved = product(along) + damping * along
             (height,) = self._agreed(along @ curved)
-            if height <= 0:  # nothing but rounding is left
+            if height <= 0:  # only rounding errors remain
                 break
             found = found + square / height * along
             residual = residual - square / height * curved
@@ -235,9 +235,10 @@ class HessianFree(Joint):
 
     Attributes:
         damping: added to every eigenvalue of the curvature, in the first step.
-        adaptive: whether it follows how well the quadratic model has told the loss.
-        iterations: of conjugate gradients, at most; each is an exchange.
-        tolerance: what an iteration must lower the model by on average, as a share of all it has; 0: anything.
+        adaptive: whether damping follows the quadratic model's accuracy.
+        iterations: iterations of conjugate gradients, at most; each is an exchange.
+        tolerance: least mean decrease of the model per iteration, as a share of all its decrease; 0:
+            anything.
         warm: share of the step before with which they begin.
         backtrack: factor by which a step shrinks until the loss falls enough.
     """

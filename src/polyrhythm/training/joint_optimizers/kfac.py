@@ -6,7 +6,7 @@ Osawa and others, CVPR 2019, arXiv 1811.12019, and J. G. Pauloski and others, SC
 
     A = E sum_t a_t a_t^T        a_t: a layer's input at place t, and 1 for its bias        (factors: running means)
     G = E mean_t s_t s_t^T       s_t: derivative of the log-likelihood by the layer's output
-    P = Q_G ((Q_G^T W' Q_A) / (v_G v_A^T + l)) Q_A^T      A = Q_A diag(v_A) Q_A^T, G likewise; W' the mean gradient
+    P = Q_G ((Q_G^T W' Q_A) / (v_G v_A^T + l)) Q_A^T      A = Q_A diag(v_A) Q_A^T, same for G; W' the mean gradient
     m <- momentum m + c P,  W <- W - lr m                 c = min(1, sqrt(k / sum lr^2 P.W'))
 
 l is `damping`, k is `clip`. A linear layer has one place, a convolution those of its output. Each worker adds up the
@@ -14,7 +14,8 @@ factors of its own batch; they are averaged over all workers in one exchange, as
 each eigendecomposition is made by one worker only, so that all have about as many operations, and passed on to the
 others.
 
-`fisher` says of which labels s is the derivative: `sampled` from the network's own probabilities, as in the paper;
+`fisher` selects the labels for the derivative s: `sampled` from the network's own probabilities, as in the
+paper;
 `exact`, their expectation, with a backward pass for each class; `empirical`, the true labels, which is no longer the
 curvature where the network is right. Departures: damping is added to the products of
 eigenvalues, as in Pauloski, so that it is exactly l I, where the paper damps both factors; neither damping nor
@@ -40,7 +41,7 @@ from polyrhythm.training.quantities import Count, Decay, NonNegative, Positive
 
 Fisher = Literal["sampled", "exact", "empirical"]
 _BACKWARD_SHARE = 2 / 3
-"""Of a step's time: a backward pass."""
+"""Share of a step's time: a backward pass."""
 
 
 @dataclass(eq=False)
@@ -49,10 +50,10 @@ class Layer:
 
     Attributes:
         module: a linear layer or a convolution.
-        weight: its matrix; `state[weight]` has what is kept of the factors.
+        weight: matrix of the layer; `state[weight]` has the kept factors.
         bias: trained as one more column of the matrix; None: there is none.
         inputs: sum over this worker's images of a a^T, `(n, n)`; None: nothing was observed in this step.
-        outputs: likewise of s s^T, `(m, m)`.
+        outputs: the same sum of s s^T, `(m, m)`.
     """
 
     module: nn.Linear | nn.Conv2d
@@ -73,7 +74,7 @@ class Layer:
         else:
             images = images.reshape(-1, images.shape[-1])
         values = self.weight[0].numel()
-        # One copy instead of three (unfolded, in rows, with the ones beside it).
+        # One copy instead of three (unfolded, in rows, with the ones next to it).
         found = self.weight.new_empty(*images.shape[: images.ndim - self.weight.ndim + 1], self.sizes[0])
         found[..., :values].unflatten(-1, self.weight.shape[1:]).copy_(images)
         found[..., values:] = 1
@@ -91,12 +92,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a layer was seen to do in a forward pass.
+    """Observation of a layer in a forward pass.
 
     Attributes:
-        layer: which.
-        images: its inputs.
-        edge: of its outputs in the graph: what later changes them in place comes after it.
+        layer: the layer.
+        images: inputs of the layer.
+        edge: edge of its outputs in the graph, before any later change in place.
         places: T.
     """
 
@@ -137,11 +138,11 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def layers_of(model: nn.Module, trained: list[nn.Parameter], largest: int) -> list[Layer]:
-    """Return the layers that have factors, whose weights are trained, in the model's order.
+    """Return the layers with factors and trained weights, in the model's order.
 
     Args:
         model: the network.
-        trained: what is trained of it.
+        trained: trained parameters.
         largest: rows of a factor, at most.
     """
     known = {id(each): each for each in trained}
@@ -164,11 +165,11 @@ def layers_of(model: nn.Module, trained: list[nn.Parameter], largest: int) -> li
 
 
 def shared_out(sizes: list[int], workers: int) -> list[int]:
-    """Return which worker decomposes each matrix: the largest first, to who has the least to do.
+    """Return the worker that decomposes each matrix: the largest first, to the worker with the least work.
 
     Args:
         sizes: rows of each.
-        workers: how many there are.
+        workers: number of workers.
     """
     work = [0] * workers
     owners = [0] * len(sizes)
@@ -254,7 +255,7 @@ class KroneckerOptimizer(JointOptimizer):
         layer.outputs = _plus(layer.outputs, gram(rows) / heard.places)
 
     def _directions(self, scores: Tensor, batch: Pass) -> list[Tensor]:
-        """Return the derivatives by the outputs, (B, …, K) each, whose squares add up to the Fisher matrix."""
+        """Return the derivatives by the outputs, (B, …, K) each, with squares that add up to the Fisher matrix."""
         fisher: Fisher = self._group["fisher"]
         if fisher == "empirical":
             with torch.enable_grad():
@@ -270,7 +271,7 @@ class KroneckerOptimizer(JointOptimizer):
                 for number in range(classes)
             ]
         generator = torch.Generator(scores.device).manual_seed(self._generator_seed)
-        self._generator_seed += 1  # of the next piece of the batch
+        self._generator_seed += 1  # for the next piece of the batch
         drawn = torch.multinomial(probabilities.float().view(-1, classes), 1, generator=generator)
         hot = functional.one_hot(drawn.view(probabilities.shape[:-1]), classes)
         return [probabilities - hot.to(probabilities.dtype)]
@@ -289,7 +290,7 @@ class KroneckerOptimizer(JointOptimizer):
         self._move(rate)
 
     def _factors(self) -> list[tuple[Tensor, Tensor]] | None:
-        """Return every layer's running means, the present step's among them; None if nobody has seen an image."""
+        """Return every layer's running means, including the present step; None if no worker had an image."""
         sums: list[Tensor] = []
         for layer in self._layers:
             for size, total in zip(layer.sizes, (layer.inputs, layer.outputs), strict=True):
@@ -412,7 +413,7 @@ def _triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _symmetric(triangle: Tensor, size: int) -> Tensor:
-    """Return the matrix, `(size, size)`, of which this is the upper triangle."""
+    """Return the matrix, `(size, size)`, with this upper triangle."""
     return triangle.index_select(0, _triangle(size, triangle.device)[1]).view(size, size)
 
 
@@ -428,7 +429,7 @@ def preconditioned(gradient: Tensor, state: dict[str, Any], damping: float) -> T
 
     Args:
         gradient: `(m, n)`, not changed.
-        state: of the layer: `inputs_basis` `(n, n)`, `inputs_values` `(n,)`, and the same of its outputs.
+        state: state of the layer: `inputs_basis` `(n, n)`, `inputs_values` `(n,)`, and the same of its outputs.
         damping: above 0.
     """
     inputs, outputs = state["inputs_basis"], state["outputs_basis"]
@@ -444,11 +445,12 @@ class KFAC(Joint):
     Attributes:
         momentum: share of the buffer that is kept at each step.
         damping: added to every eigenvalue of the curvature.
-        decay: share of the factors that is kept when new ones come.
+        decay: share of the old factors that is kept at each renewal.
         factor_every: steps from one look at the factors to the next.
         inverse_every: steps from one eigendecomposition to the next.
-        clip: what a step may change the network's outputs by (KL divergence, by the quadratic model); 0: anything.
-        fisher: of which labels outputs' derivatives are: `sampled`, `exact` or `empirical`.
+        clip: largest change of the network's outputs by a step (KL divergence, by the quadratic model); 0:
+            any.
+        fisher: labels of the outputs' derivatives: `sampled`, `exact` or `empirical`.
         largest: rows of a factor, at most, for a layer to have some.
     """
 

@@ -26,7 +26,7 @@ class Bootstrapping(Loss):
     """The loss of labels that may be wrong.
 
     Attributes:
-        beta: what the label counts; 1 is the cross-entropy. The paper's 0.95 is for `soft`, its 0.8 for `hard`.
+        beta: weight of the label; 1 is the cross-entropy. The paper's 0.95 is for `soft`, its 0.8 for `hard`.
         opinion: the network's probabilities (`soft`) or its likeliest class (`hard`).
     """
 

@@ -1,4 +1,4 @@
-"""Small losses only: samples whose loss is among the largest are taken for mislabelled and not learned from.
+"""Small losses only: samples with the largest losses count as mislabeled and are not learned from.
 
 B. Han and others, "Co-teaching: robust training of deep neural networks with extremely noisy labels", NeurIPS 2018,
 arXiv:1804.06872.
@@ -48,7 +48,7 @@ class SmallLoss(Loss):
         return losses * self._kept(losses)
 
     def of_branches(self, logits: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """Return each sample's loss, added up over the branches whose teacher kept it; see `Loss.of_branches`."""
+        """Return each sample's loss, added up over the branches whose teacher kept it: `Loss.of_branches`."""
         losses = torch.stack([targets.cross_entropy(branch, labels) for branch in logits.unbind(1)])
         kept = torch.stack([self._kept(each) for each in losses])
         return (losses * kept.roll(-1, 0)).sum(0)

@@ -1,4 +1,4 @@
-"""Adadelta: the step's units come from a running mean of past steps.
+"""Adadelta: steps with units from a running mean of past steps.
 
 Paper: M. Zeiler, "ADADELTA: an adaptive learning rate method", 2012, arXiv 1212.5701.
 

@@ -24,8 +24,8 @@ class Adagrad(OptimizerConfig):
     """Keys of Adagrad.
 
     Attributes:
-        lr_decay: how fast the learning rate itself shrinks, per step.
-        initial_accumulator_value: what the sum of squares starts from.
+        lr_decay: decay of the learning rate itself, per step.
+        initial_accumulator_value: initial sum of squares.
         eps: added to the root.
     """
 

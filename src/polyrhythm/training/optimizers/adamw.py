@@ -1,11 +1,11 @@
-"""AdamW: Adam whose weight decay is no part of the gradient.
+"""AdamW: Adam with a weight decay that is no part of the gradient.
 
 Paper: I. Loshchilov, F. Hutter, "Decoupled weight decay regularization", ICLR 2019, arXiv 1711.05101.
 
     m <- b1 m + (1 - b1) g;   v <- b2 v + (1 - b2) g^2
     w <- (1 - lr d) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + e)
 
-b1 and b2 are `betas`, e is `eps`, d `weight_decay`, t counts steps from 1. DiLoCo's inner optimiser in its paper.
+b1 and b2 are `betas`, e is `eps`, d `weight_decay`, t counts steps from 1. DiLoCo's inner optimizer in its paper.
 """
 
 from __future__ import annotations

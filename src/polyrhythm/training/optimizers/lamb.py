@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step, in each layer, is as long as a fixed share of its weights.
+"""LAMB: Adam with a step as long, in each layer, as a fixed share of its weights.
 
 Y. You, J. Li, S. Reddi and others, "Large batch optimization for deep learning: training BERT in 76 minutes", ICLR
 2020, arXiv:1904.00962.
@@ -9,8 +9,8 @@ Y. You, J. Li, S. Reddi and others, "Large batch optimization for deep learning:
 
 |.| is the Euclidean norm of a layer (phi of the paper is the identity); b1 and b2 are `betas`, e is `eps`, d
 `weight_decay`, t counts steps from 1. `bias_correction` off leaves the two divisions by 1 - b^t out, as Google's
-TensorFlow code does. Parameters of one dimension (biases, batch norm) have no ratio, and do not decay unless
-`decay_vectors` says so.
+TensorFlow code does. Parameters of one dimension (biases, batch norm) have no ratio, and do not decay without
+`decay_vectors`.
 """
 
 from __future__ import annotations

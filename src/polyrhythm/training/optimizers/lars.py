@@ -7,8 +7,8 @@ Y. You, I. Gitman, B. Ginsburg, "Large batch training of convolutional networks"
     w <- w - v
 
 |.| is the Euclidean norm of a layer; k is `trust`, d `weight_decay`, m `momentum`, e `eps`. The learning rate
-stands inside v, as in the paper. Parameters of one dimension (biases, batch norm) do not decay unless
-`decay_vectors` says so, and have r = k in place of the ratio, so that one rate suits all. That is a departure: the
+is inside v, as in the paper. Parameters of one dimension (biases, batch norm) do not decay without
+`decay_vectors`, and have r = k in place of the ratio, so that one rate suits all. That is a departure: the
 paper's ratio for every parameter gives a bias that begins at zero r = 1, a thousand times any other layer's, in its
 first step and next to nothing in the second; most codes give all of them r = 1, which is far too long a step for
 networks without batch norm. The ratio is applied whether or not

@@ -24,7 +24,7 @@ class NAdam(OptimizerConfig):
     Attributes:
         betas: shares of the running mean and of the running mean square that are kept at each step.
         eps: added to the root.
-        momentum_decay: how fast the momentum rises from half of its value to all of it.
+        momentum_decay: speed at which the momentum rises from half of its value to all of it.
     """
 
     kind: ClassVar = torch.optim.NAdam

@@ -9,7 +9,7 @@ arXiv 1410.7455.
 
 A and B are smoothed estimates of low rank (see `low_rank_fisher`) of the Fisher matrices of the layer's outputs and
 inputs, made of the steps before; m is `momentum`. Departures: the paper estimates them from the derivatives of single
-samples, which no optimiser sees; here rows and columns of the mean gradient stand in their place. Biases and other
+samples, which no optimizer sees; here rows and columns of the mean gradient stand in their place. Biases and other
 parameters of one dimension stay as they are (the paper makes them a column of the layer). With rank = 0 both matrices
 are multiples of the identity, and this is `sgd`, bit for bit. The estimates are each worker's own.
 """
@@ -65,7 +65,7 @@ class NGSGD(OptimizerConfig):
     Attributes:
         momentum: share of the buffer that is kept at each step.
         rank: directions of each Fisher matrix that are distinguished; 0: none, which is plain SGD.
-        alpha: how much of its mean is added to each of a Fisher matrix's eigenvalues.
+        alpha: multiple of its mean that is added to each of a Fisher matrix's eigenvalues.
         eta: share of an estimate that each renewal replaces.
         update_every: steps from one renewal to the next, after the first ten.
     """

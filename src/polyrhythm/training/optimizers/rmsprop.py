@@ -1,7 +1,7 @@
 """RMSProp: gradients over the root of their running mean square, as PyTorch has it.
 
 Sources: T. Tieleman, G. Hinton, Coursera "Neural networks for machine learning", lecture 6.5, 2012; the
-centred form: A. Graves, "Generating sequences with recurrent neural networks", 2013, arXiv 1308.0850.
+centered form: A. Graves, "Generating sequences with recurrent neural networks", 2013, arXiv 1308.0850.
 
     v <- a v + (1 - a) g^2;   d = g / (sqrt(v) + e)
     u <- m u + d

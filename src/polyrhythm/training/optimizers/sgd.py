@@ -10,9 +10,9 @@ Hinton, "On the importance of initialization and momentum in deep learning", ICM
 m is `momentum`. Unlike the papers, which keep `v <- m v - lr g`, the learning rate stands outside the buffer,
 so that nothing needs mending when it changes; the buffer starts as the first gradient.
 
-`momentum=auto`, for workers that go at their own pace: asynchrony itself acts as momentum. What there is in all is
-measured at every update, and m is corrected until it is `target` (see `closed_loop`; J. Zhang, I. Mitliagkas,
-"YellowFin and the art of momentum tuning", 2017, arXiv 1706.03471). Servers tell how old each gradient is.
+`momentum=auto`, for asynchronous workers: asynchrony itself acts as momentum. The total is measured at every
+update, and m is corrected until it is `target` (see `closed_loop`; J. Zhang, I. Mitliagkas, "YellowFin and
+the art of momentum tuning", 2017, arXiv 1706.03471). Servers report the age of each gradient.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SGD(OptimizerConfig):
         nesterov: look ahead along the buffer.
         target: momentum in all, of `auto` only.
         gain: share of what is measured too much or too little by which an update corrects it, of `auto` only.
-        estimate: what is measured, of `auto` only: along the steps that were taken (`projection`), or YellowFin's
-            `median` over the numbers of the vector.
+        estimate: estimate of the total, of `auto` only: along the steps that were taken (`projection`), or
+            YellowFin's `median` over the numbers of the vector.
     """
 
     kind: ClassVar = torch.optim.SGD

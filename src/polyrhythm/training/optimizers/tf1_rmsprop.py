@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class TF1RMSPropOptimizer(ParameterwiseOptimizer):
-    """TensorFlow 1's RMSProp; the rule is this module's, whose letters `TF1RMSProp` names."""
+    """TensorFlow 1's RMSProp; the rule is this module's, with the symbols of `TF1RMSProp`."""
 
     options: ClassVar = {"lr": 0.1, "decay": 0.9, "momentum": 0.0, "epsilon": 1.0, "weight_decay": 0.0}
 

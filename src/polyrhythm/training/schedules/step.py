@@ -20,8 +20,8 @@ class Step(Schedule):
     """Keys of the staircase.
 
     Attributes:
-        at: where it falls, as shares of the run.
-        gamma: what each fall multiplies the rate by.
+        at: points at which the rate falls, as shares of the run.
+        gamma: factor of each fall.
     """
 
     at: Annotated[tuple[InnerFraction, ...], Field(min_length=1)] = (0.5, 0.75)

@@ -1,4 +1,4 @@
-"""Pictures of one size throughout."""
+"""Images of one size throughout."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Progressive resizing: training begins with small pictures, which cost less, and ends with those of the full size.
+"""Progressive resizing: training begins with small images, which cost less, and ends with those of the full size.
 
 Papers: J. Howard and others, fast.ai's entry to DAWNBench, 2018; M. Tan, Q. Le, "EfficientNetV2: smaller models and
 faster training", ICML 2021, arXiv:2104.00298, section 4.
 
     side(epoch) = sizes[i],    i the first with epoch < until[i] * epochs;    the image size after the last
 
-Tests see the full size. Networks must take pictures of every size, so they end in a global pooling.
+Tests see the full size. Networks must take images of every size, so they end in a global pooling.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Progressive(SizeSchedule):
 
     Attributes:
         sizes: pixels a side, before the image size.
-        until: where each of them ends, as shares of the run, rising.
+        until: end of each of them, as shares of the run, rising.
     """
 
     sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (128, 160)

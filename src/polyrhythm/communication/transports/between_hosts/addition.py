@@ -10,8 +10,8 @@ one slice that everyone adds up for itself, which takes one latency instead of t
 bits of the sums are the same, those of `collectives/direct`. A broadcast is the same with the root's parts
 alone.
 
-Parts may come before this member has begun, since others may be ahead. What travels on a connection between
-two members is frames: a header of 32 bytes, and a run of a vector's bytes.
+Parts may arrive before this member has begun, since others may be ahead. Connections between two members
+carry frames: a header of 32 bytes, and a run of a vector's bytes.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Phase(enum.IntEnum):
     """Why a frame travels."""
 
     PART = 1  # one member's, to be added up by the receiver
-    SUM = 2  # of all members
+    SUM = 2  # over all members
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What all members must agree about.
+    """Facts that all members must agree on.
 
     Attributes:
-        total_bytes: of the whole vector.
-        element_bytes: of one number.
-        kind: tells dtypes apart.
+        total_bytes: bytes of the whole vector.
+        element_bytes: bytes of one number.
+        kind: code of the dtype.
     """
 
     total_bytes: int
@@ -64,11 +64,11 @@ class Frame:
     """A header.
 
     Attributes:
-        number: of the collective, counted by all members alike.
+        number: number of the collective, counted by all members alike.
         phase: why it travels.
-        shape: of the vector.
+        shape: shape of the vector.
         offset: bytes from the beginning of the slice that it is a run of.
-        nbytes: that follow.
+        nbytes: number of bytes that follow.
     """
 
     number: int
@@ -105,12 +105,12 @@ class Frame:
 
 RUNS = 8
 LEAST_RUN_BYTES, MOST_RUN_BYTES = 32 << 10, 512 << 10
-"""A slice is cut into so many runs, unless they would be too small for the work that a frame makes, or for caches."""
+"""Runs of a slice, unless they would be too small for the work of a frame, or too large for caches."""
 
 _ALIGNED_BYTES = 64
 
 WHOLE_BYTES = 64 << 10
-"""Vectors of which a member sends no more to all others are not cut: that takes no longer than another latency."""
+"""Size up to which vectors are not cut: sending them to all others takes no longer than another latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Outgoing:
 
     Attributes:
         to: a member.
-        addition: whose it is.
+        addition: addition that it belongs to.
         header: encoded.
-        payload: which must not change until it has left.
+        payload: bytes that must not change until they have left.
     """
 
     to: int
@@ -131,7 +131,7 @@ class Outgoing:
 
 
 def is_small(nbytes: int, size: int) -> bool:
-    """Return whether a vector of so many bytes is not cut, among so many members."""
+    """Return whether a vector of `nbytes` bytes is not cut, among `size` members."""
     return nbytes * (size - 1) <= WHOLE_BYTES
 
 
@@ -139,8 +139,8 @@ class Addition:
     """One member's side of a collective.
 
     Args:
-        size: how many members there are.
-        number: of the collective.
+        size: number of members.
+        number: number of the collective.
 
     Attributes:
         number: as given.
@@ -156,8 +156,8 @@ class Addition:
         self._start, self._stop = (0, shape.total_bytes) if self._whole else self._cuts[member]
         self._run = _run_bytes(shape.total_bytes // size)
         self._rows: dict[int, Tensor] = {}
-        self._came: dict[int, set[int]] = {}  # offset of a run of ours -> members whose parts are there
-        self._early_sums: dict[int, bytearray] = {}  # of a broadcast, by where they belong
+        self._came: dict[int, set[int]] = {}  # offset of a run of this member -> members with arrived parts
+        self._early_sums: dict[int, bytearray] = {}  # in a broadcast, by their offset
         self._came_early: list[int] = []  # those of them that are there
         self._contributors: tuple[int, ...] = ()
         self._vector: Tensor | None = None
@@ -174,7 +174,7 @@ class Addition:
 
     @property
     def small(self) -> bool:
-        """Whether nobody waits for more of this member than the frames that it sends at once."""
+        """Whether others wait for no more of this member than the frames that it sends at once."""
         return self._whole
 
     @property
@@ -183,7 +183,7 @@ class Addition:
         return self.begun and not (self._runs_to_sum or self.unsent or any(self._sums_to_come))
 
     def needs(self, member: int) -> bool:
-        """Return whether something has yet to come from a member."""
+        """Return whether something has yet to arrive from a member."""
         if not self.begun or self._sums_to_come[member]:
             return True
         return member in self._contributors and any(
@@ -195,10 +195,10 @@ class Addition:
 
         Args:
             vector: `(n,)`, contiguous; changed in place.
-            contributors: whose vectors are added up; all members, or the root alone.
+            contributors: members with vectors to be added up; all, or the root alone.
 
         Returns:
-            What is to be sent.
+            Frames to be sent.
 
         Raises:
             RunError: another member's vector has another size or dtype.
@@ -234,7 +234,7 @@ class Addition:
             raise RunError("a member of a collective sent what is no part of it")
         if frame.phase is Phase.SUM:
             start += frame.offset
-            if self._bytes is None:  # of a broadcast, to which this member brings nothing
+            if self._bytes is None:  # in a broadcast, this member contributes nothing
                 kept = self._early_sums[start] = bytearray(frame.nbytes)
                 return memoryview(kept)
             return self._bytes[start : start + frame.nbytes]
@@ -304,7 +304,7 @@ class Addition:
             self._rows = {}
         if not self._whole:
             for to in self._others():
-                if self._contributors != (to,):  # who broadcasts has the sum
+                if self._contributors != (to,):  # the root of a broadcast has the sum
                     yield from self._frames(to, Phase.SUM, self._bytes[start:stop], offset)
 
     def _add_up(self, start: int, stop: int) -> None:

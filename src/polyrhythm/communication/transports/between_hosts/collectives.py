@@ -45,10 +45,10 @@ class Order(Handle):
         vector: `(n,)`, contiguous; it gets the sum.
         contributors: members whose vectors count.
         finish: called once, when it has ended well and has been waited for.
-        owner: whose threads move its bytes.
+        owner: owner whose threads move its bytes.
 
     Attributes:
-        error: what broke it.
+        error: error that broke it.
         awaited: whether a thread waits for it that does not move its bytes.
     """
 
@@ -105,10 +105,10 @@ class Traffic:
     """One member's side; only one thread at a time may do anything with it but `wake` it.
 
     Args:
-        patience_s: for how long nothing that is sent to a member may be answered by its host.
+        patience_s: seconds for which a member's host may leave sent data unacknowledged.
 
     Attributes:
-        broken: what has ended all collectives for good; None until then.
+        broken: error that has ended all collectives for good; None until then.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Traffic:
 
     @property
     def idle(self) -> bool:
-        """Whether no collective is under way that this member has begun."""
+        """Whether no collective is in progress that this member has begun."""
         return not self._begun
 
     @property
@@ -171,7 +171,7 @@ class Traffic:
         return bool(news)
 
     def look_for_silence(self) -> None:
-        """Give up the members whose hosts have answered nothing for too long."""
+        """Give up the members whose hosts have been silent for too long."""
         for stream in [each for each in self._streams.values() if each.is_cut_off()]:
             self._guarded(partial(self._lose, stream))
 
@@ -289,14 +289,14 @@ _LOOKS = 12
 class HostCollectives(MemberCollectives):
     """One member's side. Tensors live on the CPU; sums go in the order of members, element by element.
 
-    The traffic belongs to the thread that moves bytes at the moment, which holds a lock for that. Nobody else waits for
-    it: who starts a collective while another thread moves bytes leaves an order.
+    The traffic belongs to the thread that moves bytes at the moment, which holds a lock for that. Other
+    threads never wait for it: one that starts a collective while another thread moves bytes leaves an order.
 
     Args:
         member: this one.
-        ranks: of all members, among all ranks of the run.
-        connections: to the other members, by their numbers.
-        patience_s: for how long nothing that is sent to a member may be answered by its host.
+        ranks: ranks of all members, among all ranks of the run.
+        connections: connections to the other members, by their numbers.
+        patience_s: seconds for which a member's host may leave sent data unacknowledged.
     """
 
     def __init__(
@@ -420,12 +420,12 @@ class HostCollectives(MemberCollectives):
         self._end_orders()
 
     def _end_orders(self) -> None:
-        """End what nobody will begin any more."""
+        """End the orders that will never begin."""
         while self._orders and self._traffic.broken is not None:
             self._orders.popleft().end(self._traffic.broken)
 
     def _let_go(self) -> None:
-        """Stop to move bytes; the helper goes on with what others may need, and with what a thread waits for."""
+        """Stop moving bytes; the helper continues with transfers that others may need or that a thread waits for."""
         self._end_orders()
         needed = self._traffic.needed
         self._driving.release()

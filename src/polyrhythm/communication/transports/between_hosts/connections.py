@@ -3,15 +3,15 @@
 Each member connects with every other by one TCP connection:
 
     member k                       store                       member j < k
-    listens ── address, nonce ──▶ everybody's ◀── address, nonce ── listens
+    listens ── address, nonce ──▶ all members' ◀── address, nonce ─ listens
     connects ────────────── k, proof("joins", …) ─────────────▶ accepts
            ◀───────────────── proof("accepts", …) ────────────
 
 Nonces are drawn each time and proofs made with the run's key, so a process that does not know it does not get in;
 where a run has no key, a process that can read the store gets in, and no other.
 
-A connection (`Stream`) never blocks the thread that uses it. `Silence` tells whether the host at its other
-end is cut off, so that nothing that this end sends is answered:
+A connection (`Stream`) never blocks the thread that uses it. `Silence` detects a host at its other end that
+is cut off and acknowledges nothing:
 
     sent ──▶ answered by the other host's kernel, be its process stopped or busy: all is well
         ──▶ sent again, and again, and no answer for as long as there is patience: cut off
@@ -55,12 +55,12 @@ _LOOK_EVERY_MS = 100
 
 @dataclass(frozen=True)
 class Place:
-    """Where a member meets the others.
+    """Address at which a member meets the others.
 
     Attributes:
         member: this one.
-        address: of this host, as the others reach it.
-        key: of the run; may be empty.
+        address: address of this host, as the others reach it.
+        key: key of the run; may be empty.
         check: raises what ends the meeting, such as the loss of a rank.
     """
 
@@ -74,11 +74,11 @@ def connect_all(place: Place, tell_all: Callable[[str], Sequence[str]]) -> dict[
     """Connect this member with all others; all call it.
 
     Args:
-        place: where this member is.
-        tell_all: tells all members a word and gives theirs, in their order.
+        place: place of this member.
+        tell_all: publishes a text to all members and returns theirs, in their order.
 
     Raises:
-        CollectiveBroken: a member does not come, or its connection breaks.
+        CollectiveBroken: a member is missing, or its connection breaks.
     """
     try:
         with listen(place.address) as listener:
@@ -121,7 +121,7 @@ class _Meeting:
         return connection
 
     def _accept(self, count: int) -> dict[int, TcpSocket]:
-        """Accept members, in whatever order they come; strangers that say nothing keep none of them waiting."""
+        """Accept members in order of arrival; silent strangers do not delay them."""
         found: dict[int, TcpSocket] = {}
         strangers: dict[int, tuple[TcpSocket, bytearray, float]] = {}  # by their descriptors, oldest first
         ready = select.poll()
@@ -132,7 +132,7 @@ class _Meeting:
 
         while len(found) < count:
             if len(strangers) == _MOST_STRANGERS:
-                # A member says at once who it is, and does not come again if it is sent away.
+                # A member introduces itself at once, and does not return if it is sent away.
                 oldest, (_, _, since_s) = next(iter(strangers.items()))
                 if time.monotonic() - since_s < _LEAST_SILENCE_S:
                     with suppress(KeyError):
@@ -206,7 +206,7 @@ _KEEPALIVES = 4
 
 
 class Sign(NamedTuple):
-    """What the kernel knows of a connection.
+    """State of a connection in the kernel.
 
     Attributes:
         unanswered: whether something that has been sent, or a probe of a full window, has no answer yet.
@@ -227,7 +227,7 @@ class Silence:
     """Watches one connection.
 
     Args:
-        patience_s: how long a silence may last.
+        patience_s: longest silence.
     """
 
     def __init__(self, connection: socket.socket, patience_s: float) -> None:
@@ -248,7 +248,7 @@ class Silence:
         """Look once; called again and again while something is awaited.
 
         Args:
-            now_s: on any clock that goes on.
+            now_s: seconds on any running clock.
         """
         if not hasattr(socket, "TCP_INFO"):
             return False
@@ -274,7 +274,7 @@ _MOST_READS, _MOST_WRITES = 16, 64
 
 
 class Sink(Protocol):
-    """What frames are for."""
+    """Receiver of frames."""
 
     def target(self, source: int, frame: Frame) -> memoryview:
         """Return where a frame's bytes belong."""
@@ -289,9 +289,9 @@ class Stream:
     Frames of earlier collectives leave first, whenever they are added.
 
     Args:
-        sink: what frames are for.
+        sink: receiver of the frames.
         sent: called with every frame that has left.
-        patience_s: for how long nothing that is sent may be answered.
+        patience_s: seconds for which sent data may be unacknowledged.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Stream:
         self._queue: list[tuple[int, int, Outgoing]] = []
         self._queued = 0
         self._leaving: Outgoing | None = None
-        self._sent_bytes = 0  # of the payload that leaves; negative: of its header
+        self._sent_bytes = 0  # of the departing payload; negative: of its header
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._header_came = 0
         self._frame: Frame | None = None
@@ -355,7 +355,7 @@ class Stream:
         )
 
     def receive_on(self) -> None:
-        """Receive what has come.
+        """Receive the available bytes.
 
         Raises:
             OSError: the connection broke.
@@ -388,7 +388,7 @@ class Stream:
         self._payload = memoryview(b"")
 
     def _sleep_until(self, nbytes: int) -> None:
-        """Ask the system to wake nobody until so many bytes are there, or no more fit."""
+        """Ask the system to sleep until `nbytes` bytes have arrived, or no more fit."""
         if nbytes != self._wakes_at:
             self._wakes_at = nbytes
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)

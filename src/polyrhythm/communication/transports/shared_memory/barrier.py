@@ -7,22 +7,22 @@ passes when all other numbers are as high.
     member 1   7 ──▶ 8 ·· waits ·········· ▶ passes
     member 2   7 ─────────────────────▶ 8  ▶ passes
 
-A member that waits looks again and again, as long as no other process wants its core; then, and where others
-take long, it sleeps until the last one comes; sooner where there are more members than cores. So several ranks
-may share a core: one that waits costs the others nothing.
+A waiting member spins as long as no other process wants its core; then, and where others take long, it sleeps
+until the last one arrives; sooner where there are more members than cores. So several ranks may share a core:
+a waiting one costs the others nothing.
 
 No lock and no atomic operation is needed, only that stores become visible in their order and loads happen in
-theirs, as x86 and s390x promise; `strongly_ordered` tells. Other machines (ARM) would need a fence, which
-Python cannot give.
+theirs, as x86 and s390x promise (`strongly_ordered`). Other machines (ARM) would need a fence, which Python
+cannot give.
 
 Processes sleep at a word in shared memory until another writes it (`WakeWord`): Linux's futex.
 
-    sleeper    sleep(7) ────── asleep, unless the word is no longer 7 ──────▶ goes on
+    sleeper    sleep(7) ────── asleep, unless the word is no longer 7 ──────▶ continues
     waker                        write(8), wake() ─────────────────────────────▲
 
-The kernel compares the word once more before it puts a sleeper to sleep, so a waker that came first is not
-slept through. Where there is no futex that we know how to call, sleepers look again after a short while.
-`Lifelines` tells which members have ended, zombies among them.
+The kernel compares the word once more before it puts a sleeper to sleep, so an earlier wake-up is not missed.
+Where there is no known futex call, sleepers look again after a short while. `Lifelines` detects members that
+have ended, zombies among them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class WakeWord:
 
     Args:
         words: shared memory, as whole numbers of 8 bytes.
-        place: of the word among them.
+        place: place of the word among them.
     """
 
     def __init__(self, words: memoryview, place: int) -> None:
@@ -115,7 +115,7 @@ class WakeWord:
         return number
 
     def write(self, number: int) -> None:
-        """Write the word; processes that sleep go on sleeping until `wake`."""
+        """Write the word; sleeping processes sleep on until `wake`."""
         self._words[self._place] = number
 
     def wake(self) -> None:
@@ -164,7 +164,7 @@ asleep and be woken takes as long as a step of a small network, and an interrupt
 _SPINNING_OF_MANY_S, _CROWDED_OF_MANY_S = 100e-6, 20e-6
 """The same where members share cores: while some look, the system leaves others waiting on one core."""
 _SHORTEST_SLEEP_S, _LONGEST_SLEEP_S = 1e-3, 8e-3
-"""At most: to see whether a member will never come, and to notice a wake-up that came before this member slept."""
+"""Upper bound: to detect a member that will never arrive, and a wake-up that preceded this member's sleep."""
 
 
 def strongly_ordered() -> bool:
@@ -178,12 +178,12 @@ def _cores() -> int:
 
 
 class Barrier:
-    """One member's side of the barrier, and what members say of themselves on their lines.
+    """One member's side of the barrier, and the members' states on their lines.
 
     Attributes:
-        crossed: how many barriers this member has passed.
+        crossed: number of barriers that this member has passed.
         patient: whether to sleep at once while waiting, because this process has something else to compute.
-        broken: why nobody need be waited for any more.
+        broken: reason to stop waiting for any member.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Barrier:
         self._crowded_s = _CROWDED_OF_MANY_S if many else _CROWDED_S
 
     def cross(self, description: int = 0) -> None:
-        """Return when all members have come.
+        """Return when all members have arrived.
 
         Args:
             description: what this member is about to do, which this barrier publishes.
@@ -213,16 +213,16 @@ class Barrier:
             CollectiveBroken: one has not, and is gone.
         """
         number = self.crossed = self.crossed + 1
-        # Before the number, whose store tells the others that the description is there. Two places, in turn: others
-        # may still read what was published by the last barrier.
+        # Before the number: its store signals to the others that the description is there. Two places, in
+        # turn: others may still read the description of the last barrier.
         self._words[self._own + _DESCRIPTION + number % 2] = description
         self._words[self._own] = number
         if min(self._numbers) < number:
             if self.patient or not self._spin(number):
                 self._sleep(number)
             return
-        # Several may see that all have come, and write the same number. It changes the word that the others sleep at,
-        # so one that is about to fall asleep does not.
+        # Several may see that all have arrived, and write the same number. It changes the word that the
+        # others sleep at, so one that is about to fall asleep does not.
         self._last.write(number)
         if any(self._asleep):
             self._last.wake()
@@ -232,13 +232,13 @@ class Barrier:
         return list(self._words[_DESCRIPTION + self.crossed % 2 :: LINE_WORDS])
 
     def leave(self) -> None:
-        """Tell the others not to wait for this member any more."""
+        """Notify the others not to wait for this member any more."""
         if self._words[self._own + _STATE] == _PRESENT:
             self._words[self._own + _STATE] = _LEFT
             self._last.wake()
 
     def give_up(self, gone: int) -> None:
-        """Tell the others that this member cannot go on, because of a rank that is gone (its own, if it failed).
+        """Notify the others that this member cannot continue, because of a rank that is gone (its own, if it failed).
 
         Args:
             gone: the rank; `UNKNOWN_RANK` if this member gives up without naming one.
@@ -247,7 +247,7 @@ class Barrier:
         self._last.wake()
 
     def _spin(self, number: int) -> bool:
-        """Wait as long as that may be short; return whether all have come."""
+        """Wait as long as that may be short; return whether all have arrived."""
         began = looked = time.perf_counter()
         while min(self._numbers) < number:
             os.sched_yield()
@@ -257,14 +257,14 @@ class Barrier:
         return True
 
     def _sleep(self, number: int) -> None:
-        # Said before the numbers are looked at again: the last member to come stores its number and then looks who
-        # sleeps, so either it wakes this one, or this one sees its number.
+        # Set before the numbers are read again: the last member stores its number and then looks for
+        # sleepers, so either it wakes this one, or this one sees its number.
         self._words[self._own + _ASLEEP] = 1
         longest_s = _SHORTEST_SLEEP_S
         try:
             while True:
-                # Before the numbers: if the last member comes after this look the word has changed, and the kernel
-                # does not put to sleep.
+                # Before the numbers: if the last member arrives after this look the word has changed, and the
+                # kernel does not put to sleep.
                 last = self._last.read()
                 if min(self._numbers) >= number:
                     return
@@ -275,13 +275,13 @@ class Barrier:
             self._words[self._own + _ASLEEP] = 0
 
     def _miss(self, number: int) -> None:
-        """Raise `CollectiveBroken` if a member that has not come never will."""
+        """Raise `CollectiveBroken` if a missing member will never arrive."""
         if self.broken is not None:
             raise self.broken
         ended = self._lifelines.ended()
         for member, rank in enumerate(self._members):
             state = self._words[member * LINE_WORDS + _STATE]
-            # Asked last: who came and went since must not be taken for missing.
+            # Read last: members that arrived and left since must not count as missing.
             if (state == _PRESENT and member not in ended) or self._words[member * LINE_WORDS] >= number:
                 continue
             if state == _REVOKED:

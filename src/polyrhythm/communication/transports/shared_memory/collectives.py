@@ -1,8 +1,8 @@
-"""The collectives of one communicator whose members share a host, done in the order of their start.
+"""Collectives of one communicator on one host, executed in the order of their start.
 
 The thread that waits for one does it, and those before it: inside a host, adding up is itself a computation,
 and a thread that did it at once would only take the core, and Python's lock, from what the rank computes
-meanwhile. But the others may need this rank's part while it computes for long, or waits for something else.
+in the meantime. But the others may need this rank's part while it computes for long, or waits for something else.
 So what has not been done after a few milliseconds is done by a helper thread.
 
     this rank   start ─ computes ─ wait: does it              start ─ computes for long ───────── wait
@@ -43,7 +43,7 @@ class OrderedWork(Handle):
 
     def wait(self) -> None:
         while self._run is not None:
-            # It may be another's: works that were started before this one come first, whoever waits for them.
+            # It may be another's: works started before this one are first, whichever thread waits for them.
             self._order.do_next()
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -62,7 +62,7 @@ class InOrder:
     """The works of one rank, done one at a time in the order of their start.
 
     A `with` block is a work too: it begins when all that were started before it are over, and no other is done
-    meanwhile.
+    in the meantime.
 
     Args:
         in_background: called with whether works are being done by the helper, whenever that changes.
@@ -91,7 +91,7 @@ class InOrder:
         return work
 
     def __enter__(self) -> None:
-        # Nearly always nothing is waiting, and nobody works.
+        # Nearly always the queue is empty, and no thread works.
         if not self._doing.acquire(blocking=False):
             self._in_background(False)
             self._doing.acquire()
@@ -111,7 +111,7 @@ class InOrder:
                 self._works.popleft().do()
 
     def close(self) -> None:
-        """End the helper; what has not been done is done by those who wait for it."""
+        """End the helper; the remaining works are done by the threads that wait for them."""
         self._closed = True
         self._wake.set()
         if self._helper is not None:
@@ -160,10 +160,10 @@ class SharedMemoryCollectives(MemberCollectives):
         arena: shared by all members.
         member: this one.
         members: the ranks of all members, among all ranks of the run.
-        lifelines: of the members' processes, in the same order.
+        lifelines: lifelines of the members' processes, in the same order.
 
-    What is raised, by the call or by the handle's `wait`: `RequestError` on all members if they disagree about the
-    operation, after which they may go on; `CollectiveBroken` if one of them is gone, from then on.
+    Errors, by the call or by the handle's `wait`: `RequestError` on all members if they disagree about the
+    operation, after which they may continue; `CollectiveBroken` if one of them is gone, from then on.
     """
 
     def __init__(self, arena: Arena, member: int, members: tuple[int, ...], lifelines: Lifelines) -> None:
@@ -211,7 +211,7 @@ class SharedMemoryCollectives(MemberCollectives):
         self._do(self._exchange.barrier)
 
     def together(self, run: Callable[[Exchange], None]) -> None:
-        """Do several exchanges as one work, on a thread beside one that computes; a failure in it is all members'."""
+        """Do several exchanges as one work, on a thread next to one that computes; a failure in it is all members'."""
         self._barrier.patient = True
         self._do(lambda: run(self._exchange))
 
@@ -243,7 +243,7 @@ class SharedMemoryCollectives(MemberCollectives):
         return CollectiveBroken(self._broken.reason, self._broken.rank)
 
     def _on_failure(self, error: BaseException) -> None:
-        """Tell the other members that this one cannot go on."""
+        """Notify the other members that this one cannot continue."""
         if isinstance(error, CollectiveBroken):
             self._give_up(error)
         elif not isinstance(error, RequestError):  # that one all members have raised, at the same barrier

@@ -27,10 +27,10 @@ where all members see it is added up where it lies, between two barriers, and no
 
 Each member describes what it is about to do as one whole number, so that all can see whether they agree.
 
-The memory is a file without a name (memfd): nothing is left behind, however its users end, and it is not bounded
-by the size of /dev/shm. All of its pages are allocated before the first access, which could otherwise end the
-process. Where the parts of a vector lie in it (`Places`) is looked up often, so it is made once for each size and
-dtype.
+The memory is a file without a name (memfd): nothing remains of it, however its users end, and it is not
+bounded by the size of /dev/shm. All of its pages are allocated before the first access, which could otherwise
+end the process. The parts of a vector in it (`Places`) are looked up often, so they are made once for each
+size and dtype.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in the memory of so many members."""
+    """Offsets in the memory of `members` members."""
 
     members: int
 
     @property
     def slot_bytes(self) -> int:
-        """Of one member's slot in one half: less where there are many, so that caches hold all."""
+        """Bytes of one member's slot in one half: fewer where there are many, so that caches hold all."""
         fair = _MOST_BYTES // (2 * (self.members + 1))
         return max(_PAGE_BYTES, min(_LARGEST_SLOT_BYTES, fair // _PAGE_BYTES * _PAGE_BYTES))
 
     @property
     def half_bytes(self) -> int:
-        """Of all slots and the sums of one half."""
+        """Bytes of all slots and the sums of one half."""
         return self.slot_bytes * (self.members + 1)
 
     @property
     def control_bytes(self) -> int:
-        """Of the token and the members' lines, up to the first slot."""
+        """Bytes of the token and the members' lines, up to the first slot."""
         needed = _CONTROL_START + self.members * LINE_WORDS * 8
         return -(-needed // _PAGE_BYTES) * _PAGE_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Of everything."""
+        """Bytes of everything."""
         return self.control_bytes + 2 * self.half_bytes
 
     def start(self, half: int, slot: int) -> int:
@@ -93,10 +93,10 @@ class Arena:
     """The shared memory, mapped into this process.
 
     Args:
-        descriptor: of a file as large as the layout says; may be closed afterwards.
+        descriptor: file descriptor of a file as large as the layout says; may be closed afterwards.
 
     Attributes:
-        layout: where things are.
+        layout: offsets in the memory.
         words: the members' lines, `LINE_WORDS` whole numbers of 8 bytes each.
 
     Raises:
@@ -163,12 +163,12 @@ class HalfPlaces:
     """The places in one half, for a vector that fits into a slot and is cut into one slice a member.
 
     Attributes:
-        whole: where each member hands in its vector.
-        mine: what each member hands in of this member's slice.
-        handing_in: where this member hands in what lies before and behind its own slice.
-        total: where this member puts the sum of its slice.
-        totals: what lies before and behind it: the sums of the others' slices.
-        description: of its all-reduce.
+        whole: place of each member's whole vector.
+        mine: place of each member's part of this member's slice.
+        handing_in: places for this member's parts before and behind its own slice.
+        total: place for the sum of this member's slice.
+        totals: sums of the others' slices, before and behind it.
+        description: description of its all-reduce.
     """
 
     whole: list[Tensor]
@@ -236,7 +236,7 @@ _OTHER = (1 << _DTYPE_BITS) - 1
 
 
 class Operation(IntEnum):
-    """Which collective."""
+    """Code of a collective."""
 
     ALL_REDUCE = 1
     BROADCAST = 2
@@ -285,8 +285,8 @@ def rows_memory_like(members: int, like: Tensor) -> Tensor:
     """Return a tensor, without memory, of the size and dtype that the vectors of all members need together.
 
     Args:
-        members: how many there are.
-        like: of the size and dtype of each vector.
+        members: number of members.
+        like: tensor of the size and dtype of each vector.
     """
     return torch.empty(members * _row_stride(like), dtype=like.dtype, device="meta")
 
@@ -338,10 +338,10 @@ class InPlace:
 
 
 _SMALL_BYTES = 2 << 20
-"""Of all members' vectors together: so much is added up faster by everyone than passed on."""
+"""Size of all members' vectors together up to which it is faster for every member to add all up itself."""
 
 _PIECE_BYTES = 1 << 19
-"""Of each member's vector: so much is added up and written back while it is in the caches. Less takes more calls."""
+"""Piece of each member's vector that is added up and written back while it is in the caches. Less takes more calls."""
 
 _NOTHING = torch.empty(0)
 
@@ -361,7 +361,7 @@ class Exchange:
 
     Args:
         arena: shared by all members.
-        barrier: of all members.
+        barrier: barrier of all members.
         member: this one.
         members: the ranks of all members, among all ranks of the run.
 
@@ -425,7 +425,7 @@ class Exchange:
         chunks = [self._chunk(part) for part in vector.split(self._room(vector.dtype))]
         self._hand_in(chunks[0])
         self._begin(describe(Operation.ALL_REDUCE, vector))
-        # One barrier a chunk: it publishes this chunk's sums in the one half and the next chunk's parts beside
+        # One barrier a chunk: it publishes this chunk's sums in the one half and the next chunk's parts next to
         # them.
         for chunk, following in zip_longest(chunks, chunks[1:]):
             self._add_up_own(chunk)
@@ -458,7 +458,7 @@ class Exchange:
 
     def _add_up_own(self, chunk: _Chunk) -> None:
         parts = chunk.halves[self._last].mine.copy()
-        # From where it lies: nobody else reads this member's part of its own slice, so it has not been handed in.
+        # From where it lies: no other process reads this member's part of its own slice, so it has not been handed in.
         parts[self._member] = chunk.own
         total = chunk.halves[self._next].total
         _add_up(parts, total)

@@ -1,12 +1,12 @@
 """Memory of one rank that ranks of its host read where it lies.
 
-What a link is given to send it copies into a slot, so that the sender may go on. A vector that lies in a segment of
-this memory is lent instead: the receiver maps the segment, and its owner does not change it before it is given back.
+A link copies each message into a slot, so that the sender may continue. A vector in a segment of this memory
+is lent instead: the receiver maps the segment, and its owner does not change it before it is returned.
 
     owner                                                        receiver
     vector, in a segment ── number, place, descriptor if new ──▶ a tensor in the segment itself
     lends(vector)? ◀──────────── number, back on the socket ─────┘ when nothing holds that tensor any more
-      no: change it         yes: go on with another segment
+      no: change it         yes: continue with another segment
 
 A segment is a file without a name, as slots are: allocated before it is used, and sealed against shrinking.
 """
@@ -30,7 +30,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(
 _UNIT_BYTES = 1 << 16
 _MOST_SEGMENTS = 16
 _MOST_BYTES = 1 << 30
-"""Of all segments of a rank. What does not fit lies in ordinary memory, and is copied when it is sent."""
+"""Limit of all segments of a rank. Larger vectors are in ordinary memory, and are copied when they are sent."""
 
 
 def shared_file(size: int) -> int:
@@ -62,12 +62,12 @@ class Segment:
     """One file, mapped into its owner.
 
     Args:
-        size: in bytes.
+        size: size in bytes.
 
     Attributes:
-        memory: where it is mapped.
-        address: of its first byte.
-        descriptor: of the file.
+        memory: memory where it is mapped.
+        address: address of its first byte.
+        descriptor: file descriptor of the file.
         dropped: whether it will not be used again, so that receivers need not keep it.
 
     Raises:
@@ -85,11 +85,11 @@ class Segment:
         self.dropped = False
         self._ways: tuple[weakref.ref[Way], ...] = ()
         self._noting = threading.Lock()
-        self._held: weakref.ref[memoryview] | None = None  # dead when nobody has a vector in it
+        self._held: weakref.ref[memoryview] | None = None  # dead when no vector in it is referenced
 
     def vector(self, like: Tensor) -> Tensor:
         """Return a vector of the size and dtype of `like`, with what is there."""
-        view = memoryview(self.memory)[: like.nbytes]  # the tensor's storage holds it, and nobody else does
+        view = memoryview(self.memory)[: like.nbytes]  # the tensor's storage holds it, and no one else does
         self._held = weakref.ref(view)
         return torch.frombuffer(view, dtype=like.dtype)
 
@@ -108,7 +108,7 @@ class Segment:
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has a vector in it, here or elsewhere."""
+        """Whether no vector in it is referenced, here or elsewhere."""
         return (self._held is None or self._held() is None) and not self.is_lent
 
     def drop(self) -> None:
@@ -118,7 +118,7 @@ class Segment:
 
 
 class LentSegments(LentMemory):
-    """All segments of one rank. Vectors are made by one thread at a time; others may send meanwhile."""
+    """All segments of one rank. Vectors are made by one thread at a time; others may send in the meantime."""
 
     def __init__(self) -> None:
         self._segments: tuple[Segment, ...] = ()  # replaced as a whole: senders look without a lock
@@ -151,8 +151,8 @@ class LentSegments(LentMemory):
                 segment.drop()
 
     def _segment(self, size: int) -> Segment | None:
-        """Return a segment that nobody uses, made if need be; None if there is no memory for it."""
-        size = -(-size // _UNIT_BYTES) * _UNIT_BYTES  # shards whose sizes differ by a number take turns
+        """Return an unused segment, made if need be; None if there is no memory for it."""
+        size = -(-size // _UNIT_BYTES) * _UNIT_BYTES  # shards with sizes that differ by a number take turns
         free = [segment for segment in self._segments if segment.is_free]
         for segment in free:
             if size <= len(segment.memory) < 2 * size:

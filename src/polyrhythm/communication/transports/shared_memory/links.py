@@ -15,11 +15,11 @@ pieces of shared memory that carry payloads from one rank to the other:
         ▲ copies the payload in                            │
         └──────────── number, back on the socket ◀─────────┘ when nothing holds the tensor any more
 
-A slot is a file without a name (memfd): nothing is left behind, however its ranks end. Its pages are
-allocated before they are used and sealed against shrinking, so no access can fail.
+A slot is a file without a name (memfd): nothing remains of it, however its ranks end. Its pages are allocated
+before they are used and sealed against shrinking, so no access can fail.
 
-What lies in memory that the sender lends (`lent_memory`) is not copied into a slot: the receiver is told where it lies
-in a segment, which has a number among the slots, and gives that back in the same way, once for each message.
+Tensors in memory that the sender lends (`lent_memory`) are not copied into a slot: the receiver gets their
+place in a segment, which has a number among the slots, and returns it in the same way, once for each message.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ HELLO_BYTES = _HELLO.size
 
 @dataclass(frozen=True)
 class Card:
-    """Where a rank listens for the others of its host.
+    """Address of a rank's listener for the others of its host.
 
     Attributes:
         host: key of its host.
-        address: of its socket, an abstract one: it has no file, and is gone with its process.
+        address: address of its socket, an abstract one: it has no file, and is gone with its process.
         token: hexadecimal; a process that connects must know it.
     """
 
@@ -119,7 +119,7 @@ def decode_place(frame: memoryview) -> tuple[int, int]:
 
 
 def place_in(number: int, start: int) -> int:
-    """Return the place of a payload that begins so many bytes into the segment of a number."""
+    """Return the place of a payload that begins at byte `start` of a segment."""
     return start << _START_BITS | _IN_SEGMENT | number
 
 
@@ -137,11 +137,11 @@ def decode_hello(packet: bytes) -> tuple[str, Peer]:
 
 
 MOST_SLOTS = 64
-"""So many fit into the mask of a frame, segments included."""
+"""Bits of a frame's mask, segments included."""
 
 _SMALLEST_BYTES = 1 << 16
 _IN_SEGMENT, _START_BITS = MOST_SLOTS, 8
-"""Of a place: the flag of segments, above the number; and where the start begins."""
+"""Layout of a place: flag of segments, above the number; first bit of the start."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class Slot:
     Attributes:
         number: among those of its link.
         memory: shared with the receiver.
-        descriptor: of the file, for the receiver; closed by its sender, and then -1.
+        descriptor: file descriptor of the file, for the receiver; closed by its sender, and then -1.
     """
 
     number: int
@@ -175,7 +175,7 @@ class Loan:
     """A segment, as the receiver of one link knows it.
 
     Attributes:
-        slot: its number, and the file for the receiver.
+        slot: number of the slot, and the file for the receiver.
         segment: itself.
         count: messages in it that have not been given back.
     """
@@ -190,8 +190,8 @@ class LendingSlots:
     """The sender's slots of one link, and what it lends on it. Grows on demand; knows nothing of sockets.
 
     Attributes:
-        most_bytes: all slots together are never larger.
-        refused: why the system has no more shared memory, once it has said so.
+        most_bytes: limit of all slots together.
+        refused: reason why the system has no more shared memory, once it has refused.
     """
 
     most_bytes: int
@@ -251,11 +251,11 @@ class LendingSlots:
 
     @property
     def forgotten(self) -> int:
-        """The slots that the receiver must still be told to unmap, as a mask of their numbers."""
+        """Slots that the receiver must still unmap, as a mask of their numbers."""
         return self._forgotten
 
     def told(self, mask: int) -> None:
-        """Note that the receiver has been told."""
+        """Note that the receiver has been notified."""
         with self._lock:
             self._forgotten &= ~mask
 
@@ -306,7 +306,7 @@ class BorrowedSlots:
     """The receiver's view of the slots of one link.
 
     Args:
-        give_back: called with a slot's number when nobody holds its tensor any more, from whichever thread.
+        give_back: called with a slot's number when its tensor is no longer referenced, from any thread.
     """
 
     def __init__(self, give_back: Callable[[int], None]) -> None:
@@ -317,7 +317,7 @@ class BorrowedSlots:
         self._turns = count(MOST_SLOTS)
 
     def add(self, place: int, descriptor: int) -> None:
-        """Map the new slot or segment of a place; raise `MalformedMessage` if it is a file whose pages could vanish."""
+        """Map the new slot or segment of a place; raise `MalformedMessage` for a file whose pages could vanish."""
         number = place & ~_IN_SEGMENT & ((1 << _START_BITS) - 1) if place >= 0 else place
         if not 0 <= number < MOST_SLOTS:
             raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
@@ -350,7 +350,7 @@ class BorrowedSlots:
                 f"a payload of {size} bytes was announced in slot {number}, which cannot be"
             )
         assert memory is not None, "it fits"
-        view = memoryview(memory)[start : start + size]  # the tensor's storage holds it, and nobody else does
+        view = memoryview(memory)[start : start + size]  # the storage of the tensor holds it
         held = next(self._turns) if in_segment else number
         self._held[held] = weakref.ref(view, lambda _: self._end(held, number))
         return torch.frombuffer(view, dtype=dtype, count=elements)
@@ -382,10 +382,10 @@ class Parcel:
     """A message as it leaves.
 
     Attributes:
-        header: of the message.
+        header: header of the message.
         payload: `(n,)`, None if there is none or if it is in `slot`.
         slot: holds the payload.
-        start: of the payload in bytes, where the slot is a segment; else None.
+        start: start of the payload in bytes, where the slot is a segment; else None.
     """
 
     header: bytes
@@ -417,17 +417,17 @@ class Pending(Handle):
 
 
 MOST_SHARED_BYTES = 1 << 30
-"""Of one link. What does not fit, because the receiver holds all of it, goes through the socket in chunks."""
+"""Limit of one link. A message that does not fit, because the receiver holds all of it, is sent in chunks."""
 
 _OPENING_PATIENCE_S = 30
 _log = logging.getLogger(__name__)
 
 
 class OutgoingMemoryLink:
-    """The sender's end. A message leaves at once if it can; else a thread sends it and whatever comes after it.
+    """The sender's end. A message leaves at once if it can; else a thread sends it and all later ones.
 
     Args:
-        card: of the receiver.
+        card: card of the receiver.
         source: this process.
         to: the receiver.
         membership: hears of its end.
@@ -470,7 +470,7 @@ class OutgoingMemoryLink:
         return self._slots.lends(segment)
 
     def close(self, patience_s: float) -> None:
-        """Tell the receiver that nothing more will come, and wait for its goodbye."""
+        """Notify the receiver that nothing more follows, and wait for its goodbye."""
         with suppress(PeerLost):  # a process that is gone need not be informed
             pending = self._start(Message(Kind.CLOSE), 0)
             if pending is not None:
@@ -527,7 +527,7 @@ class OutgoingMemoryLink:
     def _sent_at_once(self, parcel: Parcel) -> bool:
         if parcel.payload is not None and parcel.payload.nbytes > MOST_INLINE_BYTES:
             return False
-        # Without waiting: if the receiver is behind, a thread sends, and the caller goes on.
+        # Without waiting: if the receiver is behind, a thread sends, and the caller continues.
         try:
             self._send_frame(parcel, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -537,9 +537,10 @@ class OutgoingMemoryLink:
         return True
 
     def _send_waiting(self) -> None:
-        """Send until nothing waits: one thread at a time, and nobody else sends meanwhile."""
+        """Send until nothing waits: one thread at a time, and no other process sends in the meantime."""
         while True:
-            # It stays in line while it leaves, so that whoever sends meanwhile sees that it must not overtake.
+            # It stays in the queue while it leaves, so that concurrent senders see that they must not
+            # overtake.
             pending = self._waiting[0]
             try:
                 self._send(pending.parcel)
@@ -560,7 +561,7 @@ class OutgoingMemoryLink:
         if payload is None or payload.nbytes <= MOST_INLINE_BYTES:
             self._send_frame(parcel, 0)
             return
-        parcel.slot = self._lend(payload)  # some may have come back meanwhile
+        parcel.slot = self._lend(payload)  # some may have been returned in the meantime
         self._send_frame(parcel, 0)
         if parcel.slot is None:
             raw = _raw(payload)
@@ -580,7 +581,7 @@ class OutgoingMemoryLink:
         if slot is not None and slot.descriptor >= 0:
             files.append((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slot.descriptor])))
         self._socket.sendmsg(packet, files, flags)
-        # Only now: a send that would have had to wait has told nobody.
+        # Only now: a send that would have had to wait has notified no receiver.
         self._slots.told(forgotten)
         if slot is not None:
             slot.close_descriptor()
@@ -591,7 +592,7 @@ class OutgoingMemoryLink:
             while True:
                 try:
                     numbers = self._socket.recv(1, socket.MSG_DONTWAIT)
-                except OSError:  # nothing there, or nobody
+                except OSError:  # nothing there
                     return
                 if not numbers:
                     return
@@ -602,7 +603,7 @@ class OutgoingMemoryLink:
 
     def _watch(self, membership: Membership) -> None:
         poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)  # slots that come back wake nobody
+        poll.register(self._socket, select.POLLRDHUP)  # returned slots wake no thread
         poll.poll()
         self._collect()
         if not self._said_goodbye:
@@ -634,7 +635,7 @@ def _raw(payload: Tensor) -> memoryview:
 _BACKLOG = 4096
 _HELLO_PATIENCE_S = 30.0
 _MOST_SILENT, _LEAST_SILENCE_S = 256, 1.0
-"""Connections that have not said yet whose they are; if there are more, the oldest is hung up on after a second."""
+"""Limit on connections without an introduction; above it, the oldest is closed after a second."""
 _NOBODY = Peer(-1, 0)
 _ONE_FILE_BYTES = socket.CMSG_SPACE(array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 
@@ -643,10 +644,10 @@ class IncomingMemoryLinks:
     """Listens, with an acceptor thread and a reader thread a link; see `IncomingLinks`.
 
     Attributes:
-        card: for the senders.
+        card: card for the senders.
 
     Raises:
-        OSError: this system cannot do it; says why.
+        OSError: this system does not support it, with the reason.
     """
 
     def __init__(self, host: str, membership: Membership) -> None:
@@ -664,7 +665,7 @@ class IncomingMemoryLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last words."""
+        """Stop accepting, say goodbye, and wait for the senders' last messages."""
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)
@@ -697,14 +698,14 @@ class IncomingMemoryLinks:
         with self._fewer:
             while len(self._silent) >= _MOST_SILENT:
                 oldest, since_s = next(iter(self._silent.items()))
-                # A rank says at once who it is, and takes it for a loss if it is hung up on.
+                # A rank introduces itself at once, and treats a closed connection as a loss.
                 early_s = since_s + _LEAST_SILENCE_S - time.monotonic()
                 if early_s <= 0:
                     hang_up(oldest)
                 self._fewer.wait(early_s if early_s > 0 else _LEAST_SILENCE_S)
 
     def _read(self, connection: PacketSocket) -> None:
-        # Here and not in the acceptor: who connects and says nothing must not keep others out.
+        # Here and not in the acceptor: a silent connection must not keep others out.
         source = self._greet(connection)
         if source is None:
             hang_up(connection)
@@ -718,7 +719,7 @@ class IncomingMemoryLinks:
                 if message.kind is Kind.CLOSE:
                     break
                 self._membership.deliver(context, source, message)
-                del message  # else it would be held until the next one comes
+                del message  # else it would be held until the next one arrives
             reading.say_goodbye()
         except MalformedMessage as refusal:
             hang_up(connection)
@@ -756,7 +757,7 @@ class _Reading:
     """One link's socket and slots.
 
     Args:
-        connection: to the sender; tensors that are dropped late still speak over it.
+        connection: connection to the sender; tensors that are dropped late still speak over it.
         membership: knows how large a payload may be.
     """
 
@@ -774,7 +775,7 @@ class _Reading:
 
         Raises:
             OSError: the sender has gone.
-            MalformedMessage: what came is no message.
+            MalformedMessage: the received bytes are no message.
         """
         length, place = self._receive_frame()
 
@@ -790,7 +791,7 @@ class _Reading:
         return decode_header(bytes(self._frame[:HEADER_BYTES]), find, self._membership.most_bytes)
 
     def say_goodbye(self) -> None:
-        """Tell the sender that this rank is leaving, or has understood that the sender is."""
+        """Notify the sender that this rank is leaving, or has understood that the sender is."""
         with self._farewell, suppress(OSError):
             _send_byte(self._socket, GOODBYE)
             self._socket.shutdown(socket.SHUT_WR)

@@ -1,12 +1,12 @@
-"""How the members of a communicator agree whether to share memory, and find it.
+"""Agreement of a communicator's members on shared memory, and its discovery.
 
     each      introduction: host and process ──▶ all on one host?
     leader    offer: descriptor and token of the memory, or the reason why there is none
     each      answer: mapped, or the reason why not ──▶ all mapped: shared memory; else the library
 
 The memory is opened through the leader's descriptor (`/proc/<process>/fd`), so it never has a name, and only
-processes of the same user can open it. `host_key` tells which host a rank is on, as far as shared memory and
-networks can tell.
+processes of the same user can open it. `host_key` identifies a rank's host, as far as shared memory and
+networks can distinguish hosts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _UNKNOWN = "-"
 def host_key(address: str = "") -> str:
     """Return a text that is equal for two ranks if they share a host.
 
-    Network namespaces of one machine are different hosts: they have addresses, links and abstract sockets of their
-    own. The address tells apart virtual machines that were cloned while they ran, which are equal in all the rest.
+    Network namespaces of one machine are different hosts: they have addresses, links and abstract sockets of
+    their own. The address distinguishes virtual machines that were cloned while they ran, which are equal in
+    all the rest.
 
     Args:
         address: under which this host is reached by the others.
@@ -61,16 +62,16 @@ def _network_namespace() -> str:
 _log = logging.getLogger(__name__)
 
 Round = Callable[[str, str], Sequence[str]]
-"""Exchanges words under a name: takes this member's, and returns all members', in their order, once all have come."""
+"""Exchanges texts under a name: takes this member's, and returns all, in their order, once all have arrived."""
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """Where a member is.
+    """Host and process of a member.
 
     Attributes:
-        host: equal for members of one host, whose processes can see each other.
-        process: its number.
+        host: equal for members of one host, which can see each other's processes.
+        process: number of the process.
     """
 
     host: str
@@ -78,7 +79,7 @@ class Introduction:
 
     @classmethod
     def own(cls, address: str, shares: bool) -> Introduction:
-        """Introduce this process, whose host the others reach under `address`; alone on it if it does not share."""
+        """Introduce this process, with the `address` of its host; alone on it if it does not share."""
         process = os.getpid()
         return cls(f"{host_key(address)} {_process_namespace() if shares else f'process {process}'}", process)
 

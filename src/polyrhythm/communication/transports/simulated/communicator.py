@@ -37,10 +37,10 @@ class Group:
     """The ranks of a communicator: one object for all of them, since thousands of ranks have thousands of members.
 
     Attributes:
-        name: tells its messages from those of other groups of the same ranks.
+        name: identifier among groups of the same ranks.
         members: global ranks, in the order in which the group numbers them.
-        context: of its messages.
-        numbers: of the members in the group, by global rank.
+        context: context of its messages.
+        numbers: numbers of the members in the group, by global rank.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Group:
 
 
 class TaskHandle(Handle):
-    """A task under way in virtual time."""
+    """A task in progress in virtual time."""
 
     def __init__(self, time: VirtualTime, task: Task) -> None:
         self._time = time
@@ -68,14 +68,14 @@ _COLLECTIVE = Direct()
 _PART = Kind.PART  # an enum is slow to ask for its members
 _LOOK_EVERY_S = 1e-4
 _Waited = tuple[int | None, int, Want, str]
-"""What a receiver waits for: source and tag as it named them, what that means, and in words."""
+"""Criteria of a receive: source and tag as given, their resolution, and a description in words."""
 
 
 class SimulatedCommunicator(Communicator):
     """One rank's end of a group of simulated ranks; see `Communicator`.
 
     Attributes:
-        traffic: what the rank has sent.
+        traffic: bytes sent by the rank.
     """
 
     # As of the ranks: what a step touches is then in fewer lines of memory.
@@ -146,7 +146,7 @@ class SimulatedCommunicator(Communicator):
             receiver = home.peer(self._context, member)
         # Dry runs hand the same payload on in every step; its size is not worth a second look.
         if message[1] is self._handed_on and message[0] is self._handed_kind:
-            # Of the same size as the last time.
+            # The same size as the last time.
             nbytes, arriving = self._handed_nbytes, message
         else:
             nbytes, arriving = self._weigh(message)
@@ -358,7 +358,7 @@ class SimulatedCluster:
         return tuple(group.members[rank] for rank in ranks)
 
     def lose(self, rank: int) -> None:
-        """Tell all other ranks that one is gone."""
+        """Notify all other ranks that one is gone."""
         for other in self.ranks:
             if other.rank != rank:
                 other.hear_of_loss(self.ranks[rank])
@@ -380,7 +380,7 @@ class SimulatedCluster:
                     self.courier.tell_loss(victim, other)
 
     def replace(self, rank: int) -> None:
-        """Give a killed rank a successor, whose links are new."""
+        """Give a killed rank a replacement with new links."""
         successor = SimulatedRank(self, rank, self.ranks[rank].generation + 1)
         self.ranks[rank] = successor
         successor.met = {other.rank: other.generation for other in self.ranks}

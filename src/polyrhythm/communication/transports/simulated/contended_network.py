@@ -6,7 +6,7 @@
 The rates are found by progressive filling (`fair_rates`): Bertsekas, Gallager, "Data Networks", 2nd edition
 1992, section 6.5.2.
 
-    All rates rise together; when a link is full, what crosses it keeps its rate and the rest goes on rising.
+    All rates rise together; when a link is full, the flows that cross it keep their rate and the others rise on.
 
 A bundle is some flows that cross the same contended links, and so always have the same rate each. All of them
 have received the same number of bytes since any moment, so one running count serves them all: a flow ends
@@ -16,23 +16,24 @@ crossings of links by bundles.
 
 Which links are asked when rates are computed, and which flows are one bundle therefore (`Coupling`):
 
-    loose       a link with room left: it stops nobody and is left out of the computation
+    loose       a link with spare capacity: it limits no flow and is left out of the computation
     coupling    a link that may be full: the bundles that cross it get their rates together
 
 Rates that are max–min fair on the coupling links alone are so on all links, as long as no loose link carries
-more than it can. So a loose link, when it is looked at, divides the room that it has among its bundles: each
-may rise by the same factor. It is looked at again only when a flow comes to it, or when a bundle rises above
-what it was allowed; if then it carries too much, it couples. A coupling link becomes loose again when it has
-had room during as many changes as it has flows, so that moving them is paid for.
+more than it can. So a loose link, when it is looked at, divides its spare capacity among its bundles: each
+may rise by the same factor. It is looked at again only when a flow arrives at it, or when a bundle rises
+above its allowance; if then it carries too much, it couples. A coupling link becomes loose again when it has
+had spare capacity during as many changes as it has flows, so that moving them is paid for.
 
-What a change costs (`Sharing`): it touches only the bundles that are connected with it through coupling links
-(`Component`). A thousand workers that push to four servers, whose NICs are full while the workers' are not,
-are four bundles of a thousand flows, which know nothing of each other: O(1) a flow where all have one size. What begins
-or ends at the same instant is computed together, once. `ContendedNetwork` turns the rates into times.
+The cost of a change (`Sharing`): it touches only the bundles that are connected with it through coupling
+links (`Component`). A thousand workers that push to four servers, whose NICs are full while the workers' are
+not, are four bundles of a thousand flows, independent of each other: O(1) a flow where all have one size.
+Flows that begin or end at the same instant are computed together, once. `ContendedNetwork` turns the rates
+into times.
 
-Most flows begin and end where little changes, and have a short way: one that meets nobody needs no bundle, and one
-that joins or leaves a bundle which shares its links with no other changes that bundle's rate alone
-(`Sharing.settle_one`, `Bundle.end_one`). What they do is what the general way does, to the bit.
+Most flows begin and end where little changes, and have a short way: a flow that shares no link needs no
+bundle, and one that joins or leaves a bundle which shares its links with no other changes that bundle's rate
+alone (`Sharing.settle_one`, `Bundle.end_one`). The result is bit for bit that of the general way.
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 
 
 class Link:
-    """One direction of a wire, and who crosses it.
+    """One direction of a wire, and the flows that cross it.
 
     Attributes:
-        number: tells it apart from all others of the network.
-        bandwidth: in bytes/s.
-        flows: in the order of their arrival.
-        bundles: how many flows of each bundle cross it; of one that is coupled by it all do, and nobody counts.
-        coupling: whether it is asked when rates are computed, because it may be full.
-        lone: the flow that crosses it, if that one meets nobody anywhere.
-        roomy: for how many changes on end it has been coupling and had room left.
+        number: number of the link in the network.
+        bandwidth: bandwidth in bytes/s.
+        flows: flows in the order of their arrival.
+        bundles: number of flows of each bundle that cross it; not counted for bundles that it couples, since
+            all of their flows do.
+        coupling: whether it takes part in the computation of rates, because it may be full.
+        lone: flow that crosses it, if that one shares no link.
+        roomy: number of consecutive changes for which it has been coupling and had spare capacity.
     """
 
     __slots__ = ("bandwidth", "bundles", "coupling", "flows", "lone", "number", "roomy")
@@ -92,10 +94,10 @@ class Way:
     """The way from one rank to another, and what the last flow on it has found, which the next finds again mostly.
 
     Attributes:
-        links: that flows on it cross.
+        links: links that flows on it cross.
         latency_s: between a flow's last byte's leaving and its arrival.
-        bundle: of the coupling links among them; None if there were none.
-        key: of that bundle; see `Coupling.bundles`.
+        bundle: bundle of the coupling links among them; None if there were none.
+        key: key of that bundle; see `Coupling.bundles`.
         loose: the others.
     """
 
@@ -110,21 +112,22 @@ class Way:
 
 
 class Flow:
-    """One transfer under way: what the network knows of it, and whom it tells; a message of a rank is one.
+    """One transfer in progress: its state in the network, and its callbacks; a message of a rank is one.
 
-    Three of ten flows of a busy server meet nobody from beginning to end. They need no bundle: what one would hold is
-    on the flow, and becomes that of a bundle when another flow comes to one of its links (`Sharing.bundle_lone`).
+    Three of ten flows of a busy server share no link from beginning to end. They need no bundle: its fields
+    are on the flow, and move to a bundle when another flow arrives at one of its links
+    (`Sharing.bundle_lone`).
 
     Attributes:
-        way: that it takes.
+        way: way that it takes.
         left: bytes to go when it joined its bundle.
-        bundle: where it is now; None while it meets nobody.
+        bundle: current bundle; None while it shares no link.
         target: the bundle's count at which it ends.
-        alone: what tells it from a bundle, where both are handed on.
-        rate: in bytes/s, while it meets nobody.
+        alone: True, unlike that of a bundle, where both are passed on.
+        rate: rate in bytes/s, while it shares no link.
         began_at_s: when it began to get that.
-        ends_at_s: when it ends if it goes on meeting nobody; infinity once another has come.
-        met: the bundle that it was put into then; None: nobody has come.
+        ends_at_s: end if it continues to share no link; infinity once another flow has arrived.
+        met: bundle that it was put into then; None: no other flow has arrived.
     """
 
     __slots__ = ("began_at_s", "bundle", "ends_at_s", "left", "met", "rate", "target", "way")
@@ -172,12 +175,12 @@ class Bundle:
     Attributes:
         links: the coupling links that its flows cross.
         limit: the most that a flow may get, in bytes/s.
-        rate: what a flow gets now, in bytes/s.
-        size: how many flows there are.
+        rate: present rate of a flow, in bytes/s.
+        size: number of flows.
         ends_at_s: when the next of them ends at the present rate; infinity if that is not known.
         alarm_at_s: when the network will look at it next; infinity if it will not.
-        alarm: what looks at it then, once there has been one.
-        alone: that it is no single flow.
+        alarm: action at that time, once there has been one.
+        alone: False, unlike that of a single flow.
         allowed: up to which rate the links that are not coupling are known to have room for its flows.
     """
 
@@ -300,7 +303,7 @@ class Bundle:
         return flow
 
     def refill(self) -> bool:
-        """Take all that its links have, and plan; called when a flow has just come or gone, and some are left.
+        """Take the whole capacity of its links, and plan; called when a flow has just joined or left, and some remain.
 
         Returns:
             False, and nothing has been changed, where it shares a coupling link with another.
@@ -363,9 +366,9 @@ class Bundle:
         self.ends_at_s = self._counted_at + (left / self.rate if left > 0 else 0.0)
 
     def end_next(self, now_s: float) -> list[Flow]:
-        """End the flow that is next, and all that end with it; called when its time has come, after `plan`."""
+        """End the next flow, and all that end with it; called at its time, after `plan`."""
         ends = self._ends
-        count, _, flow = ends.popleft()  # the count as it was planned, whatever rounding says
+        count, _, flow = ends.popleft()  # the planned count, despite rounding
         self._count, self._counted_at = count, now_s
         self.size -= 1
         flow.bundle = None
@@ -402,7 +405,7 @@ class Bundle:
         return links
 
     def _forget_strangers(self) -> None:
-        """Forget, before the one that is next, those that left, and perhaps came back with another target."""
+        """Forget, before the next one, those that left, and perhaps rejoined with another target."""
         ends = self._ends
         while self._strangers:
             target, _, flow = ends[0]
@@ -413,11 +416,11 @@ class Bundle:
 
 
 class Demand(NamedTuple):
-    """What a bundle asks for.
+    """Demand of a bundle.
 
     Attributes:
         links: keys of the links that all of its flows cross.
-        flows: how many there are, at least one.
+        flows: number of flows, at least one.
         limit: the most that each may get, in bytes/s.
     """
 
@@ -430,7 +433,7 @@ def fair_rates(capacities: Mapping[Any, float], demands: Mapping[int, Demand]) -
     """Return the rate of a flow of every bundle, in bytes/s.
 
     Args:
-        capacities: of each link, in bytes/s.
+        capacities: capacities of each link, in bytes/s.
         demands: bundles by key; each crosses a link or has a limit.
     """
     across, rising = _crossings(demands)
@@ -487,8 +490,8 @@ class Component(NamedTuple):
     """Bundles that share coupling links with each other only.
 
     Attributes:
-        bundles: in the order in which they were found.
-        bandwidths: of all links that couple them, in the order in which the bundles cross them, in bytes/s.
+        bundles: bundles in the order in which they were found.
+        bandwidths: bandwidths of all links that couple them, in the order in which the bundles cross them, in bytes/s.
     """
 
     bundles: list[Bundle]
@@ -528,9 +531,9 @@ class Coupling:
     """Every flow, in the bundle of the coupling links that it crosses.
 
     Attributes:
-        changed: bundles that flows have come to or left, and whose rates have not been looked at since.
+        changed: bundles that flows have joined or left, with rates that have not been looked at since.
         suspects: loose links that may carry too much.
-        flows_moved: how often a flow has come to another bundle than its first so far.
+        flows_moved: number of times that a flow has moved to another bundle than its first.
         bundles: those of coupling links, by these links and the limit of a flow.
     """
 
@@ -606,10 +609,10 @@ class Coupling:
                 tightest, least = link, share
         if tightest.coupling or len(tightest.flows) == 1:
             return
-        # Two that share it already have had it looked at, and it was not full: only what has just come to be shared
-        # is foreseen.
+        # Two that share it already have had it looked at, and it was not full: only newly shared capacity is
+        # estimated.
         older = 0
-        for other in tightest.flows:  # in the order of arrival: the new ones come last
+        for other in tightest.flows:  # in the order of arrival: the new ones are last
             if other.bundle is not None:
                 older += 1
                 if older == 2:
@@ -668,11 +671,11 @@ class Sharing:
     Changes are collected by `begin` and `end_next`; `settle` gives the rates that follow from them.
 
     Args:
-        bandwidths: of the links, one direction each, in bytes/s.
+        bandwidths: bandwidths of the links, one direction each, in bytes/s.
 
     Attributes:
-        links: in order.
-        rates_computed: how often the rate of a bundle has been computed so far.
+        links: links in order.
+        rates_computed: number of times that the rate of a bundle has been computed.
         starting: flows that have begun since rates were given.
     """
 
@@ -685,7 +688,7 @@ class Sharing:
 
     @property
     def flows_moved(self) -> int:
-        """How often a flow has come to another bundle than its first so far."""
+        """Number of times that a flow has moved to another bundle than its first."""
         return self._coupling.flows_moved
 
     def begin(self, flow: Flow) -> None:
@@ -695,16 +698,16 @@ class Sharing:
         self.starting.append(flow)
 
     def end_lone(self, flow: Flow) -> None:
-        """End a flow that has met nobody; called when its time has come. Nobody's rate changes."""
+        """End a flow that has shared no link; called at its time. No other rate changes."""
         for link in flow.way.links:
             del link.flows[flow]
             link.lone = None
 
     def end_next(self, bundle: Bundle, now_s: float) -> list[Flow]:
-        """End the flow of a bundle that is next, and all that end with it; called when its time has come."""
+        """End the next flow of a bundle, and all that end with it; called at its time."""
         self._now_s = now_s
         ended, coupled = bundle.end_next(now_s), bundle.links
-        if not coupled:  # it was alone, and nobody's rate changes
+        if not coupled:  # it was alone, and no rate changes
             for link in ended[0].way.links:
                 del link.flows[ended[0]], link.bundles[bundle]
             bundle.ends_at_s = inf
@@ -731,10 +734,10 @@ class Sharing:
         return ended
 
     def settle(self, now_s: float) -> Iterable[Bundle | Flow]:
-        """Give new rates to whatever is connected with what has changed.
+        """Give new rates to all flows that are connected with the changes.
 
         Returns:
-            The bundles whose next end is another than before, or the new flow that meets nobody.
+            The bundles with a changed next end, or the new flow that shares no link.
         """
         found = self.settle_one(now_s)
         return self.settle_all(now_s) if found is None else (found,)
@@ -742,11 +745,11 @@ class Sharing:
     def settle_one(self, now_s: float) -> Bundle | Flow | None:
         """Settle the one flow that has begun, where nothing else has changed, and no other rate must be looked at.
 
-        Most flows begin so: they come to the bundle of the last one on their way, or they meet nobody.
+        Most flows begin so: they join the bundle of the last one on their way, or they share no link.
 
         Returns:
-            The bundle that it has joined, or the flow, if it meets nobody; None, and nothing has been done, where more
-            is to be done.
+            The bundle that it has joined, or the flow, if it shares no link; None, and nothing has been done,
+            where more is to be done.
         """
         starting, coupling = self.starting, self._coupling
         if len(starting) != 1 or coupling.changed:
@@ -816,11 +819,11 @@ class Sharing:
 
     def note_change(self, bundle: Bundle) -> None:
         """Note that a flow of a bundle has ended, for `settle_all`."""
-        bundle.ends_at_s = inf  # what was planned holds no more, even for this instant
+        bundle.ends_at_s = inf  # the plan does not hold any more, even for this instant
         self._coupling.changed[bundle] = None
 
     def bundle_lone(self, flow: Flow) -> Bundle:
-        """Return the bundle of a flow that had met nobody until now, as if it had been in it since it began."""
+        """Return the bundle of a flow that had shared no link until now, as if it had been in it since it began."""
         flow.met = bundle = Bundle((), flow.rate)
         bundle.join(flow, flow.began_at_s)
         bundle.refill()
@@ -842,7 +845,7 @@ class Sharing:
         """Settle bundles that share links, and links that turn out to be full; return all bundles that it touches.
 
         Args:
-            refilled: whether what has changed has its new rates, and only links are left.
+            refilled: whether the changes have their new rates, and only links remain.
         """
         coupling, now_s = self._coupling, self._now_s
         touched: dict[Bundle, None] = {}
@@ -893,7 +896,7 @@ class Sharing:
         return self._give(bundle, rate)
 
     def _fill(self, component: Component) -> list[Bundle]:
-        """Give new rates to the bundles of a component; return those whose rates are others than before."""
+        """Give new rates to the bundles of a component; return those with changed rates."""
         rates = component.rates()
         self.rates_computed += len(rates)
         return [bundle for place, bundle in enumerate(component.bundles) if self._give(bundle, rates[place])]
@@ -923,10 +926,10 @@ class Route(NamedTuple):
 
 
 class ContendedNetwork(Network):
-    """A network whose links are shared by all that cross them; implements `Network`.
+    """A network with links that all flows on them share; implements `Network`.
 
     Args:
-        bandwidths: of the links, one direction each, in bytes/s.
+        bandwidths: bandwidths of the links, one direction each, in bytes/s.
         route: gives the way from one global rank to another.
     """
 
@@ -946,10 +949,10 @@ class ContendedNetwork(Network):
         self.start(CalledFlow(sent, arrived, nbytes), source, to)
 
     def start(self, flow: Flow, source: int, to: int) -> None:
-        """Start a flow now, of which all bytes are left.
+        """Start a flow now, with all of its bytes to go.
 
         Args:
-            flow: that has no way yet.
+            flow: flow that has no way yet.
             source: global rank of the sender.
             to: global rank of the receiver.
         """
@@ -991,13 +994,13 @@ class ContendedNetwork(Network):
                 self._watch(bundle)
         elif found.alone is True:  # to ask for its class would call through C
             flow = found
-            # Not `partial`: a call through C deepens the stack that is put aside when a rank goes on.
+            # Not `partial`: a call through C deepens the stack that is put aside when a rank resumes.
             time.at(flow.ends_at_s, lambda: self._end_lone(flow))
         elif found.ends_at_s < found.alarm_at_s:  # as `_watch` finds
             self._watch(found)
 
     def _watch(self, bundle: Bundle) -> None:
-        """Look at a bundle when its next flow ends, unless an alarm comes before, which sets the next."""
+        """Look at a bundle when its next flow ends, unless an earlier alarm sets the next."""
         ends_at_s = bundle.ends_at_s
         if ends_at_s < bundle.alarm_at_s:
             bundle.alarm_at_s = ends_at_s
@@ -1023,7 +1026,7 @@ class ContendedNetwork(Network):
                     time.at(ends_at_s, look)
                     return
                 now, bundle.alarm_at_s = ends_at_s, inf
-            # What begins or ends at one instant gets rates once, together.
+            # Flows that begin or end at one instant get rates once, together.
             flow = None if self._settling else bundle.end_one(now)
             if flow is None:
                 self._end_next(bundle, now)
@@ -1034,7 +1037,7 @@ class ContendedNetwork(Network):
                 sharing.note_change(bundle)
                 self._let_leave((flow,), now)
                 return
-            # What follows is as in `_let_one_leave`, but the bundle has its new rate already.
+            # As in `_let_one_leave`, but the bundle has its new rate already.
             self._settling = True
             flow.sent()
             if sharing.starting:
@@ -1062,7 +1065,7 @@ class ContendedNetwork(Network):
             self._let_one_leave(ended[0], now)
 
     def _end_lone(self, flow: Flow) -> None:
-        """End a flow that has met nobody; if it has, look at the bundle that it was put into."""
+        """End a flow that has shared no link; if it has, look at the bundle that it was put into."""
         bundle = flow.met
         if bundle is not None:
             look = bundle.alarm or self._alarm(bundle)
@@ -1076,12 +1079,12 @@ class ContendedNetwork(Network):
             self._let_one_leave(flow, self._time.now_s, alone=True)
 
     def _let_one_leave(self, flow: Flow, now: float, *, alone: bool = False) -> None:
-        """Say that the only flow that ends now has left, and later that it is there; give new rates to others.
+        """Report that the only flow that ends now has left, and later that it has arrived; give new rates to others.
 
         Args:
-            flow: that has ended.
+            flow: flow that has ended.
             now: the present time.
-            alone: whether nobody gets another rate.
+            alone: whether no other rate changes.
         """
         time = self._time
         arrives_at_s = now + flow.way.latency_s

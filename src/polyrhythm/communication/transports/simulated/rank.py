@@ -30,20 +30,21 @@ class Ranks(Protocol):
 
 
 class SimulatedRank:
-    """What one rank has, whichever of its communicators is used: an inbox, and tasks parked on it.
+    """State of one rank, shared by its communicators: an inbox, and tasks parked on it.
 
-    A rank that was killed may have a successor: another such object under the same number. Links are between objects,
-    so nothing that is meant for the one reaches the other.
+    A rank that was killed may have a replacement: another such object under the same number. Links are
+    between objects, so no message for the one reaches the other.
 
     Attributes:
-        generation: how many came before it under this number.
+        generation: number of its predecessors under this number.
         alive: whether it has not been killed.
-        bytes_sent: by this rank, through all its communicators.
+        bytes_sent: bytes sent by this rank, through all its communicators.
         peers: the other ends of its links, by their number.
         parked: tasks that wait for messages, and for which.
-        broken: peers, which may live, whose links with it are broken.
-        met: how many had had each rank's number when this one came; no news of them concerns it.
-        lines: by peer, the last of the parcels that leave in their order, while it has not left; see `FollowingParcel`.
+        broken: peers with broken links; they may live.
+        met: generation of each rank when this one arrived; earlier events do not concern it.
+        lines: lines by peer, the last of the parcels that leave in their order, while it has not left; see
+            `FollowingParcel`.
     """
 
     # Slots, here and below: among thousands of ranks each line of memory that a step touches is out of the cache.
@@ -80,7 +81,7 @@ class SimulatedRank:
         """Return the other end of the link to a rank.
 
         Raises:
-            PeerLost: as far as this rank knows it is gone, or nobody is there to open a link to.
+            PeerLost: the peer is gone as far as this rank knows, or there is no process to open a link to.
         """
         if not self.inbox.quiet and self.inbox.is_lost_to(context, rank):
             raise PeerLost(rank, "sending to it")
@@ -95,7 +96,7 @@ class SimulatedRank:
         return found
 
     def hears(self, source: SimulatedRank) -> bool:
-        """Return whether there is a link from this rank; a successor's first message opens one."""
+        """Return whether there is a link from this rank; a replacement's first message opens one."""
         known = self.peers.get(source.rank)
         if known is source:
             return source not in self.broken
@@ -103,7 +104,7 @@ class SimulatedRank:
         if before > source.generation:
             return False
         self.peers[source.rank] = source
-        if known is None and before == source.generation:  # none came before that it could have heard of
+        if known is None and before == source.generation:  # there was none before that it could know of
             return source not in self.broken
         self.inbox.regain(source.rank, source.generation)
         self.revoke_useless()
@@ -111,7 +112,7 @@ class SimulatedRank:
         return True
 
     def expect(self, rank: int, generation: int) -> None:
-        """Note that so many have had a rank's number before the one that is there now."""
+        """Note the generation of a rank's present process."""
         newest = self.cluster.ranks[rank]
         if newest is not self and newest.generation == generation:
             self.hears(newest)
@@ -127,7 +128,7 @@ class SimulatedRank:
             self.revoke(context)
 
     def hear_of_loss(self, gone: SimulatedRank) -> None:
-        """Note that a peer is gone, unless its successor has been heard already."""
+        """Note that a peer is gone, unless its replacement has been heard already."""
         if self.alive and self.peers.setdefault(gone.rank, gone).generation <= gone.generation:
             self.peers[gone.rank] = gone
             self.inbox.lose(gone.rank, gone.generation)
@@ -135,12 +136,12 @@ class SimulatedRank:
             self._look_again()
 
     def break_link(self, peer: SimulatedRank) -> None:
-        """Break the link with a peer, which may live: nothing more comes from it."""
+        """Break the link with a peer, which may live: no more messages arrive from it."""
         self.broken.add(peer)
         self.hear_of_loss(peer)
 
     def _look_again(self) -> None:
-        """Make all parked tasks look whether what they wait for can still come."""
+        """Make all parked tasks check whether the awaited messages can still arrive."""
         parked, self.parked = self.parked, []
         for _, task in parked:
             self._time.wake_soon(task)
@@ -178,11 +179,11 @@ class Parcel(Flow):
     """A message on its way, and its sender's handle on it.
 
     Attributes:
-        source: its sender.
-        to: its receiver.
-        context: of the communicator.
-        message: what arrives.
-        nbytes: on the links.
+        source: rank of the sender.
+        to: rank of the receiver.
+        context: context of the communicator.
+        message: message that arrives.
+        nbytes: number of bytes on the links.
     """
 
     __slots__ = ("_left", "_waiter", "context", "message", "nbytes", "source", "to")
@@ -200,7 +201,7 @@ class Parcel(Flow):
         self._waiter: Task | None = None
 
     def sent(self) -> None:
-        """Called when the message has left; that of a sender killed meanwhile never does."""
+        """Called when the message has left; that of a sender killed in the meantime never does."""
         if not self.source.alive:
             return
         self._left = True
@@ -226,7 +227,7 @@ class Parcel(Flow):
             to.revoke(context)
             return
         parked = to.parked
-        for waiting in parked:  # a task that waits has looked at all that came before
+        for waiting in parked:  # a waiting task has looked at all earlier messages
             want = waiting[0]
             awaited = want.source
             if want.context == context and want.tag == message[7] and (awaited is None or awaited == rank):
@@ -250,8 +251,8 @@ class Parcel(Flow):
 class FollowingParcel(Parcel):
     """A message that leaves behind another one to the same rank, as the bytes of one connection do.
 
-    Messages of which each is waited for before the next one is sent need not be told to. Parts of one vector do: on
-    links that all flows share they would else arrive together, at the end.
+    Messages that are each waited for before the next one is sent need no order. Parts of one vector do: on
+    links that all flows share they would otherwise arrive together, at the end.
 
     Args:
         start: puts it on the links; called as soon as the one before has left.

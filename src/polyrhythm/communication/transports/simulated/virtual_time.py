@@ -1,4 +1,4 @@
-"""Virtual time: a clock, a queue of things to come, and tasks that switch instead of blocking.
+"""Virtual time: a clock, a queue of future actions, and tasks that switch instead of blocking.
 
 A task is a greenlet. Whatever would block (sleeping, receiving) parks the task and switches to the hub, which
 takes the next thing from the queue, moves the clock to its time and does it. Equal times keep the order in which
@@ -32,16 +32,16 @@ class Deadlock(RunError):
 class Task(greenlet.greenlet):  # type: ignore[misc]
     """Something that runs in virtual time.
 
-    Its `switch` lets it go on where it is parked, and may hand it what it waits for. Only actions may call it; it is
-    itself an action that may be queued. Where the task has ended it does nothing.
+    Its `switch` resumes it where it is parked, and may pass it the awaited value. Only actions may call it;
+    it is itself an action that may be queued. Where the task has ended it does nothing.
 
     Attributes:
-        name: for messages.
-        waiting_for: what it was last parked on, in words.
-        result: what it returned.
-        error: what it raised.
-        awaited: whether its error is for those who join it; else it ends the simulation.
-        owner: with whom it is killed.
+        name: name for messages.
+        waiting_for: reason of its last wait, in words.
+        result: return value.
+        error: exception raised.
+        awaited: whether its error is raised by `join`; else it ends the simulation.
+        owner: owner that it is killed with.
     """
 
     __slots__ = ("_time", "_work", "awaited", "error", "name", "owner", "result", "waiting_for")
@@ -60,7 +60,7 @@ class Task(greenlet.greenlet):  # type: ignore[misc]
         self._work = work
 
     def run(self) -> None:
-        """Do its work; an error that nobody awaits goes on to the hub."""
+        """Run; an error that is not awaited is passed to the hub."""
         try:
             self.result = self._work()
         except Exception as error:
@@ -81,8 +81,8 @@ class VirtualTime:
     """The hub of a simulation; its `now` is the clock of all ranks.
 
     Attributes:
-        hub: where tasks switch to when they wait.
-        now_s: what `now` gives, for those who ask often.
+        hub: greenlet that waiting tasks switch to.
+        now_s: value of `now`, for frequent reads.
         soon: queues an action for the present time, after what is already queued for it.
     """
 
@@ -103,7 +103,7 @@ class VirtualTime:
         return self.now_s
 
     def sleep(self, seconds: float, what: str = "") -> None:
-        """Park the running task for so many virtual seconds."""
+        """Park the running task for `seconds` virtual seconds."""
         task, to_hub = running(), self._to_hub
         assert isinstance(task, Task), _ONLY_TASKS_WAIT
         task.waiting_for = "time to pass"
@@ -127,9 +127,9 @@ class VirtualTime:
             self._present.append(action)
 
     def last_place(self) -> int | None:
-        """Take a place for `finish` among what is queued; None if something is left to be done at the present time.
+        """Take a place for `finish` in the queue; None if an action remains at the present time.
 
-        If nothing is, an action may as well do at once, as its last thing, what it would queue for this time.
+        If none does, an action may execute at once, as its last step, what it would queue for this time.
         """
         later = self._later
         if self._present or (later and later[0][0] <= self.now_s):
@@ -139,11 +139,11 @@ class VirtualTime:
         return place
 
     def finish(self, time_s: float, place: int, action: Action) -> None:
-        """Do an action at a time to come: at once, if nothing else is to be done until then, which saves the queue.
+        """Execute an action at a later time: at once if nothing precedes it, which saves the queue.
 
         Args:
             time_s: later than the present time.
-            place: that it has among what is queued for that time.
+            place: place that it has among what is queued for that time.
             action: must not block. An action may call this only as the last thing that it does.
         """
         later = self._later
@@ -171,10 +171,10 @@ class VirtualTime:
         """Make a task; it starts at the present time, after what is already queued for it.
 
         Args:
-            name: for messages.
-            work: what it does.
-            awaited: whether an error waits to be heard by `join`, as a thread's would; else it ends the simulation.
-            owner: whom `kill` names to end it.
+            name: name for messages.
+            work: function to run.
+            awaited: whether an error waits for `join`, as a thread's would; else it ends the simulation.
+            owner: object that `kill` names to end it.
         """
         task = Task(name, work, self, awaited, owner)
         self._tasks[task] = None
@@ -188,7 +188,7 @@ class VirtualTime:
         self._unheard = [task for task in self._unheard if task.owner is not owner]
 
     def close(self) -> None:
-        """End all tasks that are left, once nothing will be done any more; called by the hub.
+        """End all remaining tasks, once no action will follow; called by the hub.
 
         A parked task and what it holds would stay for ever: no garbage collector looks into its frames.
         """
@@ -200,15 +200,15 @@ class VirtualTime:
 
     @property
     def queued(self) -> int:
-        """How many actions are to come."""
+        """Number of future actions."""
         return len(self._later) + len(self._present)
 
     def park(self, reason: str, task: Task | None = None) -> Any:
-        """Block the running task until it is woken; return what it is handed then, `()` if nothing.
+        """Block the running task until it is woken; return the value passed then, `()` if nothing.
 
         Args:
-            reason: what it waits for, in words.
-            task: the running one, for those who know it.
+            reason: reason of the wait, in words.
+            task: the running task, if the caller knows it.
         """
         if task is None:
             task = running()
@@ -218,7 +218,7 @@ class VirtualTime:
         return to_hub()
 
     def wake(self, task: Task) -> None:
-        """Let a parked task go on at once, unless it has ended; called by queued actions, never by tasks."""
+        """Resume a parked task at once, unless it has ended; called by queued actions, never by tasks."""
         task.switch()
 
     def wake_soon(self, task: Task) -> None:
@@ -240,9 +240,9 @@ class VirtualTime:
         """Run until all tasks have ended.
 
         Raises:
-            Deadlock: tasks are left but nothing is queued.
-            Exception: the first error that a task raised and nobody joined; of an awaited task only if the others
-                cannot go on.
+            Deadlock: tasks remain but nothing is queued.
+            Exception: the first error that a task raised and that was not joined; of an awaited task only if
+                the others cannot continue.
         """
         later, present = self._later, self._present
         while True:
@@ -272,7 +272,7 @@ class VirtualTime:
         """Note that a task has done its work; called by itself, at its very end.
 
         Raises:
-            Exception: its error, if that is for nobody else.
+            Exception: error of the task, if no other process receives it.
         """
         if task not in self._tasks:  # killed
             return

@@ -1,11 +1,11 @@
-"""How a connection of a TCP link is made: attempts to reach the listener, and the handshake of both sides.
+"""Connection of a TCP link: attempts to reach the listener, and the handshake of both sides.
 
 A listener leaves its card (`TcpCard`) in the store. Both sides prove that they know the secret, and agree
-where to go on:
+where to continue:
 
     receiver                                                        sender
       greeting: name of the listener, nonce r ────────────────────▶
-      ◀── hello: who I am, which link, where I listen, nonce s, proof("sender", name, r, s, all of that)
+      ◀── hello: rank, link, own listener, nonce s, proof("sender", name, r, s, all of that)
       verdict: whether, messages that I have, proof("receiver", s, r, all of that) ▶
 
 The secret is the run's key and the receiver's token, which is in the store. Everything has a fixed length,
@@ -37,11 +37,11 @@ NAME_BYTES = 16
 
 @dataclass(frozen=True)
 class TcpCard:
-    """Where a rank listens; left in the store for the others.
+    """Address of a rank's listener; left in the store for the others.
 
     Attributes:
-        address: of its host.
-        port: of its listener.
+        address: address of its host.
+        port: TCP port of its listener.
         name: hexadecimal, of the listener: random, so that another process on the same port later has another one.
         token: hexadecimal; a process that opens a link must know it.
     """
@@ -68,12 +68,12 @@ class TcpCard:
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity of this process, as its links say it.
+    """Identity of this process in its links.
 
     Attributes:
-        own: its number.
-        card: where it listens.
-        key: of the run; may be empty.
+        own: number of the process.
+        card: address of its listener.
+        key: key of the run; may be empty.
     """
 
     own: Peer
@@ -93,14 +93,14 @@ class ProcessGone(Exception):
 class Attempts:
     """Attempts to reach a listener.
 
-    A refusal is final: the listener is open for as long as its process lives. So is another process at its port. Where
-    nobody answers, the way may be cut: there is another attempt after a pause, each pause twice as long as the one
-    before, until patience is over. A host that answers while its process says nothing (it is stopped) does not tire
-    patience: a watchdog must decide.
+    A refusal is final: the listener is open for as long as its process lives. So is another process at its
+    port. Without an answer, the network may be cut: there is another attempt after a pause, each pause twice
+    as long as the one before, until the patience is over. A host that answers while its process does not (it
+    is stopped) does not use up the patience: a watchdog must decide.
 
     Args:
-        address: of its host.
-        port: of it.
+        address: address of its host.
+        port: TCP port of it.
         patience_s: gives how long there may be no way to it.
     """
 
@@ -130,10 +130,10 @@ class Attempts:
         return pause_s
 
     def make(self, talk: Callable[[TcpSocket], _Found]) -> _Found | None:
-        """Make one attempt; return what came of the talk, None if it broke and there may be another attempt.
+        """Make one attempt; return the result of the talk, None if it broke and there may be another attempt.
 
         Raises:
-            ProcessGone: no process listens there any more, or `talk` says that it is another.
+            ProcessGone: no process listens there any more, or `talk` finds another one.
         """
         try:
             connection = dial(self._address, self._port, self._hold)
@@ -187,7 +187,7 @@ REFUSAL = bytes(_VERDICT.size + PROOF_BYTES)
 
 
 class Answer(IntEnum):
-    """What becomes of a connection."""
+    """Verdict on a connection."""
 
     GO_ON = 0
     ENDED_WELL = 1  # the link that it is for has been closed
@@ -196,14 +196,14 @@ class Answer(IntEnum):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a sender says of itself.
+    """Introduction of a sender.
 
     Attributes:
-        source: who it is.
+        source: the sender.
         link: drawn when the link was made; the same on all its connections.
-        name: of its own listener.
-        address: of its own listener, which the receiver asks whether it still lives.
-        port: of its own listener.
+        name: name of its own listener.
+        address: address of its own listener, which the receiver asks whether it still lives.
+        port: TCP port of its own listener.
     """
 
     source: Peer
@@ -227,12 +227,12 @@ class Hello:
 
 @dataclass(frozen=True)
 class Greeted:
-    """A connection whose sender has said who it is, and waits for a verdict.
+    """A connection with an introduced sender that waits for a verdict.
 
     Attributes:
         connection: blocks without a limit of time.
-        hello: of the sender.
-        proved: whether it knows the secret; if not, none of this is to be believed.
+        hello: introduction of the sender.
+        proved: whether it knows the secret; if not, the introduction must not be trusted.
     """
 
     connection: socket.socket
@@ -254,10 +254,10 @@ class Greeted:
 
 
 def challenge(connection: socket.socket, identity: Identity) -> Greeted | None:
-    """The receiver's side; gives None for who leaves without a word.
+    """Run the receiver's side; return None for a sender that closes the connection without a hello.
 
     Raises:
-        MalformedMessage: what came is no hello.
+        MalformedMessage: the received bytes are no hello.
         OSError: the connection broke, or the sender takes too long.
     """
     deadline_s = time.monotonic() + PATIENCE_S
@@ -280,9 +280,9 @@ def answer(connection: socket.socket, identity: Identity, card: TcpCard, link: b
     """The sender's side; gives the receiver's verdict, and how many messages of the link it has.
 
     Args:
-        connection: to the receiver.
-        identity: of the sender.
-        card: of the receiver.
+        connection: connection to the receiver.
+        identity: identity of the sender.
+        card: card of the receiver.
         link: as in `Hello`.
 
     Raises:
@@ -311,7 +311,7 @@ def hear_greeting(connection: socket.socket) -> tuple[bytes, bytes]:
 
     Raises:
         ProcessGone: something else listens there.
-        OSError: the connection broke, or nobody says anything for too long.
+        OSError: the connection broke, or the greeting takes too long.
     """
     greeting = receive_exactly(connection, _GREETING.size, time.monotonic() + PATIENCE_S)
     if len(greeting) < _GREETING.size:

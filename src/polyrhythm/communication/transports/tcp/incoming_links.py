@@ -49,7 +49,7 @@ _BUFFER_BYTES = 1 << 16
 
 
 class FrameReader:
-    """Reads from one connection; short pieces come many at a time, long ones straight to where they belong.
+    """Reads from one connection; short pieces are read many at a time, long ones straight to their destination.
 
     Args:
         connection: blocks without a limit of time.
@@ -64,7 +64,7 @@ class FrameReader:
         """Return the next bytes.
 
         Args:
-            length: how many; fewer than the buffer has.
+            length: number of bytes; fewer than the buffer has.
 
         Raises:
             OSError: the connection broke, or the other end has gone.
@@ -96,17 +96,17 @@ class FrameReader:
 
 
 _MOST_UNTOLD, _MOST_UNTOLD_BYTES = 256, 1 << 18
-"""Of short messages, before the sender learns that they are here and need not be kept."""
+"""Unacknowledged short messages after which the sender is notified, so that it need not keep them."""
 
 
 class IncomingTcpLink:
     """The receiver's end.
 
-    When a connection breaks, the sender opens another one, if it lives; whether it does, its listener tells.
+    When a connection breaks, a living sender opens another one; its listener shows whether it lives.
 
     Attributes:
         source: the sender.
-        over: set when nothing more will come.
+        over: set after the last message.
     """
 
     def __init__(self, hello: Hello, membership: Membership) -> None:
@@ -126,7 +126,7 @@ class IncomingTcpLink:
         self._received = self._untold = self._untold_bytes = 0
 
     def offer(self, greeted: Greeted) -> bool:
-        """Go on with another connection of the same link; return whether it is one."""
+        """Continue with another connection of the same link; return whether it is one."""
         if greeted.hello.link != self._hello.link:
             return False
         with self._news:
@@ -166,7 +166,7 @@ class IncomingTcpLink:
         self._end(Answer.GIVEN_UP)
 
     def say_goodbye(self) -> None:
-        """Tell the sender that this rank is leaving, or has understood that the sender is."""
+        """Notify the sender that this rank is leaving, or has understood that the sender is."""
         self._leaving = True
         self._tell(GOODBYE)
 
@@ -219,7 +219,7 @@ class IncomingTcpLink:
                     return True
                 self._membership.deliver(context, self.source, message)
                 self._count(message.nbytes)
-                del message  # else it would be held until the next one comes
+                del message  # else it would be held until the next one arrives
         except OSError:
             return False
         finally:
@@ -244,7 +244,7 @@ class IncomingTcpLink:
             self._untold = self._untold_bytes = 0
 
     def _tell(self, word: int) -> None:
-        # If it cannot be told the connection has broken; but more may be there that was sent before.
+        # If it fails, the connection has broken; but messages sent before may still be there.
         with self._speaking, suppress(OSError):
             connection = self._speaks_on
             if connection is not None:
@@ -252,7 +252,7 @@ class IncomingTcpLink:
 
 
 _MOST_STRANGERS = 256
-"""Connections that have not proved yet whose they are; if there are more, the oldest is hung up on."""
+"""Limit on unauthenticated connections; above it, the oldest is closed."""
 
 _ENDING_S = 1.0
 _NOBODY = Peer(-1, 0)
@@ -262,10 +262,10 @@ class IncomingTcpLinks:
     """All links to one rank.
 
     Args:
-        key: of the run; may be empty.
+        key: key of the run; may be empty.
 
     Attributes:
-        identity: this process, as its links tell it; its card is for the senders.
+        identity: identity of this process in its links; its card is for the senders.
 
     Raises:
         OSError: no port is to be had.
@@ -284,7 +284,7 @@ class IncomingTcpLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last words."""
+        """Stop accepting, say goodbye, and wait for the senders' last messages."""
         deadline_s = time.monotonic() + patience_s
         for link in self._all():
             link.say_goodbye()
@@ -292,7 +292,7 @@ class IncomingTcpLinks:
             link.over.wait(max(0.0, deadline_s - time.monotonic()))
         hang_up(self._listener)
         self._acceptor.join(patience_s)
-        self._listener.close()  # who still connects is refused at once
+        self._listener.close()  # further connections are refused at once
         with self._lock:
             for connection in self._strangers:
                 hang_up(connection)
@@ -329,7 +329,7 @@ class IncomingTcpLinks:
             del connection  # it is the reader's
 
     def _hear(self, connection: TcpSocket) -> None:
-        # Here and not in the acceptor: who connects and says nothing must not keep others out.
+        # Here and not in the acceptor: a silent connection must not keep others out.
         link = self._begin(connection)
         del connection
         if link is not None:
@@ -358,10 +358,10 @@ class IncomingTcpLinks:
         return None
 
     def _admit(self, greeted: Greeted) -> IncomingTcpLink | None:
-        """Return a new link; None where an old one goes on, or its sender is lost.
+        """Return a new link; None where an old one continues, or its sender is lost.
 
         Raises:
-            RefusedMessage: it is not whose it says it is.
+            RefusedMessage: the sender is not the rank that it claims to be.
         """
         source, known = greeted.hello.source, self._membership
         if not greeted.proved:

@@ -6,10 +6,10 @@
     handles ◀── keeper thread ◀────────────── messages received so far, goodbye ─┘
 
 A link is one-directional and opened by the sender when it first has something to send. It outlives its
-connections: if one breaks, the keeper opens another, the receiver says how many messages it has, and the rest
-is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has said
-goodbye; when its process is gone (nobody listens there any more), it does without this rank, or it cannot be
-reached for as long as the membership has patience; or when the rank gives it up because it knows better.
+connections: if one breaks, the keeper opens another, the receiver reports how many messages it has, and the
+rest is sent again. So nothing is lost, doubled or out of order. The link is over when the receiver has said
+goodbye; when its process is gone (its listener is closed), it does without this rank, or it cannot be reached
+for as long as the membership has patience; or when the rank gives it up because it knows better.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from polyrhythm.communication.transports.tcp.handshake import (
 from polyrhythm.errors import PeerLost
 
 MOST_COPIED_BYTES = 1 << 16
-"""Of a payload that a link copies, so that nobody waits until it has arrived."""
+"""Largest payload that a link copies, so that the sender does not wait until it has arrived."""
 
 
 class SendHandle(Handle):
@@ -51,12 +51,12 @@ class SendHandle(Handle):
     receiver has all of it: a connection may break, and then it is sent again.
 
     Args:
-        message: to be sent; its tensor is on the CPU.
+        message: message to be sent; its tensor is on the CPU.
         to: rank of the receiver.
 
     Attributes:
         is_short: whether it has been copied.
-        nbytes: of header and payload.
+        nbytes: number of bytes of header and payload.
     """
 
     __slots__ = ("_broken", "_left", "_pieces", "_to", "is_short", "nbytes")
@@ -78,12 +78,12 @@ class SendHandle(Handle):
         """Hand one record to the system; return how many bytes it has taken.
 
         Args:
-            connection: to the receiver.
-            start: how many have been taken before.
-            flags: of the call.
+            connection: connection to the receiver.
+            start: number of bytes written before.
+            flags: flags of the call.
 
         Raises:
-            OSError: the connection broke, or nothing can be taken at once where `flags` say so.
+            OSError: the connection broke, or `flags` forbid blocking and nothing can be written at once.
         """
         record, room = [], connection.record_bytes
         for piece in self._pieces:
@@ -129,7 +129,7 @@ class Outbox:
     """Messages in the order of sending. Knows nothing of threads: its owner locks.
 
         0 1 2 3 │ 4 5 6 │ 7 8 9
-        arrived │ written │ to be written        after a break, writing goes on behind what has arrived
+        arrived │ written │ to be written        after a break, writing continues behind the arrived messages
 
     Attributes:
         arrived: messages that the receiver has.
@@ -155,7 +155,7 @@ class Outbox:
         return self._written, self._kept[self._written - self.arrived]
 
     def wrote(self, number: int) -> None:
-        """Note that all of a message has been written; its receiver may have said so before."""
+        """Note that all of a message has been written; its receiver may have acknowledged it before."""
         if number == self._written:
             self._kept[number - self.arrived].written()
             self._written, self.started = number + 1, 0
@@ -182,11 +182,11 @@ class Outbox:
 
 
 WORD = struct.Struct("<Q")
-"""What travels back: how many messages of the link have been received, or `GOODBYE`."""
+"""Word to the sender: number of the link's received messages, or `GOODBYE`."""
 
 GOODBYE = (1 << 64) - 1
 _MOST_AT_ONCE_BYTES = 1 << 20
-"""Of a message that the caller's thread hands to the system, as far as that takes it."""
+"""Bytes of a message that the caller's thread passes to the system, as far as that takes it."""
 
 _ENDING_S = 1.0
 
@@ -229,7 +229,7 @@ class OutgoingTcpLink:
         return handle
 
     def close(self, patience_s: float) -> None:
-        """Tell the receiver that nothing more will come, and wait for its goodbye."""
+        """Notify the receiver that nothing more follows, and wait for its goodbye."""
         with suppress(PeerLost):  # a process that is gone need not be informed
             self._closing = True
             self.start_send(Message(Kind.CLOSE), 0)
@@ -305,7 +305,7 @@ class OutgoingTcpLink:
     def _keep(self) -> None:
         """Keep a connection open until the link is over."""
         with suppress(ProcessGone):
-            while not (self._left and self._closing):  # who leaves may still hear the last words
+            while not (self._left and self._closing):  # a leaving rank may still receive the last messages
                 if self._news_of_end(self._attempts.pause_s()):
                     break
                 connection = self._attempts.make(self._agree)
@@ -342,7 +342,7 @@ class OutgoingTcpLink:
         return connection
 
     def _listen(self, connection: TcpSocket) -> None:
-        """Handle what the receiver says, until the connection ends; raise `OSError` if it has ended."""
+        """Handle the receiver's words, until the connection ends; raise `OSError` if it has ended."""
         word = memoryview(bytearray(WORD.size))
         while True:
             receive_into(connection, word)

@@ -38,12 +38,12 @@ _LOOK_EVERY = timedelta(milliseconds=50)
 
 
 class CollectiveHandle(Handle):
-    """A collective of the library under way, and what to do with its result.
+    """A collective of the library in progress, and what to do with its result.
 
     Args:
         work: the library's; None where there is nothing to do.
         finish: called once, when the work has ended.
-        fail: told once, with the reason, when the work broke.
+        fail: called once, with the reason, when the work broke.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CollectiveHandle(Handle):
         Raises:
             RuntimeError: it broke.
         """
-        if self._fail is None:  # nobody gives up
+        if self._fail is None:  # errors are not handled
             work.wait()
             return True
         try:
@@ -192,12 +192,12 @@ def _essence(text: str) -> str:
 _FIRST_MEETING_INTERVAL_S, _MEETING_INTERVAL_S = 0.0005, 0.02
 
 _MOST_HOSTS = 16
-"""That talk each with all others. With more, one receiver's switch would have too many senders at once."""
+"""Largest number of fully connected hosts. With more, one receiver's switch would have too many senders."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of the others while collectives are made.
+    """State of the others while collectives are made.
 
     Attributes:
         is_lost: whether a rank is known to be gone.
@@ -227,12 +227,12 @@ class RankCollectives:
         """Make the collectives of some ranks; all of them call it.
 
         Raises:
-            PeerLost: one of them is known to be gone, or they have been given up meanwhile.
+            PeerLost: one of them is known to be gone, or they have been given up in the meantime.
         """
         made = self._make(name, members, lineage)
         with self._lock:
             self._in_use.append(_InUse(made, members, lineage))
-        try:  # what happened since they met has not been told to these
+        try:  # these have not been notified of events since they met
             self._standing.check(lineage)
             useless = any(map(self._standing.is_lost, members))
         except CollectiveBroken:
@@ -251,7 +251,7 @@ class RankCollectives:
         return share_vector(members.index(self._rendezvous.rank), introductions, like, tell_all)
 
     def seats(self, peers: Sequence[Peer], lineage: tuple[int, ...]) -> list[str]:
-        """Return where some ranks compute, once all of them have said so; see `seat_of`.
+        """Return the seats of some ranks, once all of them have published theirs; see `seat_of`.
 
         Raises:
             PeerLost: one of them is known to be gone, or a communicator of the lineage has been revoked.
@@ -259,14 +259,14 @@ class RankCollectives:
         return self._told([_seat(peer) for peer in peers], [peer.rank for peer in peers], lineage)
 
     def take_seat(self, own: Peer, device: torch.device) -> None:
-        """Tell the others where this rank computes."""
+        """Publish this rank's seat."""
         self._rendezvous.store.set(_seat(own), seat_of(device))
 
     def revoke(self, context: int, later: Callable[[Callable[[], None]], object]) -> None:
         """End those of a communicator, and of all that are parts of it.
 
         Args:
-            context: of the communicator.
+            context: context of the communicator.
             later: runs something that may take a while.
         """
         with self._lock:

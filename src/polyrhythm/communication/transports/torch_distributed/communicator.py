@@ -6,7 +6,7 @@ Tensors of a GPU leave it through buffers of pinned host memory:
     GPU, own stream        └▓ copy ▓┐
     host                            └▶ pinned buffer ─▶ link ─▶ server
 
-A copy to pinned memory goes at the speed of the bus, beside the computation; one to ordinary memory goes
+A copy to pinned memory goes at the speed of the bus, next to the computation; one to ordinary memory goes
 through a small pinned buffer of the driver's, in the stream that computes. Pinning takes long, so buffers are
 used again, once what was in them has left.
 """
@@ -50,7 +50,7 @@ Copy = Callable[[Tensor, Tensor], None]
 
 
 def own_stream_copy(device: torch.device) -> Copy:
-    """Return a copy that goes on beside whatever the GPU computes."""
+    """Return a copy that runs concurrently with the GPU's computation."""
     stream: Any = torch.cuda.Stream(device)
 
     def copy(source: Tensor, target: Tensor) -> None:
@@ -99,7 +99,7 @@ class Staging:
         """Copy a contiguous tensor and start to send the copy; the tensor may change when this returns.
 
         Args:
-            tensor: on the device.
+            tensor: tensor on the device.
             start: starts to send a tensor of the host, which it needs until its handle is done.
         """
         buffer = self._take(tensor.nbytes)
@@ -134,9 +134,9 @@ class TorchDistributedCommunicator(Communicator):
 
     Attributes:
         rank: this rank.
-        size: how many ranks there are.
+        size: number of ranks.
         clock: real time since this rank started.
-        traffic: what it has sent.
+        traffic: bytes sent by this rank.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ def connect(rendezvous: Rendezvous, shared_memory: bool = True) -> tuple[Rank, T
     """Join a run: return this rank, to be closed at the end, and its communicator over all ranks.
 
     Args:
-        rendezvous: how to meet the others.
+        rendezvous: rendezvous with the others.
         shared_memory: whether ranks of one host may use it; see `Rank`.
     """
     home = Rank(rendezvous, shared_memory)

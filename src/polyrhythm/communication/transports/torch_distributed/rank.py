@@ -51,11 +51,12 @@ _log = logging.getLogger(__name__)
 
 LINK_PATIENCE_S = 60.0
 CLOSING_PATIENCE_S = 30.0
-"""For the others to take a leaving rank's last words: longer than a cut of the network may last before somebody is
-taken for lost (13.5 s), and TCP's pause after it. Who is gone is not waited for."""
+"""Time for the others to receive a leaving rank's last messages: longer than a network outage may last before
+a rank is declared lost (13.5 s), and TCP's pause after it. Failed ranks are not waited for.
+"""
 _MOST_TOLD = 100
 _MOST_THREADS = 1024
-"""Of the background, made one by one when all others are busy: with few, works could wait for each other for ever."""
+"""Limit of background threads, made one by one when all others are busy: with few, works could deadlock."""
 
 
 class WallClock(Clock):
@@ -85,21 +86,21 @@ class FutureHandle(Handle):
 
 
 class Rank(Membership):
-    """What one real rank has, whichever of its communicators is used.
+    """State of one real rank, shared by its communicators.
 
     Args:
         shared_memory: whether to use it between ranks of one host; sockets for all messages and collectives if not.
 
     Attributes:
-        activity: what it is doing.
-        collectives: of its communicators, on the CPU.
+        activity: current activity.
+        collectives: collectives of its communicators, on the CPU.
         lent: memory that it lends to ranks of its host; None without shared memory.
-        bytes_sent: by this rank, through all its communicators.
-        most_bytes: that the payload of a message to this rank may have.
-        patience_s: how long there may be no way to another host before its ranks count as lost.
+        bytes_sent: bytes sent by this rank, through all its communicators.
+        most_bytes: largest payload of a message to this rank.
+        patience_s: seconds for which another host may be unreachable before its ranks count as lost.
         refused: links and bytes that no rank of this run sends, by reason.
-        tell: tells people of the first of each peer and reason.
-        vectors: that it shares with others of its host.
+        tell: prints the first refusal of each peer and reason for users.
+        vectors: vectors that it shares with others of its host.
     """
 
     def __init__(self, rendezvous: Rendezvous, shared_memory: bool = True) -> None:
@@ -119,7 +120,7 @@ class Rank(Membership):
         self._early = EarlyMessages()
         self._news = threading.Condition()
         self.background = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="background")
-        # A rank may send to itself. What became of others before it came does not concern a late one.
+        # A rank may send to itself. Earlier losses do not concern a late one.
         self._generations = {**rendezvous.met, rendezvous.rank: rendezvous.generation}
         standing = Standing(self.is_lost, self.check, lambda: self.patience_s)
         self.collectives = RankCollectives(rendezvous, self.groups, standing, shared_memory)
@@ -171,7 +172,7 @@ class Rank(Membership):
             self._early.make(context)
 
     def know_losses(self, context: int, generations: Mapping[int, int]) -> None:
-        """Note of which generations of which ranks a communicator is."""
+        """Note the generations of a communicator's ranks."""
         with self._news:
             self._inbox.know_losses(context, generations)
 
@@ -179,7 +180,7 @@ class Rank(Membership):
         """End the use of a communicator on this rank, and of all that are parts of it."""
         with self._news:
             news = self._inbox.revoke(context)
-            if news and self._early.is_early(context):  # nobody will ever take what is for it
+            if news and self._early.is_early(context):  # a message for it will never be taken
                 self._inbox.drop(context)
                 self._early.drop(context)
             self._news.notify_all()
@@ -199,7 +200,7 @@ class Rank(Membership):
             self.revoke(context)
 
     def computes_on(self, device: torch.device) -> None:
-        """Tell the others where this rank computes: GPUs are asked to add up by themselves only if all have one."""
+        """Publish this rank's device: GPUs add up by themselves only if all ranks have one."""
         if not self._has_seat:
             self.collectives.take_seat(self.rendezvous.own, device)
             self._has_seat = True
@@ -210,7 +211,7 @@ class Rank(Membership):
         # nothing more to wait for.
         deadline = self.clock.now() + CLOSING_PATIENCE_S
         self._links.close_outgoing(CLOSING_PATIENCE_S)
-        with suppress(RuntimeError):  # a store that is gone has nobody left to tell
+        with suppress(RuntimeError):  # without the store there is no receiver
             self._wait_to_leave(deadline)
         self._links.close_incoming(CLOSING_PATIENCE_S)
         self.background.shutdown(wait=True)
@@ -233,7 +234,7 @@ class Rank(Membership):
         """Check that a communicator may be used.
 
         Args:
-            lineage: its own context, and those of the communicators that it is a part of.
+            lineage: context of the communicator, and of those that it is a part of.
 
         Raises:
             CollectiveBroken: one of them has been revoked.
@@ -283,11 +284,11 @@ class Rank(Membership):
         if message.kind is Kind.REVOKE:
             self.revoke(context)
         with self._news:
-            if source.generation != self.generation(source.rank):  # its successor is there already
+            if source.generation != self.generation(source.rank):  # its replacement is there already
                 return
             revokes = message.kind is Kind.REVOKE
             if not revokes and self._early.is_early(context) and self._inbox.is_revoked((context,)):
-                return  # nobody will ever take it
+                return  # it will never be taken
             self._early.count(context, source.rank, message.nbytes, self.most_bytes)
             if not revokes:
                 self._inbox.put(context, source.rank, message)
@@ -317,7 +318,7 @@ class Links:
     """The links of one rank; a link to another is opened when it is first asked for.
 
     Args:
-        lent: what this rank lends to others of its host; None: it shares no memory with them.
+        lent: memory that this rank lends to others of its host; None: it shares no memory with them.
 
     Raises:
         RunError: this rank cannot listen at its address.
@@ -360,14 +361,14 @@ class Links:
             self._memory.wait_for_last_words(peer, _LAST_WORDS_PATIENCE_S)
 
     def give_up(self, peer: Peer) -> None:
-        """End what is sent to a peer, or comes from it: nobody waits for a host that is cut off."""
+        """End the links with a peer: without waiting for a host that is cut off."""
         self._tcp.give_up(peer)
         link = self._outgoing.get(peer.rank)
         if isinstance(link, OutgoingTcpLink) and link.generation == peer.generation:
             link.give_up()
 
     def close_outgoing(self, patience_s: float) -> None:
-        """Tell all receivers that nothing more will come."""
+        """Notify all receivers that nothing more follows."""
         deadline_s = time.monotonic() + patience_s
         for link in list(self._outgoing.values()):
             link.close(max(0.0, deadline_s - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Where the ranks of a run meet: a key-value store that all reach, and the address that reaches this one.
+"""Rendezvous of the ranks of a run: a key-value store that all reach, and the address of this rank.
 
 Process groups of `torch.distributed` are made one by one from the store (`Groups`), without the global
-default group. In the store ranks also leave for each other where they can be reached, and who is lost.
+default group. In the store ranks also publish their addresses and losses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyrhythm.errors import PeerLost, RequestError, RunError
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "polyrhythm"
-"""Of all keys in a store that others may use as well, such as torchrun's."""
+"""Prefix of all keys in a store that others may use as well, such as torchrun's."""
 
 GROUP_VARIABLE = "POLYRHYTHM_GROUP"
 """Set where some of the ranks that have been started make a run of their own: its name, and the first of them."""
@@ -40,12 +40,12 @@ class Rendezvous:
     Attributes:
         store: reached by all ranks.
         rank: this rank.
-        size: how many ranks there are.
-        address: of this host, as the others reach it.
+        size: number of ranks.
+        address: address of this host, as the others reach it.
         keeper: whether this process hosts the store, and so must leave last.
-        generation: how many processes have had this rank's number before.
-        key: that links between ranks prove to know, the same on all; empty asks for no proof.
-        met: of ranks that were there before this process, the generation that is there now.
+        generation: number of earlier processes of this rank.
+        key: key that links between ranks prove to know, the same on all; empty asks for no proof.
+        met: present generation of each rank that was there before this process.
     """
 
     store: Any  # a torch.distributed.Store; its stubs know neither clone nor queues
@@ -67,8 +67,8 @@ def host_store(port: int = 0, address: str = LOOPBACK) -> dist.TCPStore:
     """Start a store on one interface of this host, loopback unless others must reach it.
 
     Args:
-        port: where it listens; 0 picks a free one.
-        address: of the interface.
+        port: TCP port where it listens; 0 picks a free one.
+        address: address of the interface.
 
     Raises:
         RequestError: the port is in use.
@@ -102,10 +102,10 @@ def local(rank: int, size: int, port: int, generation: int = 0) -> Rendezvous:
 
 
 def from_environment() -> Rendezvous:
-    """Meet where torchrun's variables say (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+    """Meet as torchrun's variables define (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
-    The store may hold what processes that torchrun has ended since have left; `launch/torchrun/gathering.py` tells them
-    apart.
+    The store may hold keys of processes that torchrun has ended since; `launch/torchrun/gathering.py`
+    distinguishes them.
 
     Raises:
         RequestError: a variable is missing or wrong, or the port is in use.
@@ -115,7 +115,7 @@ def from_environment() -> Rendezvous:
     host = _variable("MASTER_ADDR")
     group, _, first = os.environ.get(GROUP_VARIABLE, "").rpartition(":")
     keeper = rank == 0 and first in ("", "0") and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    hosts = keeper and not group  # whose process hosts it already
+    hosts = keeper and not group  # the group's process hosts it already
     try:
         store = dist.TCPStore(host, port, None, is_master=hosts, timeout=_PATIENCE, wait_for_workers=False)
     except (RuntimeError, dist.DistError) as error:
@@ -145,7 +145,7 @@ def _number(name: str) -> int:
 def own_address(host: str, port: int) -> str:
     """Return the address of the interface through which this host reaches another one.
 
-    Gloo must be told; left alone it resolves the host's name, which often leads nowhere. Nothing is sent.
+    Gloo needs it; by default it resolves the host's name, which often leads nowhere. Nothing is sent.
     """
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -174,7 +174,7 @@ class Groups:
         """
         store = self._idle.pop() if self._idle else self._store.clone()
         yield store
-        self._idle.append(store)  # not after an error: its last answer may still be under way
+        self._idle.append(store)  # not after an error: its last answer may still be in progress
 
     def gloo(self, name: str, rank: int, size: int) -> Any:
         """Make a gloo group; return when all `size` members have.
@@ -182,10 +182,10 @@ class Groups:
         Args:
             name: the same on all members, and never used before.
             rank: this member.
-            size: how many there are.
+            size: number of members.
 
         Raises:
-            RuntimeError: the others did not come.
+            RuntimeError: the others are missing.
         """
         options = _gloo_options()
         options._devices = [self._device]
@@ -218,11 +218,11 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.05
 
 
 class Cards(NamedTuple):
-    """How a rank is reached.
+    """Addresses of a rank.
 
     Attributes:
-        memory: by ranks of its host; empty if it shares no memory.
-        tcp: by all others.
+        memory: memory by ranks of its host; empty if it shares no memory.
+        tcp: address for all others.
     """
 
     memory: str
@@ -247,18 +247,18 @@ def await_joined(groups: Groups, peer: Peer, membership: Membership) -> Cards:
                 raise PeerLost(peer.rank, "opening a link to it")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        if joined > peer.generation:  # it has a successor already
+        if joined > peer.generation:  # it has a replacement already
             membership.lose_receiver(peer)
             raise PeerLost(peer.rank, "opening a link to it")
         return Cards(*(str(card.decode()) for card in store.multi_get(list(_cards(peer)))))
 
 
 def tell_of_start(store: Any, peer: Peer) -> None:
-    """Announce that a process is about to be started, to ranks that come before it can be reached.
+    """Announce that a process is about to be started, to ranks that wait for it.
 
     Args:
-        store: where the ranks meet.
-        peer: which rank, and how many have had it before.
+        store: store where the ranks meet.
+        peer: rank and generation of the process.
     """
     store.set(_started(peer.rank), str(peer.generation))
 
@@ -277,7 +277,7 @@ def tell_of_loss(store: Any, lost: Peer, to: Peer) -> None:
     """Inform a rank, by the store, that another is gone: a launcher that saw a process die need not wait for its links.
 
     Args:
-        store: where the ranks meet.
+        store: store where the ranks meet.
         lost: the rank that is gone.
         to: the rank that is informed.
     """

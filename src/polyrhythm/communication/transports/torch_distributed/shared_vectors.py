@@ -1,19 +1,18 @@
 """Vectors that the ranks of one host share: the same memory in all their processes.
 
-A vector outlives the process that made it: each process that has it keeps a way to it for those that come
-later.
+A vector outlives the process that made it: each process that has it keeps a descriptor of it for later ones.
 
     first     makes the memory, fills it, offers it
     others    open it through a descriptor of any process that has it, and offer it as well
 
-The memory is a file without a name, so it is gone when the last process is that has it. Nobody locks it: what
-one rank writes the others see, number by number, and a rank that reads while another writes may see some of
-both.
+The memory is a file without a name, so it is gone with the last process that has it. It is not locked: writes
+of one rank are visible to the others, number by number, and a rank that reads while another writes may see
+some of both.
 
-`share_vector` sets one up for members that come together: where one of them cannot have it, none has. Ranks
-that come later find one by the store (`KeptVectors`):
+`share_vector` sets one up for members that start together: where one of them cannot have it, none has. Later
+ranks find one by the store (`KeptVectors`):
 
-    first member      has/0: offer ──▶ waits until all who are there have said that they have it
+    first member      has/0: offer ──▶ waits until all present members have confirmed that they have it
     other members     look at has/0, has/1, … until one leads to the memory ──▶ has/<rank>: offer, or why not
 """
 
@@ -41,13 +40,13 @@ _TOKEN_BYTES = 16
 
 @dataclass(frozen=True)
 class Offer:
-    """Where a vector's memory is found.
+    """Address of a vector's memory.
 
     Attributes:
-        host: of the process that has it.
-        process: its number.
-        descriptor: of the memory, in that process.
-        token: at the end of the memory: no other has it.
+        host: host of the process that has it.
+        process: number of the process.
+        descriptor: file descriptor of the memory, in that process.
+        token: token at the end of the memory: no other has it.
     """
 
     host: str
@@ -60,13 +59,13 @@ class KeptVector:
     """One process's.
 
     Args:
-        descriptor: of the memory; closed by `close`.
+        descriptor: file descriptor of the memory; closed by `close`.
         memory: the vector, and its token.
         like: gives size and dtype.
 
     Attributes:
         vector: as many numbers as `like` has.
-        offer: by which others find it: an `Offer` as JSON.
+        offer: offer by which others find it: an `Offer` as JSON.
     """
 
     def __init__(self, descriptor: int, memory: mmap.mmap, like: Tensor, own: Introduction) -> None:
@@ -81,7 +80,7 @@ class KeptVector:
 
         Args:
             like: gives size and dtype.
-            own: where this process is.
+            own: host and process of this member.
 
         Raises:
             NoSharedMemory: it cannot be had.
@@ -101,7 +100,7 @@ class KeptVector:
         Args:
             offer: as JSON.
             like: gives size and dtype.
-            own: where this process is.
+            own: host and process of this member.
 
         Raises:
             NoSharedMemory: it is on another host, or may not be opened.
@@ -135,7 +134,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
 
     Args:
         member: this one.
-        introductions: of all members, as JSON.
+        introductions: introductions of all members, as JSON.
         like: gives size and dtype; on the CPU.
         tell_all: a round of words.
 
@@ -143,7 +142,7 @@ def share_vector(member: int, introductions: Sequence[str], like: Tensor, tell_a
         Zeros, as many as `like` has.
 
     Raises:
-        NoSharedMemory: on all members alike.
+        NoSharedMemory: not available; raised on all members alike.
     """
     known = [Introduction(**json.loads(text)) for text in introductions]
     hosts = len({one.host for one in known})
@@ -189,8 +188,8 @@ class KeptVectors:
     """One rank's.
 
     Args:
-        is_lost: whether a rank is known to be gone, and no successor has come.
-        losses: how many that had a rank's number are known to be gone.
+        is_lost: returns whether a rank is known to be gone, without a replacement.
+        losses: returns the number of a rank's processes that are known to be gone.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class KeptVectors:
         """Return a vector that some ranks share; see `Communicator.shared_vector`.
 
         Args:
-            name: tells it apart from all other vectors of the run.
+            name: identifier among all vectors of the run.
             members: their global ranks.
             like: gives size and dtype, and on the first member the numbers to begin with.
             later: whether the others have it already.
@@ -240,7 +239,7 @@ class KeptVectors:
         """Look for a member that has it, until the first one would be the only one to make it, and is lost."""
         own, first, pause_s = self._rendezvous.rank, members[0], _FIRST_INTERVAL_S
         while True:
-            lost = self._is_lost(first)  # before the others are asked, who may have it from that one
+            lost = self._is_lost(first)  # before the others are queried, which may have it from that one
             for member in members:
                 word = self._word(name, member)
                 if word is None or _REFUSAL in json.loads(word):

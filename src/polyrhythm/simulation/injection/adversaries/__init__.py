@@ -1,1 +1,1 @@
-"""What workers send that mean harm, or are broken: each file is one attack."""
+"""Attacks: messages of malicious or broken workers; each file is one attack."""

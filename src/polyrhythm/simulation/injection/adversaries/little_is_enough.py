@@ -27,7 +27,7 @@ class LittleIsEnough(Adversary):
     """Pushes every number a little, in the direction against its mean.
 
     Attributes:
-        z: by how many standard deviations.
+        z: shift in standard deviations.
     """
 
     colludes: ClassVar[bool] = True

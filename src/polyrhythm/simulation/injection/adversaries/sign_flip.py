@@ -14,7 +14,7 @@ class SignFlip(Adversary):
     """Ascend the loss in place of descending.
 
     Attributes:
-        scale: by which the gradient is longer.
+        scale: scale by which the gradient is longer.
     """
 
     scale: Positive = 10.0

@@ -1,1 +1,1 @@
-"""What can go wrong in a simulated run: each file is one kind of fault."""
+"""Faults of a simulated run: each file is one kind of fault."""

@@ -32,7 +32,7 @@ class Byzantine(Fault):
         rank: a worker's.
         allies: ranks of others that attack in the same way; where the attack colludes, they see each other's gradients
             before any of them pushes.
-        attack: what is pushed instead.
+        attack: attack on the gradient.
         from_s: virtual seconds.
         to_s: virtual seconds; default: to the end.
     """
@@ -99,8 +99,8 @@ class Collusion:
 
     Args:
         run: the run.
-        ranks: of the workers that collude.
-        attack: what they send.
+        ranks: ranks of the workers that collude.
+        attack: attack on the gradients.
         concerns: whether a message, at a time, is one that they change.
     """
 

@@ -25,7 +25,7 @@ class Corrupt(MessageFault):
     """A random bit of chosen messages is flipped.
 
     Attributes:
-        part: where: in the payload (messages without one stay as they are) or in the header.
+        part: part of the message: payload (messages without one stay as they are) or header.
     """
 
     part: Literal["payload", "header"] = "payload"
@@ -56,10 +56,11 @@ def _flip_in_payload(message: Message, random: Random) -> None:
 
 
 def _read(header: bytes, sent: Message) -> tuple[int, Message]:
-    """Return the context and message of a header whose payload follows as it was sent.
+    """Return the context and message of a header, with the payload as it was sent.
 
     Raises:
-        MalformedMessage: the header is none, or announces another payload, so that the rest is out of step.
+        MalformedMessage: the header is invalid, or announces another payload length, so that the stream loses
+            sync.
     """
     announced = int.from_bytes(header[16:24], "little", signed=True)  # read first: it may be huge
     if announced != (0 if sent.tensor is None else sent.tensor.numel()):

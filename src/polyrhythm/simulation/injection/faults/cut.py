@@ -16,7 +16,7 @@ class Cut(LinkFault):
     """The links between two ranks, or all of one rank, are cut, both ways.
 
     Attributes:
-        broken_after_s: after which the connections are lost; default: about what Linux takes.
+        broken_after_s: seconds after which the connections are lost; default: about the timeout of Linux.
     """
 
     broken_after_s: Positive = 900.0

@@ -12,7 +12,7 @@ class Delay(MessageFault):
     """Chosen messages are late.
 
     Attributes:
-        seconds: by which they are.
+        seconds: seconds by which they are.
     """
 
     seconds: Positive

@@ -1,4 +1,4 @@
-"""Kill: a rank, or all ranks of a host, end at once; successors may take their places."""
+"""Kill: a rank, or all ranks of a host, end at once; replacements may take their places."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Kill(Fault):
     """Ranks are killed.
 
     Attributes:
-        rank: which, or `any`: at random each time, of the living workers without the one that leads.
-        host: instead of `rank`: all ranks on it.
-        at_s: when, in virtual seconds.
-        after_step: instead: when this worker has done so many steps, its successors' counted on.
-        every_s: instead: again and again, after exponentially distributed times of this mean.
-        restart_after_s: when a successor starts, if one does.
+        rank: number of the rank, or `any`: a random living worker other than the coordinator, each time.
+        host: instead of `rank`: all ranks of a host.
+        at_s: time in virtual seconds.
+        after_step: instead of `at_s`: number of this worker's steps, including those of its replacements.
+        every_s: instead of `at_s`: mean of exponentially distributed times between repeated deaths.
+        restart_after_s: seconds until a replacement starts; default: none starts.
     """
 
     rank: int | Literal["any"] | None = None
@@ -61,7 +61,7 @@ class Kill(Fault):
         return not self.kills(rank, ground) or self.restart_after_s is not None
 
     def holds_up_s(self, step_s: float) -> float:
-        """Return how long it takes until a successor starts."""
+        """Return how long it takes until a replacement starts."""
         return self.restart_after_s or 0.0
 
     def begin(self, run: FaultyRun, random: Random) -> None:

@@ -1,4 +1,4 @@
-"""Partition: the ranks fall into groups between which nothing comes through for a time; see `cut`."""
+"""Partition: the ranks fall into groups that cannot reach each other for a time; see `cut`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Partition(Fault):
     """All links between groups are cut.
 
     Attributes:
-        groups: of ranks, as in `groups=[[0, 4], [1, 2]]`; ranks that are in none of them are one more group.
+        groups: groups of ranks, as in `groups=[[0, 4], [1, 2]]`; ranks that are in none of them are one more group.
         from_s: virtual seconds.
         to_s: virtual seconds.
-        broken_after_s: after which the connections are lost; default: about what Linux takes.
+        broken_after_s: seconds after which the connections are lost; default: about the timeout of Linux.
     """
 
     groups: Annotated[tuple[tuple[int, ...], ...], Field(min_length=1)]

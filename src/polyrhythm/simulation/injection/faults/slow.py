@@ -17,7 +17,7 @@ class Slow(Fault):
 
     Attributes:
         rank: a worker's.
-        factor: by which they are.
+        factor: factor by which they are.
         from_s: virtual seconds.
         to_s: virtual seconds; default: to the end.
     """

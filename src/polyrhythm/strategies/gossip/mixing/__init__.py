@@ -1,1 +1,1 @@
-"""What strategies share that mix with their neighbours in turns, all workers in step."""
+"""Common parts of strategies with synchronous mixing among neighbors, in turns."""

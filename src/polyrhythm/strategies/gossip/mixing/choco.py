@@ -6,7 +6,7 @@ ICML 2019, arXiv 1902.00340.
     q_i = C(x_i - k_i),   k_j <- k_j + q_j  of all that send and of i itself        k: copies, alike wherever held
     x_i <- x_i + gamma * sum_j W_ij (k_j - k_i)
 
-What did not fit into q_i is in the next one, so there is no residual beside the copies. Sums over all workers stay,
+What did not fit into q_i is in the next one, so there is no residual next to the copies. Sums over all workers stay,
 since W keeps them. With everything sent and gamma = 1 this is mixing of whole models.
 
 gamma, the consensus step, must be the smaller the less travels. Unless it is given it is d^1.3, where d is the share of
@@ -66,11 +66,11 @@ def consensus_step(compressor: Compressor) -> float:
 
 
 class Copies:
-    """What one worker and its neighbours take each other to hold.
+    """Copies that one worker and its neighbors assume each other to hold.
 
     Args:
-        flat: whose vectors.
-        compressor: of what they have moved.
+        flat: parameters with the vectors.
+        compressor: compressor of what they have moved.
         gamma: the consensus step.
     """
 
@@ -101,11 +101,11 @@ class Copies:
         return payload
 
     def mix(self, vector: Tensor, heard: Iterable[tuple[int, Tensor, float]]) -> None:
-        """Move the copies as all have said, and the vector towards those of the neighbours, in place.
+        """Move the copies by the received differences, and the vector towards those of the neighbors, in place.
 
         Args:
             vector: `(size,)`, this worker's.
-            heard: from whom, the payload, and its share W_ij.
+            heard: sender, payload, and share W_ij of each message.
         """
         assert self._moved is not None, "its own payload was sent before others are mixed in"
         self._own = self._own + self._moved
@@ -123,7 +123,7 @@ class Copies:
         vector.add_(way.to(vector.device), alpha=self._gamma)
 
     def state(self) -> Memory:
-        """Return the copies, by whose they are, and what encoding starts from."""
+        """Return the copies by owner, and the starting points of the encoding."""
         of = {str(source): copy for source, copy in self._of.items()} or {_COMMON: self._common}
         return {_OWN: self._own} | of | self._factors
 

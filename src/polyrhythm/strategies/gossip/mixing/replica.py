@@ -1,7 +1,7 @@
 """A replica of a gossip strategy, unlike all others: its state, the mean of all, its resharding.
 
-With another number of workers all begin anew at the mean of what the replicas held, by their masses, with the
-mean of their optimisers' momenta.
+With another number of workers all begin again at the mean of what the replicas held, by their masses, with the
+mean of their optimizers' momenta.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _OPTIMIZER, _ARRIVED = "optimizer.", "arrived."
 def of_replicas(
     after: int, name: str, merge: Merge | MergeFunction = "mean", *more: StateField, together: bool
 ) -> Resharding:
-    """Return how states that `packed` has made are resharded.
+    """Return the resharding of states that `packed` has made.
 
     Args:
-        after: how many workers there are.
-        name: of a worker's parameters in its state.
-        merge: what makes the point of them at which all begin.
+        after: new number of workers.
+        name: name of a worker's parameters in its state.
+        merge: function that computes the common starting point.
         more: other fields.
         together: whether all have done equally many steps.
     """
@@ -71,9 +71,9 @@ def mean_by_mass(name: str, states: Sequence[State], weights: Sequence[float]) -
     """Return the sum of what workers hold and of what has arrived and does not count yet, by the sum of their masses.
 
     Args:
-        name: of the parameters, times their mass.
-        states: of all workers.
-        weights: of which each is 1: masses take their place.
+        name: name of the parameters, times their mass.
+        states: states of all workers.
+        weights: weights, all 1: masses take their place.
     """
     brought = []
     for tensors, _ in states:

@@ -1,26 +1,25 @@
-"""What D-PSGD and SGP share: workers that mix with their neighbours in turns, all in lockstep.
+"""Common parts of D-PSGD and SGP: workers that mix with their neighbors in turns, all in lockstep.
 
     worker 0   turn 3, turn 4 ┃                              ┃ turn 6 …
     worker 1   turn 3, turn 4, turn 5 ┃ all take one point   ┃ turn 6 …
     worker 2   turn 3, lost           ┃ (`Reunion`)          ┃
     worker 3   turn 3 ┃                 step 4 and 5 alone ──▶ turn 6 …
 
-No turn joins all workers, so those that remain after a loss have come to different steps. They begin anew at
-the mean of what they hold, by their masses, as if each had a mass of 1. A worker that is behind takes its
-steps up to those of the first without mixing, so no step is left out; then all mix by the matrices of the
-topology for the new number of workers (`made_anew`). What a worker has learned in a step that broke is in the
-mean, and not applied again. A successor brings nothing to the mean, and takes it; unless all others are lost
-before it is made.
+No turn joins all workers, so those that remain after a loss are at different steps. They restart at the mean
+of their states, by their masses, as if each had a mass of 1. A worker that is behind takes its steps up to
+those of the first without mixing, so no step is left out; then all mix by the matrices of the topology for
+the new number of workers (`made_anew`). The gradient of a broken step is in the mean, and not applied again.
+A replacement contributes nothing to the mean, and takes it; unless all others are lost before it is made.
 
 All workers take the common point or none does:
 
-    tell     each says how far it has come        an all-reduce of a few numbers
+    tell     each sends its progress              an all-reduce of a few numbers
     bring    point = sum_j x_j / sum_j a_j        an all-reduce of the model; a_j: mass, in D-PSGD 1
     take     all have the point                   an all-reduce of a few numbers
 
-Where all who brought something are lost before it was exchanged, what they handed on is brought in its place.
-If the last all-reduce breaks, those that know that all have the point take it, and the others take it when
-they tell next. So what any worker holds is counted once, however often a reunion breaks.
+If all contributors are lost before the exchange, the states that they handed on are used in their place. If
+the last all-reduce breaks, those that know that all have the point take it, and the others take it at the
+next `tell`. So each worker's state is counted once, however often a reunion breaks.
 
 A request to stop travels with the messages, as the number of the last step:
 
@@ -57,10 +56,10 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class InTurns(Strategy, Remarks):
-    """A strategy of messages to neighbours, which everybody waits for.
+    """A strategy of messages to neighbors that all workers wait for.
 
     Attributes:
-        topology: who sends to whom, and how much of it counts.
+        topology: graph of the messages, with the weights.
     """
 
     topology: Annotated[Topology, chosen("topology", TOPOLOGIES)]
@@ -80,7 +79,7 @@ class InTurns(Strategy, Remarks):
 
 
 REUNITE = "the others begin anew at the mean of what they hold, with a matrix for their number; a successor joins them"
-"""What happens when a worker dies."""
+"""Consequence of a worker's death."""
 _NEVER = -1
 
 
@@ -89,7 +88,7 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
 
     Args:
         setting: the worker's.
-        topology: who mixes with whom.
+        topology: topology of the mixing.
         check: refuses a number of workers that cannot have it.
         delay: steps after which a message counts.
     """
@@ -122,7 +121,7 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         return self.common_model() if self._done > self._presented_to_all else None
 
     def meetings(self, step: int) -> int:
-        """None: nobody waits for all."""
+        """None: no step waits for all."""
         return 0
 
     def exchanges(self, step: int) -> int:
@@ -146,15 +145,15 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the last step is over; nobody mixes after it."""
+        """Whether the last step is over; there is no mixing after it."""
         return self._ending.after(self._done - 1)
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Start from the newest worker's state; or copy its model and count the last step, whose mean it has missed."""
+        """Start from the newest worker's state; or copy its model and count the last step, if its mean was missed."""
         if done < 0:
             self.load_state(newest)
             self._done, self._updated = step, _NEVER
-            self._presented = step  # after so many steps it goes on, and is at no presentation
+            self._presented = step  # it continues after these steps, and is at no presentation
         else:
             # The vector is the newest's; its own is in that mean, and must not be handed on.
             self.begin_at(self._flat.vector)
@@ -186,7 +185,7 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
 
 
 NAMED_UP_TO = 1000
-"""Workers whose spectral gap is told; the eigenvalues of larger graphs take seconds."""
+"""Largest number of workers with a reported spectral gap; the eigenvalues of larger graphs take seconds."""
 
 
 class Turns:
@@ -221,9 +220,9 @@ def made_anew(topology: Topology, check: Callable[[int], None], peers: int) -> T
     """Return the topology of the remaining workers: the same kind of graph, or a ring if they are too few for it.
 
     Args:
-        topology: that was asked for.
+        topology: topology that was asked for.
         check: refuses a number of workers that cannot have it.
-        peers: how many are left.
+        peers: number of remaining workers.
     """
     try:
         check(peers)
@@ -276,7 +275,7 @@ class Ending:
             self._agree(message.version)
 
     def after(self, step: int) -> bool:
-        """Whether the run stops after a step, whose messages have been heard."""
+        """Whether the run stops after a step with received messages."""
         return self.last is not None and step >= self.last
 
     def _agree(self, last: int) -> None:
@@ -285,12 +284,12 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far one worker has come.
+    """Progress of one worker.
 
     Attributes:
-        steps: that it has done.
+        steps: steps that it has done.
         presented: steps that it had done when it last began to present the model.
-        last: after which step it stops, as far as it knows; None: it does not.
+        last: step after which it stops, as far as it knows; None: it does not.
     """
 
     steps: int
@@ -315,12 +314,12 @@ class Reunion:
         """Report this worker's progress to the others, and copy a point that others have copied already.
 
         Args:
-            workers: all that are there.
-            own: of this worker.
+            workers: all present workers.
+            own: progress of this worker.
             like: a tensor on the device that the communicator moves tensors of.
 
         Raises:
-            PeerLost: somebody is gone.
+            PeerLost: a worker is lost.
         """
         last = _NEVER if own.last is None else own.last
         table = _gathered(workers, [own.steps, own.presented, last, self._number, self._taken], like)
@@ -337,18 +336,19 @@ class Reunion:
         """Move to the common point of all workers.
 
         Args:
-            workers: all that are there, who have told each other how far they have come.
-            held: `(size,)`, what this worker holds, multiplied by its mass.
-            mass: of it.
-            brings: whether that is its own; else it was handed on, and counts only where nobody brings anything.
+            workers: all present workers, after an exchange of their progress.
+            held: `(size,)`, state of this worker, multiplied by its mass.
+            mass: mass of this worker.
+            brings: whether the state is its own; else it was handed on, and counts only without other
+                contributions.
 
         Raises:
-            PeerLost: somebody is gone.
+            PeerLost: a worker is lost.
         """
         whole = torch.cat([held, held.new_tensor([mass])])
         total = whole if brings else torch.zeros_like(whole)
         workers.all_reduce(total)
-        if total[-1] == 0:  # nobody has brought anything, and `whole` is as it was
+        if total[-1] == 0:  # there was no contribution, and `whole` is unchanged
             total = whole
             workers.all_reduce(total)
         self._point = total[:-1].div_(total[-1])

@@ -1,1 +1,1 @@
-"""What asynchronous averaging in pairs is made of."""
+"""Parts of asynchronous averaging in pairs."""

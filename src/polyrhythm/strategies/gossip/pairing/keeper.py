@@ -4,16 +4,16 @@ The keeper handles messages one by one, so that every change to the parameters i
 
     worker's main thread          its keeper, in the background          a partner's keeper
     ask ──────────────────────▶  VECTOR x_i ───────────────────────────▶ d = (x_i - x_j)/2,  x_j += d
-    forward, backward             (goes on answering others)                        │
+    forward, backward             (continues answering others)                      │
     update ───────────────────▶  x_i -= d  ◀──────────────────── DIFFERENCE d ──────┘
       ◀── the new parameters ──── x_i -= lr * g
 
-A keeper never waits for another: it handles a message and replies, or notes that something is still to come.
-So keepers cannot wait for each other in a circle, whichever of them is slow or lost. A pure object:
-`on_message` and `on_loss` return replies.
+A keeper never waits for another: it handles a message and replies, or notes that something is still missing.
+So there are no cyclic waits between keepers, whichever of them is slow or lost. A pure object: `on_message`
+and `on_loss` return replies.
 
-Workers are coloured so that every pair has one of each colour: active ones ask, passive ones answer. A
-topology's edges between workers of one colour are left out. Colours alternate by the workers' numbers; where
+Workers are coloured so that every pair has one of each color: active ones ask, passive ones answer. A
+topology's edges between workers of one color are left out. Colours alternate by the workers' numbers; where
 the remaining graph would be disconnected, they alternate with the distance from worker 0, which keeps every
 shortest path to it.
 """
@@ -41,7 +41,7 @@ class Place:
     """One worker's place among all.
 
     Attributes:
-        rank: its own.
+        rank: rank of the worker.
         workers: ranks of all; the first one, worker 0, is passive and lets the others in and out.
         partners: ranks of those that it averages with, in ascending order.
         active: whether it asks; else it answers.
@@ -63,7 +63,7 @@ class Place:
         return tuple(rank for rank in self.workers if rank != self.rank)
 
     def partner(self, step: int, absent: set[int]) -> int | None:
-        """Draw whom to ask at a step, of those who are there; the same whenever it is drawn again."""
+        """Draw the partner of a step among those present; the same whenever it is drawn again."""
         there = [rank for rank in self.partners if rank not in absent]
         return Random(f"{self.rank} asks at step {step}").choice(there) if there else None
 
@@ -72,9 +72,9 @@ def place_of(topology: Topology, workers: Sequence[int], index: int) -> Place:
     """Return the place of a worker.
 
     Args:
-        topology: of the workers; over all turns of its schedule, whichever way its edges lead.
+        topology: topology of the workers; over all turns of its schedule, whichever way its edges lead.
         workers: their ranks.
-        index: of the worker.
+        index: index of the worker.
     """
     colours = _colours(topology, len(workers))
     near = [other for other in _around(topology, len(workers))[index] if colours[other] != colours[index]]
@@ -117,16 +117,16 @@ def _colours(topology: Topology, peers: int) -> tuple[int, ...]:
 
 Reply = tuple[int, Message]
 ANSWER = 1
-"""Tag of what a keeper says to its own worker."""
+"""Tag of a keeper's messages to its own worker."""
 
 
 class Averaged(NamedTuple):
     """A keeper's answer to a partner's parameters.
 
     Attributes:
-        step: that its worker is in.
+        step: step that its worker is in.
         half: half of the difference between their parameters, `(n,)`; None while it has none of its own.
-        averages: how many averages its parameters have taken part in, this one included.
+        averages: number of averages that its parameters have taken part in, this one included.
     """
 
     step: int
@@ -150,19 +150,20 @@ class Keeper:
     `PULL` (show the newest parameters).
 
     Args:
-        place: of the worker.
-        setting: of the worker; its flat vector is written when the worker asks, and only then.
+        place: place of the worker.
+        setting: setting of the worker; its flat vector is written when the worker asks, and only then.
 
     Attributes:
-        place: of the worker.
+        place: place of the worker.
         values: `(n,)`, the parameters.
         ready: whether they are there.
         optimizer: works on them.
-        staleness: how many averages changed the parameters between their reading and the update, for each gradient.
+        staleness: number of averages that changed the parameters between their reading and the update, for
+            each gradient.
         heard: the step that each partner was last heard to be in.
         absent: partners that are lost.
         stop: whether someone was asked to stop.
-        plan: of the worker's optimiser in the present step, where a user's own loop has changed it.
+        plan: plan of the worker's optimizer in the present step, where a user's own loop has changed it.
     """
 
     def __init__(self, place: Place, setting: WorkerSetting) -> None:
@@ -199,7 +200,7 @@ class Keeper:
             return self._take(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """A worker is gone; if it was asked for something, nothing will come of it."""
+        """Handle the loss of a worker; an open question to it will not be answered."""
         with self._between_messages:
             self.absent.add(rank)
             if self._asked != rank:
@@ -255,7 +256,7 @@ class Keeper:
         return self._update_if_averaged()
 
     def _update_if_averaged(self) -> list[Reply]:
-        """Update, once there is a gradient and nothing more is to come before it."""
+        """Update, once there is a gradient and no average is pending before it."""
         push = self._push
         if push is None or self._asked is not None:
             return []

@@ -1,33 +1,33 @@
-"""Membership of workers that go at their own pace: how they start together, come back, and end together.
+"""Membership of asynchronous workers: their common start, their return, and their common end.
 
-Worker 0 (`Host`) coordinates it; every other worker is a `Member`, and `KeeperSuccessor` is worker 0's successor, which
-asks all others until it knows enough to be the host of the run under way.
+Rank 0 (`Host`) coordinates it; every other worker is a `Member`, and `KeeperSuccessor` is rank 0's
+replacement, which asks all others until it knows enough to be the host of the run in progress.
 
     worker                     worker 0                    its partners
-    JOIN ───────────────────▶  (waits for all who live)
+    JOIN ───────────────────▶  (waits for all living workers)
       ◀──────── PARAMETERS ──
-    …                                                                     a successor's JOIN goes to its partners, too,
+    …                                                                     a replacement's JOIN goes to its partners too,
     JOIN ───────────────────▶ ───▶ PARAMETERS   JOIN ──────────────────▶  and it starts from the mean of their
       ◀─────────────────────────────────────────────────── PARAMETERS ──  parameters, at the step they last heard of
-    LEAVE ──────────────────▶  (waits for all who live)
+    LEAVE ──────────────────▶  (waits for all living workers)
       ◀───────────── LEAVE ──
     PARAMETERS ─────────────▶  the mean of all: the run's final model
 
-Until worker 0 says `LEAVE`, all workers go on answering. Then all have taken their last step, so none asks
-any more, and a successor that comes now is told to leave.
+Until rank 0 sends `LEAVE`, all workers continue answering. Then all have taken their last step, so there are
+no more questions, and a replacement that arrives now is told to leave.
 
-Where worker 0 has a successor when it is lost, others keep what they would say to it:
+If rank 0 has a replacement when it is lost, the others keep their messages for it:
 
-    worker                     worker 0                    its successor
+    worker                     worker 0                    its replacement
     JOIN, EVENT, LEAVE ─────▶   ✝
     keeps it                                               (its loop starts)
       ◀────────────────────────────────────────── LEAD ──  to all
-    LEAD(the step last heard of) ─────────────────────────▶  (waits for all who live)
+    LEAD(the step last heard of) ─────────────────────────▶  (waits for all living workers)
     what it kept ─────────────────────────────────────────▶
       ◀────────────────────────────────────────── JOIN ──  to its partners: it starts from their mean, and lets
     PARAMETERS ───────────────────────────────────────────▶  others in and out from then on
 
-A worker that has given its model away therefore goes on answering until its process may end.
+A worker that has sent its model therefore continues answering until its process may end.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from polyrhythm.strategies.gossip.pairing.keeper import Keeper, Reply
 from polyrhythm.training.flat_parameters import FlatParameters
 
 KINDS = (Kind.JOIN, Kind.PARAMETERS, Kind.LEAVE, Kind.EVENT, Kind.LEAD)
-"""What these messages are; all others are about parameters. `EVENT` passes on a request to stop."""
+"""Kinds of these messages; all others are about parameters. `EVENT` forwards a request to stop."""
 
 
 class Standing(IntEnum):
-    """What a worker says of itself to a new worker 0."""
+    """State of a worker, as it reports it to a new rank 0."""
 
     OUTSIDE = 0  # it has not asked to be let in
-    ENTERING = 1  # a successor that is about to begin
+    ENTERING = 1  # a replacement that is about to begin
     WAITING = 2  # as from the run's beginning, for the first parameters
     RESUMED = 3  # the same, with parameters from a checkpoint
     INSIDE = 4  # it has parameters, and has begun
@@ -62,16 +62,16 @@ class Standing(IntEnum):
 
     @property
     def has_parameters(self) -> bool:
-        """Whether it can give parameters to who begins."""
+        """Whether it can send parameters to a worker that begins."""
         return self in (Standing.RESUMED, Standing.INSIDE)
 
 
 class Membership(Protocol):
-    """Handles one worker's messages about who takes part: beginning, successors, the end."""
+    """Handles one worker's messages about membership: beginning, replacements, the end."""
 
     @property
     def over(self) -> bool:
-        """Whether all is over, so that no message is left to handle."""
+        """Whether all is over, so that no message remains to be handled."""
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
         """Process a message and return the replies."""
@@ -86,7 +86,7 @@ class Admission(NamedTuple):
     Attributes:
         values: `(n,)`; None of a partner that has none.
         step: the sender's own; if the worker succeeds another, the last one that this had begun, as the sender knows.
-        succeeds: whether the worker succeeds another, of which its partners may know more.
+        succeeds: whether the worker is a replacement; its partners may know more about its predecessor.
     """
 
     values: Tensor | None
@@ -107,7 +107,7 @@ class Introduction(NamedTuple):
     """To a new worker 0: how a worker stands, and what it knows.
 
     Attributes:
-        standing: of the worker.
+        standing: state of the worker.
         heard: the last step of the lost worker 0 that it has heard of.
         stop: whether the run has been asked to stop.
     """
@@ -130,8 +130,8 @@ class Host:
     """Membership on worker 0; see `Membership`.
 
     Args:
-        keeper: of its parameters.
-        flat: where the run's final model is left.
+        keeper: keeper of its parameters.
+        flat: vector for the run's final model.
     """
 
     def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
@@ -156,7 +156,7 @@ class Host:
         if message.kind is Kind.LEAVE:
             return self._leave(source)
         if message.kind is Kind.LEAD:
-            # Of a successor that found the question in its inbox, and asks to be let in.
+            # Sent by a replacement that found the question in its inbox, and asks for admission.
             return []
         assert message.tensor is not None, "who leaves gives its parameters"
         self._total.add_(message.tensor.to(self._total.device))
@@ -167,7 +167,7 @@ class Host:
         """Continue a run that has begun, with the parameters of the flat vector.
 
         Args:
-            step: of its own worker.
+            step: step of its own worker.
             present: ranks of the others that take part.
             first: those of them that wait as from the run's beginning.
         """
@@ -205,7 +205,7 @@ class Host:
         return self._begin()
 
     def _answer_to(self, rank: int, step: int) -> Message:
-        """Return the admission of a worker to a run under way."""
+        """Return the admission of a worker to a run in progress."""
         values = self._keeper.copy()
         if rank not in self._known:
             self._known.add(rank)
@@ -219,7 +219,7 @@ class Host:
         self._begun = True
         self._known = set(self._waiting)
         self._keeper.make_ready(self._waiting[self._own])
-        self._keeper.heard.update(self._waiting)  # for successors of those who never speak again
+        self._keeper.heard.update(self._waiting)  # for replacements of workers that never send again
         told = Admission(self._keeper.copy(), self._keeper.step).message()
         return [
             self._keeper.answer(step=self._keeper.step) if rank == self._own else (rank, told)
@@ -262,11 +262,11 @@ class Member:
     """Membership of a worker other than 0; see `Membership`.
 
     Args:
-        keeper: of its parameters.
-        flat: where they are put first.
+        keeper: keeper of its parameters.
+        flat: vector for the initial parameters.
         resumed: whether they are in it already, from a checkpoint.
-        succeeds: whether it is the successor of one that was lost.
-        host_returns: whether worker 0 has a successor when it is lost.
+        succeeds: whether it is the replacement of one that was lost.
+        host_returns: whether worker 0 has a replacement when it is lost.
     """
 
     def __init__(
@@ -287,14 +287,14 @@ class Member:
         self._away = self._news = False
         self._succeeds = succeeds
         self._joins: Message | None = None
-        """What its own worker began with, as long as worker 0 has not answered."""
+        """First message of its own worker, as long as rank 0 has not answered."""
         self._came = self._stop_requested = self._left = self._released = False
         self._step = 0
         self._asked: set[int] = set()
         self._found: list[Tensor] = []
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Comes, lets others come, and leaves."""
+        """Join, admit others, and leave."""
         if source == self._keeper.place.rank:
             return self._say(message)
         if message.kind is Kind.LEAD:
@@ -308,10 +308,10 @@ class Member:
         return self._begin_with(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Continue without a partner, and without worker 0 until its successor speaks.
+        """Continue without a partner, and without worker 0 until its replacement speaks.
 
         Raises:
-            PeerLost: worker 0 is gone, and has no successor.
+            PeerLost: worker 0 is gone, and has no replacement.
         """
         if rank != self._leader:
             return self._answered_by(rank)
@@ -338,7 +338,7 @@ class Member:
     def _tell(self) -> list[Reply]:
         """Report each loss of worker 0 once to its own worker, if that one waits for an answer.
 
-        So that it can hear a new one elsewhere, too, which may wait for what it has to say there.
+        So that it can also receive from a new rank 0, which may wait for its answer there.
         """
         waits = self._joins is not None or self._left
         if not (self._news and waits):
@@ -381,11 +381,11 @@ class Member:
             return self._answered_by(source)
         joins, self._joins = self._joins, None
         if joins is None:
-            return []  # to what was said again
+            return []  # to a repeated message
         assert admission.values is not None, "worker 0 has parameters"
         if not self._resumed:
             self._flat.vector.copy_(admission.values)
-        if not admission.succeeds:  # the step is worker 0's own, of which its successor may want to know
+        if not admission.succeeds:  # the step is rank 0's own, which its replacement may need
             self._step, self._keeper.heard[self._leader] = joins.step, admission.step
             return self._begin()
         self._step = max(self._step, joins.step, admission.step)
@@ -425,12 +425,12 @@ class Member:
 class KeeperSuccessor:
     """Asks all living workers, begins with the mean of its partners' parameters, and is the host from then on.
 
-    It waits for everyone's word, since whoever it does not know of would be let out by nobody. What others say to their
-    host meanwhile waits.
+    It waits for all workers, since one that it does not know of would never be released. Messages of others
+    to their host wait in the meantime.
 
     Args:
-        keeper: of its parameters.
-        flat: where they are put first, and where the run's final model is left.
+        keeper: keeper of its parameters.
+        flat: vector for the initial parameters, and for the run's final model.
     """
 
     def __init__(self, keeper: Keeper, flat: FlatParameters) -> None:
@@ -449,7 +449,7 @@ class KeeperSuccessor:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be said."""
+        """Whether no more messages follow."""
         return self._host.over
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
@@ -502,7 +502,7 @@ class KeeperSuccessor:
         """Ask for parameters once all have answered, and lead once they have arrived.
 
         Raises:
-            PeerLost: nobody has any.
+            PeerLost: no worker has any.
         """
         if not self._called or self._awaited or self._asked:
             return []

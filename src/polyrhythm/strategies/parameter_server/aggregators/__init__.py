@@ -1,1 +1,1 @@
-"""How several gradients become one: each file is one rule."""
+"""Aggregation of several gradients into one: each file is one rule."""

@@ -3,14 +3,14 @@
 El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in Byzantium", ICML 2018,
 arXiv 1802.07927.
 
-    S = n - 2f gradients, each the Krum choice among those that are left
+    S = n - 2f gradients, each the Krum choice among the remaining ones
     g_k = mean of the n - 4f numbers of {g_{i,k} : i in S} that are nearest to their median
 
-f = `f`, of n >= 4f + 3 gradients. Of equal scores, the gradient that is nearer to all that are left is chosen. The
-paper leaves that open, and it is no rare case: of the last f + 3 gradients only one neighbour counts, so that every
-nearest pair has one score, and of fewer none does. By position, as in Krum, the result would depend on who is which
-worker, and one of f wrong gradients could be chosen for its position. Of numbers that are equally near, the smaller one
-is taken. Numbers that are not finite are never near.
+f = `f`, of n >= 4f + 3 gradients. Of equal scores, the gradient that is nearer to all remaining ones is
+chosen. The paper leaves that open, and it is no rare case: among the last f + 3 gradients only one neighbor
+counts, so that every nearest pair has one score, and with fewer none does. By position, as in Krum, the
+result would depend on the workers' order, and one of f wrong gradients could be chosen for its position. Of
+numbers that are equally near, the smaller one is taken. Numbers that are not finite are never near.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class CoordinateMedian(Aggregator):
     """The number in the middle, for each parameter.
 
     Attributes:
-        f: how many gradients may be wrong.
+        f: number of gradients that may be wrong.
     """
 
     f: int = Field(default=1, ge=0)

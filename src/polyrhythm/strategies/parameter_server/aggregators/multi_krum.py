@@ -24,7 +24,7 @@ class MultiKrum(ByDistance):
     """The mean of several gradients, chosen by their neighbours.
 
     Attributes:
-        m: how many are chosen; default: all but f + 2.
+        m: number of chosen gradients; default: all but f + 2.
     """
 
     m: int | None = Field(default=None, ge=1)

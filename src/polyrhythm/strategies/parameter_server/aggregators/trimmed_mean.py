@@ -24,7 +24,7 @@ class TrimmedMean(Aggregator):
     """The mean without the extremes, for each parameter.
 
     Attributes:
-        k: how many are left out on either side.
+        k: number of gradients left out on either side.
     """
 
     k: int = Field(default=1, ge=0)

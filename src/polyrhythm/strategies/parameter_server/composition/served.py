@@ -1,9 +1,9 @@
-"""The base classes of strategies whose parameters are on servers.
+"""Base classes of strategies with parameters on servers.
 
-`WithServers` is what all of them have in common: how many servers, and where they run. `Served` is for those
-whose workers push every gradient to servers that own the optimiser. Consistency (who may proceed when), merge
-rule (what becomes of stale gradients) and aggregator (how several become one) are chosen apart; such a
-strategy is a composition of them.
+`WithServers` is the part that all of them share: number and placement of the servers. `Served` is for
+strategies with workers that push every gradient to servers with the optimizer. Consistency (order of
+progress), merge rule (treatment of stale gradients) and aggregator (combination of several) are chosen
+separately; such a strategy is a composition of them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class WithServers(Strategy):
     """A strategy with servers.
 
     Attributes:
-        servers: how many, each with an equal shard.
-        placement: where servers run.
+        servers: number of servers, each with an equal shard.
+        placement: placement where servers run.
     """
 
     servers: Count = 1
@@ -64,7 +64,7 @@ class WithServers(Strategy):
 
 
 def optimizer_divided(merge: MergeRule, updates: int, *, lockstep: bool) -> str:
-    """Return the default optimiser where a merge rule divides the rate of gradients that are applied one by one.
+    """Return the default optimizer where a merge rule divides the rate of gradients that are applied one by one.
 
     As all late gradients they bear no momentum and a low rate (`benchmarks/asynchrony`); of N workers the rule leaves
     them about 0.2 / (N - 1). Empty: the usual one.
@@ -79,8 +79,8 @@ class Served(WithServers, Compressible, RecutsServers):
         replicas: servers that hold each shard; of two, one may be lost.
         eject_after: gradients of a worker in a row that are not finite, after which servers that do not wait for all
             let it go.
-        compress: what shrinks gradients on the way up, and changes of parameters on the way down; None: nothing.
-        overlap: whether gradients are pushed while the backward pass goes on, and parameters awaited just before
+        compress: compressor of gradients on the way up, and of parameter changes on the way down; None: none.
+        overlap: whether gradients are pushed during the backward pass, and parameters awaited just before
             their layer's use; the numbers are the same.
     """
 
@@ -178,7 +178,7 @@ class Served(WithServers, Compressible, RecutsServers):
         )
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return going on, where the consistency can spare a worker: servers hold all that a run has come to."""
+        """Return a policy to continue, where the consistency can spare a worker: servers hold the run's state."""
         return _faults(self, workers)
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -199,7 +199,7 @@ class Served(WithServers, Compressible, RecutsServers):
 
     @property
     def _sends_as_it_lies(self) -> bool:
-        """Whether gradients and parameters themselves are sent, once, and held by nobody else."""
+        """Whether gradients and parameters themselves are sent, once, and held by no other process."""
         return self.compress is None and self.replicas == 1
 
     def _link(self, setting: WorkerSetting, *, in_parts: bool) -> PushPull:
@@ -248,7 +248,7 @@ def _faults(strategy: Served, workers: int) -> FaultPolicy:
     """Return the policy of a strategy for which thousands of simulated workers ask."""
     consistency, handling = strategy.rules()
     lockstep, spares = consistency.in_step(), consistency.spares(workers)
-    if lockstep:  # the aggregator needs some of those who are left
+    if lockstep:  # the aggregator needs some of the remaining workers
         spares = min(spares, handling.aggregator.spares(workers))
     shards = range(strategy.servers) if strategy.replicas > 1 else ()
     common = FaultPolicy(

@@ -1,1 +1,1 @@
-"""Who may proceed when: each file is one rule, a small state machine without parameters or network."""
+"""Consistency: rules of progress for pushers; each file is one small state machine without a network."""

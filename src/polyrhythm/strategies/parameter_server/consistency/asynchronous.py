@@ -12,7 +12,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import (
 
 
 class Asynchronous(Consistency):
-    """Nobody waits for anybody."""
+    """No pusher waits for another."""
 
     def in_step(self) -> bool:
         return False

@@ -4,7 +4,8 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting Distributed Synchronous SGD", 
 
     w' = w - lr * (1/N) * sum of the first N gradients of the current step        N + b pushers
 
-b = `spare`; N is the rest. A gradient of an earlier step is dropped, and its pusher goes on with the current step,
+b = `spare`; N is the rest. A gradient of an earlier step is dropped, and its pusher continues with the
+current step,
 leaving out the ones between. What is applied is never stale. With b = 0 this is the synchronous consistency.
 
 Departure from the paper: where there are several servers, every shard has its own first N.
@@ -24,7 +25,7 @@ class Backup(Consistency):
     """The slowest are not waited for.
 
     Attributes:
-        spare: how many.
+        spare: number of pushers that are not waited for.
     """
 
     drops: ClassVar[bool] = True
@@ -32,7 +33,7 @@ class Backup(Consistency):
     spare: int = Field(default=1, ge=0)
 
     def check(self, pushers: int) -> None:
-        """Refuse to spare everybody; a single pusher has nobody to spare, and is plain training."""
+        """Reject sparing all pushers; a single pusher cannot be spared, and is plain training."""
         if pushers > 1:
             check_fewer(f"{self}: spare", self.spare, pushers)
 
@@ -85,7 +86,7 @@ class BackupGate(Gate):
         self._present.add(pusher)
 
     def state(self) -> dict[str, Any]:
-        """Return the current step; what is held will come again."""
+        """Return the current step; held gradients are pushed again."""
         return {"step": self._step}
 
     def load_state(self, state: dict[str, Any]) -> None:

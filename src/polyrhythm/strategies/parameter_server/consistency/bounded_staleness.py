@@ -1,25 +1,26 @@
-"""Stale synchronous parallel (SSP): nobody begins a step more than s ahead of the slowest.
+"""Stale synchronous parallel (SSP): no worker begins a step more than s ahead of the slowest.
 
 Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013.
 
     worker i may begin step c_i  iff  c_i - s <= min_j c_j        c_j = steps that j has completed
 
-s = `s`. Steps in progress differ by at most s; completed counts may differ by s + 1, where one worker has just finished
-and now waits. Every gradient is an update of its own as soon as it arrives. So a read at step c holds all updates of
-the steps before c - s, all of the reader's own, and some more. With s = 0 nobody reads in between, and the gradients of
-a step are one update, their mean: this is the synchronous consistency. With s as large as the run it is the
-asynchronous one.
+s = `s`. Steps in progress differ by at most s; completed counts may differ by s + 1, where one worker has
+just finished and now waits. Every gradient is an update of its own as soon as it arrives. So a read at step c
+holds all updates of the steps before c - s, all of the reader's own, and some more. With s = 0 there are no
+reads in between, and the gradients of a step are one update, their mean: this is the synchronous consistency.
+With s as large as the run it is the asynchronous one.
 
     cached_reads = true      parameters travel to i only if its copy may lack updates of steps before c_i - s
 
 Otherwise the answer is empty, and the worker applies its own gradient to its own copy: it reads what it wrote. On
 average, M/(s+1) bytes of parameters then travel per step.
 
-A successor of a lost worker takes the steps that are left of that one's. Its clock begins with its first gradient, at
-the slowest of the others', so that nobody waits until it has caught up. While it catches up, it does not pass the
-first.
+A replacement of a lost worker takes its remaining steps. Its clock begins with its first gradient, at the
+slowest of the others', so that they do not wait until it has caught up. While it catches up, it does not pass
+the first.
 
-Departure from the paper: the server runs the optimiser. So a worker's own updates come from an optimiser of its own,
+Departure from the paper: the server runs the optimizer. So a worker's own updates use an optimizer of its
+own,
 which with momentum has seen its own gradients only. A fresh copy replaces them.
 """
 
@@ -37,8 +38,8 @@ class BoundedStaleness(Consistency):
     """The quickest wait for the slowest, when they are too far ahead.
 
     Attributes:
-        s: by how many steps in progress workers may differ.
-        cached_reads: whether parameters travel only to workers whose copies are too old.
+        s: largest difference between the workers' steps in progress.
+        cached_reads: whether parameters are sent only to workers with copies that are too old.
     """
 
     s: int = Field(default=3, ge=0)
@@ -70,17 +71,17 @@ class BoundedStaleness(Consistency):
 
 
 class BoundedStalenessGate(Gate):
-    """Keeps the pushers' clocks, and lets those wait who are too far ahead."""
+    """Keeps the pushers' clocks, and blocks those that are too far ahead."""
 
     def __init__(self, pushers: int, s: int, cached_reads: bool) -> None:
         self._s = s
         self._cached_reads = cached_reads
         self._clocks = [0] * pushers
         self._credits = [0] * pushers
-        """By how much a clock is ahead of its pusher's steps, which were behind when it came after a loss."""
+        """Lead of each clock over its pusher's steps, for replacements that were behind when they joined."""
         self._present = set(range(pushers))
         self._entering: set[int] = set()
-        """Successors that have not pushed yet, for whom nobody waits."""
+        """Replacements that have not pushed yet, and are not waited for."""
         self._copied = [-1] * pushers
         """Up to which step every pusher's copy has all updates; -1: it has none."""
         self._waiting: set[int] = set()
@@ -121,9 +122,10 @@ class BoundedStalenessGate(Gate):
         self._credits = list(state.get("credits", self._credits))  # older checkpoints had none
 
     def _set_clock(self, pusher: int, steps: int) -> None:
-        """Count a credit only as far as it is still behind: else it would wait for those who have done all steps.
+        """Count a credit only as far as it is still behind: else it would wait for pushers that have done all steps.
 
-        Behind the first of those who never were: two who catch up would hold each other back, and with them all.
+        The limit is the first of those that never were behind: two that catch up would block each other, and
+        all others.
         """
         if self._credits[pusher]:
             true = (self._clocks[other] for other in self._present if not self._credits[other])
@@ -131,7 +133,7 @@ class BoundedStalenessGate(Gate):
         self._clocks[pusher] = steps + self._credits[pusher]
 
     def _rebase(self) -> None:
-        """Have one at least count its steps alone, where all who are left were behind once; differences stay."""
+        """Let one at least count its steps alone, if all remaining ones were behind once; differences stay."""
         least = min((self._credits[pusher] for pusher in self._present), default=0)
         for pusher in self._present if least else ():
             self._credits[pusher] -= least

@@ -1,4 +1,4 @@
-"""n-softsync: an update is made of the next c gradients to come, whoever sent them; nobody waits.
+"""n-softsync: an update is the mean of the next c gradients to arrive, from any pusher; there are no waits.
 
 Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learning", IJCAI 2016, arXiv 1511.05950.
 
@@ -7,7 +7,7 @@ Zhang, Gupta, Lian, Liu, "Staleness-aware async-SGD for Distributed Deep Learnin
 n = `n`. With n = lambda this is the asynchronous consistency. With n = 1 an update takes as many gradients as there are
 pushers, but there is no barrier: a quick pusher may have two of them. Mean staleness is about n.
 
-Departure from the paper: when all have left, the gradients that are left over become a last, smaller update.
+Departure from the paper: when all have left, the remaining gradients become a last, smaller update.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from polyrhythm.strategies.parameter_server.serving.gate import Consistency, Dec
 
 
 class Softsync(Consistency):
-    """Updates gather gradients, and nobody waits for them.
+    """Updates gather gradients, and pushers do not wait for them.
 
     Attributes:
         n: updates while every pusher takes one step; 1 gathers the most.
@@ -69,7 +69,7 @@ class SoftsyncGate(Gate):
         return Decision(apply=apply, answer=(pusher,))
 
     def leave(self, pusher: int) -> Decision:
-        """Apply what is left over when nobody is there any more."""
+        """Apply the remaining gradients when no pusher is present any more."""
         self._present.discard(pusher)
         return Decision(apply=() if self._present else self._taken())
 

@@ -1,11 +1,11 @@
-"""Synchronous: an update is the mean of one gradient of every pusher, and nobody goes on before it.
+"""Synchronous: an update is the mean of one gradient of every pusher, and no pusher continues before it.
 
 Gradients are summed in the order of the pushers, not in that of their arrival, so the result does not depend on timing.
 
-Where a worker is lost, an update is the mean of the gradients of those who are left, and a gradient that the lost one
-had already pushed counts as well. Its successor enters at the same round on all servers. It takes the steps that were
-left to the lost worker, one per update, and so stays behind the others. If a server already has a step that another
-server lacks, it takes the repeated push for an empty batch.
+If a worker is lost, an update is the mean of the gradients of the remaining ones, and an earlier push of the
+lost one counts as well. Its replacement enters at the same round on all servers. It takes the lost worker's
+remaining steps, one per update, and so stays behind the others. If a server already has a step that another
+server lacks, it treats the repeated push as an empty batch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Synchronous(Consistency):
 
 
 class SynchronousGate(RoundsGate):
-    """Holds gradients until there is one of everybody who is there; what a lost one had pushed goes with them."""
+    """Holds gradients until each present pusher has one; held pushes of lost pushers are included."""
 
     def __init__(self, pushers: int) -> None:
         super().__init__(pushers)
         self._orphans: list[int] = []
-        """Lost pushers of whom a gradient is held, which will not be answered."""
+        """Lost pushers with a held gradient, which will not be answered."""
 
     def arrive(self, pusher: int, step: int) -> Decision:
         self.rounds.take(pusher, step)
@@ -53,11 +53,11 @@ class SynchronousGate(RoundsGate):
         return self.decide()
 
     def join(self, pusher: int) -> None:
-        """End no round until this pusher has said at which it comes in."""
+        """End no round until this pusher has announced its first round."""
         self.rounds.invite(pusher, later=pusher in self._orphans)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore nothing, or what older checkpoints hold: lost pushers of whom a gradient will not come again."""
+        """Restore nothing, or, from older checkpoints, lost pushers with a gradient that will not be repeated."""
         self._orphans = list(state.get("orphans", ()))
 
     @property

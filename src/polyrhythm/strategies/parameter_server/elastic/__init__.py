@@ -1,1 +1,1 @@
-"""What the strategies of elastic averaging share: the centre, a worker's end of it, and when it is stable."""
+"""Common parts of elastic averaging: the center, a worker's end of it, and its stability."""

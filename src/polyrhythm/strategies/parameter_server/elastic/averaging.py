@@ -1,6 +1,6 @@
-"""Elastic averaging: the shared configuration, the worker with its own steps, and the server of the centre.
+"""Elastic averaging: the shared configuration, the worker with its own steps, and the server of the center.
 
-The forms are `easgd`, `eamsgd` and, with other pulls, `periodic_averaging`, whose texts have papers, rules
+The forms are `easgd`, `eamsgd` and, with other pulls, `periodic_averaging`; their texts have papers, rules
 and departures. They differ in a worker's own step, and in how far a pull moves the two sides.
 
 Stability: on f(x) = x^2 / 2, with learning rate h, N workers and beta = N alpha, the iteration contracts for
@@ -16,20 +16,20 @@ hides behind the computation:
       x ──── forward, backward at x ────▶ g ;  x -= d ;  x -= lr g
       └─ VECTOR(x) ─▶ centre ─ DIFFERENCE(d) ─┘
 
-Its own step between two exchanges is the optimiser's (`PlainStep`), or one with Nesterov's momentum around it
+Its own step between two exchanges is the optimizer's (`PlainStep`), or one with Nesterov's momentum around it
 (`NesterovStep`). The flat vector holds the point at which the next gradient is computed. With momentum that
 is ahead of the worker's parameters, which are therefore kept apart.
 
-A server holds a shard of the centre:
+A server holds a shard of the center:
 
     worker ── VECTOR(x) ─▶ d = alpha (x - centre);  centre += d
            ◀─ DIFFERENCE(d) ──────────────────────  the worker subtracts the same d
 
 Synchronously it holds the vectors until there is one of every worker, makes all differences with the same
-centre, and adds them in the workers' order; a successor enters at the same exchange on all servers. A worker
-that leaves pulls at the centre for a last time, and is not pulled.
+center, and adds them in the workers' order; a replacement enters at the same exchange on all servers. A worker
+that leaves pulls at the center for a last time, and is not pulled.
 
-With another number of workers the centre stays, and new workers begin there.
+With another number of workers the center stays, and new workers begin there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from polyrhythm.training.quantities import Count, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticRule:
-    """How far, how often and when workers and the centre pull at each other.
+    """Strength, interval and mode of the pulls between workers and the center.
 
     Attributes:
         alpha: share of the difference that each side moves by.
@@ -125,14 +125,14 @@ WHEN_A_WORKER_DIES = "the others go on, and a successor begins at the centre wit
 
 
 class ElasticAveraging(WithServers, Remarks):
-    """Workers train alone, and every few steps they and a centre pull at each other.
+    """Workers train alone, and every few steps they and a center pull at each other.
 
     Attributes:
         mode: whether a worker exchanges by itself, or all together.
         tau: steps of a worker between two exchanges.
-        beta: what all workers' pulls at the centre add up to.
+        beta: sum of all workers' pulls at the center.
         alpha: share of the difference by which both sides move; None: beta / N.
-        servers: how many hold the centre, each an equal shard.
+        servers: number of servers of the center, each with an equal shard.
     """
 
     why_not_compressed: ClassVar[str] = (
@@ -154,7 +154,7 @@ class ElasticAveraging(WithServers, Remarks):
         return self
 
     def rule(self, workers: int) -> ElasticRule:
-        """Return the numbers for so many workers."""
+        """Return the rule for `workers` workers."""
         alpha = self.beta / workers if self.alpha is None else self.alpha
         return ElasticRule(alpha=alpha, tau=self.tau, together=self.mode == "synchronous")
 
@@ -211,7 +211,7 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         self._done = 0
 
     def start(self, step: int) -> int:
-        """Start from the centre, which worker 0 hands out; a resumed worker starts where it was.
+        """Start from the center, which worker 0 hands out; a resumed worker starts where it was.
 
         A state older than this worker's last exchange is of no use: its steps would be done twice.
         """
@@ -250,7 +250,7 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
         self._local.look_ahead()
 
     def end(self) -> None:
-        """Pull at the centre for a last time and leave; worker 0 waits for the final centre."""
+        """Pull at the center for a last time and leave; worker 0 waits for the final center."""
         self._centre.part(self._done)
         if self._rank == 0:
             self._flat.vector.copy_(self._centre.pull_whole(final=True)[0])
@@ -269,7 +269,7 @@ class ElasticWorker(WorkerPart, Presents, CatchesUp, UsesServers, BeginsEarly):
 
 
 class CentreLink(ServerLink):
-    """Exchanges a worker's parameters with the servers that hold the centre.
+    """Exchanges a worker's parameters with the servers that hold the center.
 
     Args:
         own: `(size,)`, the worker's parameters.
@@ -288,7 +288,7 @@ class CentreLink(ServerLink):
         ]
 
     def take(self) -> bool:
-        """Take the differences off the worker's parameters, as the centre has gained them; return whether to stop."""
+        """Take the differences off the worker's parameters, as the center has gained them; return whether to stop."""
         stop, vector = False, self._vector
         differences = [self._answer(position) for position in range(len(self._servers))]
         for handle in self._offered:
@@ -299,7 +299,7 @@ class CentreLink(ServerLink):
         return stop
 
     def part(self, steps: int) -> None:
-        """Pull at the centre for a last time, after so many steps, and leave."""
+        """Pull at the center for a last time, after `steps` steps, and leave."""
         for server, shard in zip(self._servers, self._shards, strict=True):
             self._network.send(server, Message(Kind.LEAVE, self._vector[shard], step=steps))
 
@@ -308,7 +308,7 @@ _OPTIMIZER = "optimizer."
 
 
 class LocalStep(Protocol):
-    """How a worker steps on its own.
+    """A worker's own step.
 
     Attributes:
         own: `(size,)`, the worker's parameters, which pull and are pulled.
@@ -336,7 +336,7 @@ class LocalStep(Protocol):
 
 
 class PlainStep(LocalStep):
-    """The optimiser's own step, on the flat vector.
+    """The optimizer's own step, on the flat vector.
 
     Args:
         vector: `(size,)`, the flat parameters.
@@ -371,11 +371,11 @@ class PlainStep(LocalStep):
 
 
 class NesterovStep(LocalStep):
-    """The optimiser's step from a point ahead; for SGD, `v' = delta v - lr g(x + delta v)` and `x' = x + v'`.
+    """The optimizer's step from a point ahead; for SGD, `v' = delta v - lr g(x + delta v)` and `x' = x + v'`.
 
     Args:
         vector: `(size,)`, the flat parameters.
-        plan: of the optimiser, without a momentum of its own.
+        plan: plan of the optimizer, without a momentum of its own.
         delta: share of the velocity that is kept.
     """
 
@@ -394,7 +394,7 @@ class NesterovStep(LocalStep):
         self.look_ahead()
 
     def update(self, gradient: Tensor, learning_rate: float) -> None:
-        self.look_ahead()  # the centre has pulled since
+        self.look_ahead()  # the center has pulled since
         self._optimizer.step(gradient, learning_rate)
         torch.sub(self._vector, self.own, out=self._velocity)
         self.own.copy_(self._vector)
@@ -426,23 +426,23 @@ def _restore(optimizer: FlatOptimizer | OwnOptimizer, state: State) -> None:
 
 
 def centre_session(workers: tuple[int, ...], rule: ElasticRule, pull: float = 1.0) -> ServerSession:
-    """Make the server of a shard of the centre; `pull` is how far a worker moves for each that the centre moves."""
+    """Make the server of a shard of the center; `pull` is how far a worker moves for each that the center moves."""
     return ServerSession(workers, CentreRule(rule, len(workers), pull))
 
 
 class CentreRule(Rule):
-    """A shard of the centre, which moves towards every worker's parameters, as these move towards it.
+    """A shard of the center, which moves towards every worker's parameters, as these move towards it.
 
     Its versions are exchanges; where workers exchange together, an exchange of all is one. A gradient's staleness is
-    how many versions its worker had not heard of when the centre heard of it.
+    how many versions its worker had not heard of when the center heard of it.
 
     Args:
-        rule: how far the centre moves, and whether all exchange at the same time.
-        pull: how far a worker moves, for each that the centre moves.
+        rule: movement of the center, and whether all exchange at the same time.
+        pull: ratio of a worker's movement to the center's.
     """
 
     contributes = Kind.VECTOR
-    last = -1  # a worker says how many steps it has taken
+    last = -1  # a worker reports its number of steps
     repeats = False
     parts = True
     forgets = True
@@ -453,7 +453,7 @@ class CentreRule(Rule):
         self._alpha = rule.alpha
         self._pull = pull
         self._heard: dict[int, int] = {}
-        """For each worker that has heard of the centre, of which version; the first, or after its last exchange."""
+        """Version of the center that each worker received last: the first, or that after its last exchange."""
         self._begun = False
         self._copy: Tensor | None = None
 
@@ -467,8 +467,8 @@ class CentreRule(Rule):
             self.values, self.ready = values, True
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied:
-        """Make all differences with the same centre, and add them in the workers' order."""
-        # The vectors are ours, and become the differences where they are: all of them before the centre moves.
+        """Make all differences with the same center, and add them in the workers' order."""
+        # The vectors are ours, and become the differences where they are: all of them before the center moves.
         differences = [entry.gradient.sub_(self.values).mul_(self._alpha) for entry in batch]
         staleness: dict[int, int] = {}
         answers: dict[int, Given] = {}
@@ -515,7 +515,7 @@ class CentreGate(RoundsGate):
     def __init__(self, workers: int) -> None:
         super().__init__(workers)
         self._parting: set[int] = set()
-        """Workers that have left, and whose last vector waits for the others'."""
+        """Workers that have left, with a last vector that waits for the others'."""
 
     def check_turn(self, pusher: int) -> None:
         if pusher in self.held:
@@ -556,7 +556,7 @@ class CentreGate(RoundsGate):
 
 
 def of_centre(after: int) -> Resharding:
-    """Return how a centre and its workers are resharded to `after` workers: who stays keeps its own model."""
+    """Return how a center and its workers are resharded to `after` workers: remaining ones keep their own model."""
     return Resharding(
         after=after,
         text="the centre stays, and {kept} workers keep their own parameters and optimisers",

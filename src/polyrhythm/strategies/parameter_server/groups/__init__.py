@@ -1,1 +1,1 @@
-"""What mixed mode is made of: groups of workers that go in step, of each of which one speaks to the servers."""
+"""Parts of mixed mode: synchronous groups of workers; one member of each speaks to the servers."""

@@ -5,20 +5,19 @@
     another's PULL          the same pusher continues: after what had been taken of it, and with nothing twice
     all of a group lost     the pusher is lost
 
-A new speaker's pull waits until the old one's loss is known here, behind which nothing of the old one can
-come.
+A new speaker's pull waits until the old one's loss is known here; no message of the old one can follow.
 
-The first server also says who goes on together. It keeps a roster of each group, and its word takes the place
-of an agreement:
+The first server also decides the membership of groups. It keeps a roster of each group, and its decision
+replaces an agreement:
 
     member breaks a step off ─▶ BROKEN(round) ───┐
-    successor of a lost one  ─▶ JOIN(generation) ┼─▶ all of the group that are there have said so ─▶ REGROUP
+    replacement of a lost one ▶ JOIN(generation) ┼─▶ all present members of the group have sent one ─▶ REGROUP
     a member is lost ────────────────────────────┘
 
-A group that has finished its run has nothing to regroup for: a member that asks is told so. Its last step may
-be on one shard and not on another, if its speaker died meanwhile; so once a member is lost, the other servers
-tell the first how many steps they have of a group. A group that was told to stop by the first server may have
-had no answer of another yet when its speaker died: the first tells that one, too.
+A group that has finished its run has nothing to regroup for: a member that asks is dismissed. Its last step
+may be on one shard and not on another, if its speaker died in the meantime; so once a member is lost, the
+other servers report to the first how many steps they have of a group. A group that was told to stop by the
+first server may have had no answer of another yet when its speaker died: the first notifies that one, too.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ WORD_TAG = 1
 
 @dataclass(frozen=True)
 class Formation:
-    """The members of a group that go on together.
+    """The members of a group that continue together.
 
     Attributes:
-        round: how many formations of the group there have been before.
-        ranks: of the members, who has been there longest first; that one speaks for the group.
-        generations: how many have had each one's rank before it.
+        round: number of the group's earlier formations.
+        ranks: ranks of the members, in order of their seniority; the first speaks for the group.
+        generations: number of predecessors of each member.
     """
 
     round: int
@@ -68,9 +67,9 @@ class Broken:
     """A member has broken a step off.
 
     Attributes:
-        round: of the formation in which it was.
-        taken: steps of which it has computed its own part.
-        known: contributions of the group whose numbers it knows.
+        round: round of the formation in which it was.
+        taken: steps with its own part computed.
+        known: contributions of the group with known numbers.
     """
 
     round: int
@@ -94,7 +93,7 @@ _MOST_KNOWN = 1 << 53
 
 @dataclass(frozen=True)
 class Returning:
-    """A successor of a lost member wants to take part; so many have had its rank before it."""
+    """A replacement of a lost member asks for admission, with the number of its predecessors."""
 
     generation: int
 
@@ -109,7 +108,7 @@ class Returning:
 
 
 def member_word(message: Message) -> Broken | Returning:
-    """Read what a member has said of its group."""
+    """Read a member's message about its group."""
     if message.kind is Kind.BROKEN:
         return Broken.of(message)
     return Returning.of(message)
@@ -117,7 +116,7 @@ def member_word(message: Message) -> Broken | Returning:
 
 @dataclass(frozen=True)
 class SomeoneWaits:
-    """The speaker of a group, in this formation, is told that somebody waits to be let in."""
+    """Notice to the speaker of a group, in this formation, that a worker waits for admission."""
 
     round: int
 
@@ -133,7 +132,7 @@ class SomeoneWaits:
 
 @dataclass(frozen=True)
 class Dismissal:
-    """Members of a group whose run is over are told so: after how many steps, and whether they must stop before all."""
+    """Notice to members of a finished group: its number of steps, and whether they must stop before all."""
 
     steps: int
     stop: bool
@@ -149,7 +148,7 @@ class Dismissal:
 
 
 def group_word(message: Message) -> Formation | SomeoneWaits | Dismissal:
-    """Read what the first server has said of a group, with `WORD_TAG`."""
+    """Read the first server's message about a group, with `WORD_TAG`."""
     if message.kind is Kind.REGROUP:
         return Formation.of(message)
     if message.kind is Kind.JOIN:
@@ -159,11 +158,11 @@ def group_word(message: Message) -> Formation | SomeoneWaits | Dismissal:
 
 @dataclass(frozen=True)
 class GroupSteps:
-    """How many steps of a group a server has; the first server says so of a group that goes on no more.
+    """A server's number of steps of a group; the first server sends it for a group that does not continue.
 
     Attributes:
-        name: of the group, the rank of its first member.
-        steps: how many.
+        name: name of the group, the rank of its first member.
+        steps: number of steps.
     """
 
     name: int
@@ -183,17 +182,18 @@ class Roster:
     """Keeps track of one group's members, from formation to formation.
 
     Attributes:
-        ranks: of the present formation, with those that have been lost since.
-        round: of the present formation.
-        gone: which of the ranks are lost.
+        ranks: ranks of the present formation, with those that have been lost since.
+        round: round of the present formation.
+        gone: lost ones among the ranks.
         waiting: members that have broken a step off.
-        absent: by rank, the stretches of contributions, `[first, one past the last]`, that a formation without it has
-            begun with; the last is None while it is not back.
-        missed: the stretches of steps, `[rank, first, one past the last]`, of which a member's part is in no model.
+        absent: by rank, the stretches of contributions, `[first, one past the last]`, that a formation
+            without it has begun with; the last is None while it is not back.
+        missed: stretches of steps, `[rank, first, one past the last]`, with a member's part that is in no
+            model.
 
     Args:
-        ranks: of its members.
-        steps: of a contribution.
+        ranks: ranks of its members.
+        steps: steps of a contribution.
     """
 
     def __init__(self, ranks: tuple[int, ...], steps: int = 1) -> None:
@@ -211,34 +211,34 @@ class Roster:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody of the group is there."""
+        """Whether no member of the group is present."""
         return self.gone.issuperset(self.ranks) and not self._entering
 
     @property
     def is_complete(self) -> bool:
-        """Whether all who are there wait for the next formation."""
+        """Whether all present members wait for the next formation."""
         staying = [rank for rank in self.ranks if rank not in self.gone]
         return bool(self.waiting or self._entering) and self.waiting.issuperset(staying)
 
     def may_enter(self, rank: int) -> bool:
-        """Return whether a rank can be that of a successor: who had it before is lost."""
+        """Return whether a rank may be a replacement's: its predecessor is lost."""
         return rank in self.gone or rank not in self.ranks
 
     def hear(self, rank: int, round_: int, taken: int = 0, known: int = 0) -> None:
-        """Note that a member has broken a step off; what it said of an earlier formation counts no more.
+        """Note that a member has broken a step off; its messages from an earlier formation do not count any more.
 
         Args:
-            rank: of the member.
-            round_: of its formation.
+            rank: rank of the member.
+            round_: round of its formation.
             taken: see `Broken`.
-            known: likewise.
+            known: see `Broken`.
         """
         if round_ == self.round and rank in self.ranks and rank not in self.gone:
             self.waiting.add(rank)
             self._taken, self._known = max(self._taken, taken), max(self._known, known)
 
     def enter(self, rank: int, generation: int) -> None:
-        """Note that a successor wants to take part."""
+        """Note that a replacement wants to take part."""
         self._entering[rank] = generation
 
     def lose(self, rank: int) -> None:
@@ -248,7 +248,7 @@ class Roster:
         self.gone.add(rank)
 
     def to_call(self) -> int | None:
-        """Return who must be told, once a formation, that somebody waits to be let in; None if nobody must be."""
+        """Return the member to notify, once a formation, that a worker waits for admission; None if there is none."""
         speaker = self.ranks[0]
         if not self._entering or self._called or speaker in self.gone | self.waiting:
             return None
@@ -256,7 +256,7 @@ class Roster:
         return speaker
 
     def form(self, steps: int) -> Formation:
-        """Make the next formation of all who wait: first those who have been there.
+        """Make the next formation of all waiting members, in order of their seniority.
 
         Args:
             steps: contributions of the group that a server has.
@@ -272,7 +272,7 @@ class Roster:
         return Formation(self.round, self.ranks, tuple(self._generations[rank] for rank in self.ranks))
 
     def dismiss(self) -> list[int]:
-        """Return those who wait, for whom there will be no formation."""
+        """Return the waiting members, for which there will be no formation."""
         waiting = sorted(self.waiting | set(self._entering))
         self.waiting.clear()
         self._entering.clear()
@@ -280,7 +280,7 @@ class Roster:
         return waiting
 
     def _note_missed(self, steps: int) -> None:
-        """Note what is lost of a round under way, and what newcomers will do in it, whose models do not count yet."""
+        """Note the lost parts of a round in progress, and those of newcomers, whose models do not count yet."""
         first, taken = max(steps, self._known) * self._steps, self._taken
         if taken > first:
             self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
@@ -310,13 +310,13 @@ _NOBODY = -1
 class GroupServer(CountsLatestStaleness):
     """One server; see `ServerPart`. A group goes by the rank of the member that is its first at the beginning.
 
-    In front of a session whose pushers are the groups: it translates between members and groups, and hears by itself
-    what members say of their group.
+    In front of a session with the groups as pushers: it translates between members and groups, and itself
+    handles the members' messages about their group.
 
     Args:
         groups: ranks of the members of each.
-        consistency: makes the gate, whose pushers are groups.
-        round_steps: of what a group pushes at once.
+        consistency: makes the gate, with groups as pushers.
+        round_steps: round steps of what a group pushes at once.
     """
 
     def __init__(
@@ -343,10 +343,10 @@ class GroupServer(CountsLatestStaleness):
         """Groups that have left, or were told to stop."""
         self._have_left: set[int] = set()
         self._pulls_ahead: dict[int, int] = {}
-        """The ranks that have pulled for a group whose speaker is not known to be lost."""
+        """Ranks that have pulled for a group while its speaker is not known to be lost."""
         self._contributions = 0
         self._heard: dict[tuple[int, int], int] = {}
-        """How many steps another server has told of a group."""
+        """Number of steps that another server has reported of a group."""
 
     @property
     def done(self) -> bool:
@@ -371,7 +371,7 @@ class GroupServer(CountsLatestStaleness):
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many steps of each worker's group need not be taken again."""
+        """Number of steps of each worker's group that need not be repeated."""
         named = self._session.steps
         return {rank: named[name] * self._round_steps for rank, name in self._name_of.items()}
 
@@ -388,7 +388,7 @@ class GroupServer(CountsLatestStaleness):
         return found
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Take a message from a rank and return the replies; raise `RefusedMessage` if nobody sends it now."""
+        """Handle a message from a rank and return the replies; raise `RefusedMessage` if no rank sends it now."""
         name, kind = self._name_of.get(source), message.kind
         if name is None:
             return self._hear_other(source, message)
@@ -406,7 +406,7 @@ class GroupServer(CountsLatestStaleness):
         )
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forget a group that nobody is left of; else let it be silent until another speaks for it.
+        """Forget a group without members; else let it be silent until another member speaks for it.
 
         Raises:
             RunError: more groups are lost than the consistency can spare.
@@ -439,7 +439,7 @@ class GroupServer(CountsLatestStaleness):
         session = self._session
         before = kind is _LEAVE and not session.is_there(name)
         replies = [] if before and session.final != name else session.on_message(name, message)
-        if session.stop and kind in (_PUSH, Kind.JOIN):  # whoever comes in may end a round for others
+        if session.stop and kind in (_PUSH, Kind.JOIN):  # an entering member may end a round for others
             self._through.update(to for to, reply in replies if reply.stop)
         if kind is _LEAVE:
             self._through.add(name)
@@ -464,7 +464,7 @@ class GroupServer(CountsLatestStaleness):
         return []
 
     def _lose_speaker(self, name: int) -> list[Reply]:
-        """Let nobody wait for a group."""
+        """Stop waiting for a group."""
         self._speakers[name] = _NOBODY
         if name in self._have_left:
             return []
@@ -477,7 +477,7 @@ class GroupServer(CountsLatestStaleness):
         return [(self._servers[0], GroupSteps(name, self._session.steps_of(name)).message())]
 
     def _told_of_end(self, name: int, steps: int) -> list[Reply]:
-        """Tell the other servers that a group goes on no more, though not all its steps are done."""
+        """Notify the other servers that a group does not continue, though not all its steps are done."""
         told = GroupSteps(name, steps).message()
         return [(server, told) for server in self._servers[1:]]
 
@@ -487,7 +487,7 @@ class GroupServer(CountsLatestStaleness):
         return self._session.dismiss(name, lost=not self._is_through(name))
 
     def _begin_to_speak(self, name: int, source: int) -> list[Reply]:
-        """Another member pulls, and goes on after what had been taken of its group."""
+        """Handle a pull of another member: it continues after the group's recorded steps."""
         self._speakers[name] = source
         if not self._is_first:
             self._rosters[name].gone.discard(source)
@@ -501,7 +501,7 @@ class GroupServer(CountsLatestStaleness):
         return session.on_message(name, Message(_PULL))
 
     def _addressed(self, replies: list[Reply]) -> list[Reply]:
-        """Send what is for a group to whoever speaks for it, if anybody does; the final parameters to worker 0."""
+        """Address replies for a group to its speaker, if there is one; the final parameters to rank 0."""
         found: list[Reply] = []
         for to, reply in replies:
             if to in self._speakers and not self._is_final(to):
@@ -533,7 +533,7 @@ class GroupServer(CountsLatestStaleness):
         return self._settle(name)
 
     def _hear_of_end(self, name: int) -> list[Reply]:
-        """The first server has let a group go that it had told to stop: nobody speaks for it here any more."""
+        """Handle the end of a group that the first server had told to stop: it has no speaker here any more."""
         self._through.add(name)
         return self._addressed(self._lose_group(name)) if self._speakers[name] == _NOBODY else []
 
@@ -553,7 +553,7 @@ class GroupServer(CountsLatestStaleness):
         return self._settle(name)
 
     def _settle(self, name: int) -> list[Reply]:
-        """Tell those who wait in a group what becomes of them, if that is settled."""
+        """Send the waiting members of a group their decision, if there is one."""
         if not self._is_first:
             return []
         roster = self._rosters[name]
@@ -565,7 +565,7 @@ class GroupServer(CountsLatestStaleness):
                 return []
             if (
                 self._speakers[name] == _NOBODY
-            ):  # its last push was held when the speaker was lost: nobody will leave
+            ):  # its last push was held when the speaker was lost: no leave will follow
                 self._through.add(name)
                 dismissed += self._addressed(self._lose_group(name))
             return dismissed + (self._told_of_end(name, steps) if name in self._through else [])

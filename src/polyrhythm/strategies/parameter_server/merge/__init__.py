@@ -1,1 +1,1 @@
-"""What becomes of gradients that were computed from older parameters: each file is one rule."""
+"""Merge rules for gradients that were computed from older parameters: each file is one rule."""

@@ -35,7 +35,7 @@ class DelayCompensated(MergeRule):
     Attributes:
         variant: `c` for a constant strength, `a` for one that adapts to the gradients' mean square.
         lambda0: strength of the correction; default: the paper's, 0.04 for `c` and 2 for `a`.
-        m: what is kept of the mean square at each step; of `a` only.
+        m: decay of the mean square per step; of `a` only.
         epsilon: added to the mean square; of `a` only.
     """
 

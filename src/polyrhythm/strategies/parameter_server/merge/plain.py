@@ -1,4 +1,4 @@
-"""Plain: every gradient is applied as it came, however old it is."""
+"""Plain: every gradient is applied unchanged, however old it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from polyrhythm.strategies.parameter_server.rules.aggregator import MergeRule
 
 
 class Plain(MergeRule):
-    """Gradients as they come."""
+    """Gradients unchanged."""
 
     keeps_gradients: ClassVar[bool] = True

@@ -10,7 +10,7 @@ Departures from the paper:
 
 - A fresh gradient (tau = 0), for which the paper has no rate, counts as one of tau = 1.
 - A factor that all gradients of an update have in common lowers the rate and not the gradients. So the rule also works
-  with optimisers that do not see a gradient's length (Adam).
+  with optimizers that do not see a gradient's length (Adam).
 """
 
 from __future__ import annotations

@@ -4,27 +4,27 @@
            ◀─ answer ─         ◀───── PUSH ───────               acknowledges it, by its kind
 
 Answers of server k leave when server k+1 has the entry (primary and backup; the answers alone wait, not the
-server). So an update of which any worker has heard is on both. When server k is lost, k+1 continues with its
-shard: every worker finds out by itself, and asks there what was not answered; what had been taken already is
-answered, and not taken again. When k+1 is lost, k releases all answers, and does without.
+server). So an update that any worker has received is on both. When server k is lost, k+1 continues with its
+shard: every worker detects the loss by itself, and asks there for open answers; requests that had been taken
+already are answered, and not taken again. When k+1 is lost, k releases all answers, and does without.
 
-    successor of k ── JOIN ──▶ server k+1    hands over shard k as it is between two entries; what it takes
-                   ◀─ STATE ─                from now on is relayed: the successor follows, and k+1 leads
+    replacement of k ─ JOIN ─▶ server k+1    sends shard k as it is between two entries; later entries
+                   ◀─ STATE ─                are relayed: the replacement follows, and k+1 leads
                    ── JOIN ──▶ server k-1    the same of shard k-1
 
-Of the two copies of a shard one leads, and the other follows (`ShardCopy`):
+One of the two copies of a shard leads, and the other follows (`ShardCopy`):
 
     pushers ── ask ──▶ copy that leads ── RELAY, entry ──▶ copy that follows
             ◀─ answer ─               ◀── entry's kind ───
 
-The leading copy takes what pushers ask, and releases its answers when the other has the entry too. When it is
-lost, the other leads. A successor of the lost server is handed the copy as it is then, in one message, and
-follows: so either may be lost later, as long as the other is whole. `Requests` has what every pusher has
-asked last, so that a request that comes again is answered, and not carried out twice.
+The leading copy takes the pushers' requests, and releases its answers when the other has the entry too. When
+it is lost, the other leads. A replacement of the lost server receives the copy as it is then, in one message,
+and follows: so either may be lost later, as long as the other is whole. `Requests` has every pusher's last
+request, so that a repeated request is answered, and not executed twice.
 
 An entry of a shard's log is a message of a pusher, or the news that it is gone, and what became of it. Both
 servers of a shard take the same entries in the same order. A server is nothing but what it makes of them, so
-both hold the same numbers, bit for bit: parameters, optimiser, clocks, and what every pusher has read.
+both hold the same numbers, bit for bit: parameters, optimizer, clocks, and what every pusher has read.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.worker_part import WorkerSetting
 
 KEPT, GREETING = 1, 2
-"""Tags of answers about the shard of the server before, and of a successor's word to workers that it is there."""
+"""Tags of answers about the shard of the server before, and of a replacement's word to workers that it is there."""
 
 
 class ReplicatedServer:
@@ -91,7 +91,7 @@ class ReplicatedServer:
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many gradients of each pusher need not be pushed again."""
+        """Number of gradients of each pusher that need not be pushed again."""
         return {rank: min(copy.part.steps[rank] for copy in self._copies) for rank in self._pushers}
 
     def stats(self) -> ServerStats:
@@ -118,21 +118,21 @@ class ReplicatedServer:
 
     @property
     def whole(self) -> bool:
-        """Whether it has all of both shards, so that either of those who have the others may be lost."""
+        """Whether it has all of both shards, so that either holder of the others may be lost."""
         return all(copy.whole for copy in self._copies)
 
     def watch(self, told: Told) -> None:
-        """Let somebody hear of every entry of both shards that can be lost no more; of some, from both servers."""
+        """Report every entry of both shards that can be lost no more; some of them from both servers."""
         for copy in self._copies:
             copy.log.told = told
 
     def rejoin(self, generation: int) -> list[Reply]:
-        """Begin as the successor of so many lost servers: greets workers, and asks its neighbours for both shards."""
+        """Begin as the replacement of this generation: greet workers, request both shards from the neighbors."""
         greetings = [(rank, Message(Kind.JOIN, tag=GREETING)) for rank in self._pushers]
         return greetings + [copy.begin_empty(generation) for copy in self._copies]
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Take a message from a pusher or another server; raise `RefusedMessage` if nobody sends it now."""
+        """Handle a message from a pusher or another server; raise `RefusedMessage` if no rank sends it now."""
         if source in self._announced:
             copy, pusher, relay = self._announced.pop(source)
             if source == pusher:
@@ -146,11 +146,11 @@ class ReplicatedServer:
         return self._hear_server(source, message)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Go on without a server, or without a pusher until a successor of it pulls."""
+        """Continue without a server, or without a pusher until a replacement of it pulls."""
         return self.on_losses(rank, self._heard[rank] + 1)
 
     def on_losses(self, rank: int, losses: int) -> list[Reply]:
-        """Go on without so many that had a rank."""
+        """Handle `losses` successive failures of `rank`."""
         self._heard[rank] = losses
         self._announced.pop(rank, None)
         replies: list[Reply] = []
@@ -202,7 +202,7 @@ class ReplicatedServer:
         return copy.hand_over() if about.kind is Kind.JOIN else copy.acknowledged(about)
 
     def _announce(self, source: int, message: Message) -> None:
-        """Note whose entry the next message of a server is, or of which shard a worker's, whose server is lost."""
+        """Note the pusher of a server's next entry, or the lost server's shard that a worker's is for."""
         relay = Relay.of(source, message)
         if not 0 <= relay.pusher < len(self._pushers):
             raise RefusedMessage(Reason.SENDER, f"rank {source} relayed for pusher {relay.pusher}")
@@ -219,13 +219,13 @@ class ReplicatedServer:
 
 @dataclass(frozen=True)
 class Relay:
-    """What the next message of its sender is about: a pusher's entry in a shard's log, or a shard of a lost server.
+    """Subject of its sender's next message: a pusher's entry in a shard's log, or a shard of a lost server.
 
     Attributes:
         shard: number of the shard.
         pusher: number of the pusher.
-        losses: how many that had the other copy are lost, as the pusher knows, where it is the sender.
-        again: whether it is no entry, but the pusher has been answered once more.
+        losses: number of losses of the other copy, as the pusher knows, where it is the sender.
+        again: whether it is no entry, but a repeated answer to the pusher.
     """
 
     shard: int
@@ -240,7 +240,7 @@ class Relay:
 
     @classmethod
     def of(cls, source: int, message: Message) -> Relay:
-        """Read what `message` packed; raise `RefusedMessage` if so many cannot be lost."""
+        """Read the result of `message`; raise `RefusedMessage` for an impossible number of losses."""
         if not 0 <= message.weight < inf:
             raise RefusedMessage(Reason.SENDER, f"rank {source} relayed after {message.weight} losses")
         return cls(message.version, message.step, int(message.weight), message.stop)
@@ -268,11 +268,11 @@ class AboutShard(NamedTuple):
 
 
 class Handover(NamedTuple):
-    """A whole copy of a shard, for the successor of the server that had the other.
+    """A whole copy of a shard, for the replacement of the server that had the other.
 
     Attributes:
         shard: number of the shard.
-        generation: of the server that gives it: how many servers it succeeds.
+        generation: generation of the server that gives it: how many servers it succeeds.
         copy: packed by `packed`; None if it is missing.
     """
 
@@ -291,10 +291,10 @@ class Handover(NamedTuple):
 
 
 class PusherLost(NamedTuple):
-    """An entry in the log of a shard: so many that had a pusher's rank are lost. It stands in the place of its message.
+    """An entry in the log of a shard: successive losses of a pusher's rank, instead of a message of it.
 
     Attributes:
-        losses: how many.
+        losses: number of losses.
     """
 
     losses: int
@@ -316,14 +316,14 @@ class ShardCopy:
     """A copy of a shard.
 
     Args:
-        tag: of answers about it: a pusher may ask the same server for another shard as well.
+        tag: tag of answers about it: a pusher may ask the same server for another shard as well.
         pushers: ranks that push gradients, in their order.
 
     Attributes:
-        log: of the shard.
+        log: log of the shard.
         other: rank of the server that has the other copy.
         leads: whether pushers are answered here.
-        whole: whether it has all of the shard; a successor's has nothing until it is handed the other's.
+        whole: whether it has all of the shard; a replacement's has nothing until it is handed the other's.
         followed: whether the other copy is there.
     """
 
@@ -342,9 +342,9 @@ class ShardCopy:
         self._awaited = False
         self._parts = PushParts()
         self._relayed: set[int] = set()
-        """Pushers of whose push under way the other copy has all parts that this one has."""
+        """Pushers with a push in progress whose parts are all on both copies."""
         self._missed: dict[int, int] = {}
-        """Steps of pushers, of whose pushes parts came before this copy led."""
+        """Steps of pushers with parts that arrived before this copy led."""
         self._generation = self._succeeded = 0
         self._heard: Counter[int] = Counter()
         self._entered: Counter[int] = Counter()
@@ -360,7 +360,7 @@ class ShardCopy:
         return self.part.done and not self._unacknowledged
 
     def ask(self, pusher: int, message: Message) -> list[Reply]:
-        """A pusher asks here, without having asked the other before; who should ask there is told so."""
+        """Handle a pusher's first request; redirect it if it should ask the other copy."""
         if self.leads:
             self._asking.add(pusher)
             return self._enter(pusher, message)
@@ -370,9 +370,9 @@ class ShardCopy:
         return [(pusher, Message(Kind.RELAY, tag=self._tag))]
 
     def ask_after_loss(self, pusher: int, message: Message, losses: int) -> list[Reply]:
-        """Answer a pusher, to which the other copy is lost; what it had asked there may come once more.
+        """Answer a pusher that has lost the other copy; its requests there may be repeated.
 
-        `losses` are those of the other copy of which the pusher knows; it may not know of a successor yet.
+        `losses` are those of the other copy that the pusher knows of; it may not know of a replacement yet.
         """
         if not self.leads and losses <= self._succeeded:
             return self.ask(pusher, message)
@@ -406,7 +406,7 @@ class ShardCopy:
             entry = self._taken(pusher, self._joined(pusher, message))
             self._note(entry)
             self._parts.cut(entry.replies)  # the copy that leads answers
-        if kind is Kind.JOIN:  # of a pusher; one of a server asks for a shard
+        if kind is Kind.JOIN:  # a pusher's; one of a server requests a shard
             kind = Kind.PULL
         return [(self.other, AboutShard(kind, self.log.shard).message())]
 
@@ -418,10 +418,10 @@ class ShardCopy:
         return self._release()
 
     def lose_pusher(self, pusher: int, losses: int) -> list[Reply]:
-        """A pusher is gone, as this server has heard: so many that had its rank."""
+        """Handle the loss of a pusher that this server has detected, as a number of losses of its rank."""
         self._waiting = [entry for entry in self._waiting if entry[0] != pusher]
         self._asking.discard(pusher)
-        for _, owed in self._unacknowledged:  # what is owed to the lost one is not for its successor
+        for _, owed in self._unacknowledged:  # the lost one's answers are not for its replacement
             owed[:] = [reply for reply in owed if reply[0] != pusher]
         self._heard[pusher] = max(self._heard[pusher], losses)
         return self._enter_loss(pusher) if self.leads else []
@@ -438,8 +438,8 @@ class ShardCopy:
         if self.leads:
             return replies
         self.leads = True
-        self._parts.forget_unfinished()  # pushers begin anew
-        for pusher in self._pushers:  # of these losses the other had not told
+        self._parts.forget_unfinished()  # pushers begin again
+        for pusher in self._pushers:  # the other had not reported these losses
             replies += self._enter_loss(pusher)
         waiting, self._waiting = self._waiting, []
         for pusher, message in waiting:
@@ -448,14 +448,14 @@ class ShardCopy:
         return replies
 
     def begin_empty(self, generation: int) -> Reply:
-        """This is the copy of the successor of so many: gives what asks the other for the shard."""
+        """Begin as the copy of a replacement of generation `generation`: return the request for the shard."""
         self._generation = generation
         self.leads = self.whole = False
         self._asking.clear()
         return self.other, AboutShard(Kind.JOIN, self.log.shard).message()
 
     def hand_over(self) -> list[Reply]:
-        """Give a successor of the other server all of the shard, as soon as there are parameters."""
+        """Give a replacement of the other server all of the shard, as soon as there are parameters."""
         if not self.leads or self.followed:
             raise RefusedMessage(Reason.ORDER, f"shard {self.log.shard} was asked for out of turn")
         self._awaited = not len(self.part.values)
@@ -480,7 +480,7 @@ class ShardCopy:
         if kind is Kind.LEAVE:
             return self._behind_all([(pusher, Message(Kind.LEAVE, tag=self._tag))])
         if not self._requests.is_answered(pusher):
-            return []  # it will be, when its turn comes
+            return []  # it will be answered in its turn
         owed = [(to, self._tagged(reply)) for to, reply in self.part.answer_again(pusher)]
         if not self.followed:
             return owed
@@ -518,7 +518,7 @@ class ShardCopy:
         cut = self._parts.cut(entry.replies)
         owed = [(to, self._tagged(reply)) for to, reply in cut if to in self._asking]
         if message is not None and message.kind is Kind.LEAVE:
-            # Otherwise nobody knew that both have it.
+            # Otherwise it would not be known that both have it.
             owed.append((pusher, Message(Kind.LEAVE, tag=self._tag)))
         self._unacknowledged.append((entry, owed))
         if not self.followed:
@@ -543,7 +543,7 @@ class ShardCopy:
         return [self._announcement(pusher), (self.other, message)]
 
     def _lacks_parts(self, pusher: int, message: Message) -> bool:
-        """Return whether a push has parts that came before this copy led, so that it must come in one piece."""
+        """Return whether a push has parts from before this copy led, so that it must be repeated in one piece."""
         missed = self._missed.pop(pusher, None) == message.step
         return missed and payload(message).numel() < len(self.part.values)
 
@@ -554,7 +554,7 @@ class ShardCopy:
         return message
 
     def _announcement(self, pusher: int, *, again: bool = False) -> Reply:
-        """Tell the other copy whose entry comes next, or whose question that has been answered again."""
+        """Announce to the other copy the pusher of the next entry, or of a repeated answer."""
         number = self._pushers.index(pusher)
         return self.other, Relay(self.log.shard, number, again=again).message()
 
@@ -572,7 +572,7 @@ class ShardCopy:
             self._requests.answer(to)
 
     def _behind_all(self, replies: list[Reply]) -> list[Reply]:
-        """Keep replies back until the other copy has all that they may tell of."""
+        """Hold replies until the other copy has all entries that they may contain."""
         if not self._unacknowledged:
             return replies
         self._unacknowledged[-1][1].extend(replies)
@@ -636,7 +636,7 @@ class Requests:
 
 
 def _name(message: Message) -> _Name:
-    """Return what tells a request of a pusher from its others: it has one at a time, and takes steps in order."""
+    """Return a key that identifies a pusher's request: it has one at a time, and takes steps in order."""
     return message.kind, message.step, message.kind is Kind.PULL and message.stop
 
 
@@ -645,16 +645,16 @@ class Entry:
     """One entry.
 
     Attributes:
-        shard: its number.
-        number: of the entry, from 0; entries that nobody was told of may be lost with a server, and others then have
-            their numbers.
+        shard: number of the shard.
+        number: number of the entry, from 0; unanswered entries may be lost with a server, and others then
+            have their numbers.
         source: the pusher's rank.
-        message: that it sent; None: it is gone.
-        replies: that it set free.
+        message: message that it sent; None: it is gone.
+        replies: replies that it set free.
         version_before: updates before.
         version: updates now.
         applied: gradients that it counted, by staleness.
-        digest: of all that the server holds then; made where somebody watches.
+        digest: digest of the server's whole state then; computed only if it is observed.
     """
 
     shard: int
@@ -686,9 +686,9 @@ class Log:
     """A server of one shard, and how many entries it has taken.
 
     Attributes:
-        shard: its number.
+        shard: number of the shard.
         part: takes them.
-        told: hears of every entry, where somebody watches.
+        told: receives every entry, if observed.
         length: entries that have been taken.
     """
 
@@ -743,8 +743,9 @@ def unpacked(log: Log, payload: Tensor) -> tuple[Any, Counter[int]]:
 
 
 _PATIENCE_S, _PAUSE_S = 3.0, 0.01
-"""How long a shard may have no server: who was away while servers came and went hears of all of that at once, and of
-those who are there now last."""
+"""Seconds that a shard may be without a server: a rank that was away while servers changed is notified of all
+changes at once, and of the present ones last.
+"""
 
 
 class ReplicatedPushPull(PushPull):
@@ -761,7 +762,7 @@ class ReplicatedPushPull(PushPull):
         self._losses: Counter[int] = Counter()
 
     def initialise(self) -> None:
-        """Give every server its shard; the shard of a server that is lost meanwhile goes to its keeper."""
+        """Give every server its shard; the shard of a server that is lost in the meantime goes to its keeper."""
         self._initialising = True
         for position in range(len(self._servers)):
             for message in self._beginning(position):
@@ -775,11 +776,11 @@ class ReplicatedPushPull(PushPull):
                     pass
             except PeerLost as loss:
                 self._move(position, loss)
-        for server in self._servers:  # of which nothing may be asked, and which are asked for what they keep
+        for server in self._servers:  # also those without an open request
             self._hear_of_loss(server)
 
     def leave(self) -> None:
-        """Tell all servers that nothing more will be pushed, and wait until both of each shard know it."""
+        """Notify all servers that no push follows, and wait until both of each shard know it."""
         for position in range(len(self._servers)):
             self._ask(position, Message(Kind.LEAVE))
             self._wait(position)
@@ -802,7 +803,7 @@ class ReplicatedPushPull(PushPull):
             except PeerLost as loss:
                 self._move(position, loss)
                 continue
-            if answer.kind is Kind.RELAY:  # a successor of the server, which only follows
+            if answer.kind is Kind.RELAY:  # a replacement of the server, which only follows
                 self._ask_other(position)
                 continue
             self._open[position] = None
@@ -821,7 +822,7 @@ class ReplicatedPushPull(PushPull):
             self._move(position, loss, also=message)
 
     def _send_there(self, position: int, message: Message) -> None:
-        """Send to the server that has a shard; one that is asked since another is lost is told so before."""
+        """Send to the server of a shard; one that is asked because another is lost is notified of that before."""
         server = self._address(position)[0]
         if not self._announces[position]:
             self._sending.setdefault(position, []).append(self._network.start_send(server, message))
@@ -840,8 +841,9 @@ class ReplicatedPushPull(PushPull):
     def _move(self, position: int, loss: PeerLost, also: Message | None = None) -> None:
         """Ask others for all that a lost server had, and what is open once more.
 
-        One of them may be the successor of a server that was lost before, and has its shards again. `also` is a message
-        that could not be sent. Raise `PeerLost` if both servers of a shard are lost, and no successor is heard of.
+        One of them may be the replacement of a server that was lost before, and has its shards again. `also` is
+        a message
+        that could not be sent. Raise `PeerLost` if both servers of a shard are lost, and no replacement is heard of.
         """
         moved, losses = self._leave_server(position, loss), 1
         clock = self._network.clock
@@ -879,7 +881,7 @@ class ReplicatedPushPull(PushPull):
     def _turn(self, position: int) -> None:
         self._with_keeper[position] = not self._with_keeper[position]
         self._announces[position] = True
-        self._sending[position] = []  # what was under way to the lost one
+        self._sending[position] = []  # messages in transit to the lost one
 
     def _ask_anew(self, position: int, also: Message | None = None) -> None:
         again = self._beginning(position) if self._initialising else []
@@ -890,7 +892,7 @@ class ReplicatedPushPull(PushPull):
             self._send_there(position, also)
 
     def _hear_of_loss(self, server: int) -> None:
-        """Take note that a server is lost, and of a successor's greeting: else nothing could be sent to that one."""
+        """Take note that a server is lost, and of a replacement's greeting: else nothing could be sent to that one."""
         try:
             while self._network.poll(server, GREETING) is not None:
                 pass
@@ -918,8 +920,8 @@ class _Sent:
 class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):
     """Pushes and pulls in parts, of shards that are on two servers.
 
-    Where the server of a shard is lost while a push to it is under way, the whole push goes to the other one, in one
-    piece; where it is lost while its answer comes, the other one answers again.
+    If the server of a shard is lost during a push to it, the whole push goes to the other one, in one piece;
+    if it is lost during its answer, the other one answers again.
     """
 
     def _ask(self, position: int, message: Message) -> Handle:
@@ -949,7 +951,7 @@ class OverlappedReplicatedPushPull(OverlappedPushPull, ReplicatedPushPull):
         self._ask_until_all_is_there(position, asked)
 
     def _ask_until_all_is_there(self, position: int, asked: Message | None) -> None:
-        """Have a question asked again if its server is lost, while parts of the answer are to come."""
+        """Repeat a request if its server is lost while parts of the answer are missing."""
         if asked is not None and self._awaited[position]:  # both servers have the gradient
             self._open[position] = asked._replace(tensor=payload(asked)[:0])
 

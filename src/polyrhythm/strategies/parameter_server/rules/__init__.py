@@ -1,1 +1,1 @@
-"""What merge rules and aggregators are, and what several of them share."""
+"""Interfaces of merge rules and aggregators, and their common parts."""

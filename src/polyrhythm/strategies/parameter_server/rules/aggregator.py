@@ -29,8 +29,8 @@ class Aggregator(Config):
     """An aggregator's configuration, and its rule.
 
     Attributes:
-        robust: whether it bears gradients that are arbitrarily wrong. Then every gradient has one vote, since weights
-            are what their senders say.
+        robust: whether it tolerates arbitrarily wrong gradients. Then every gradient has one vote, since
+            weights are set by their senders.
         whole: whether it needs the distances between whole gradients, which servers then add up over their shards.
     """
 
@@ -40,7 +40,7 @@ class Aggregator(Config):
     @property
     @abstractmethod
     def least(self) -> int:
-        """How many gradients it needs at least; of fewer, no update is made."""
+        """Least number of gradients; with fewer, no update is made."""
 
     def check(self, gradients: int) -> None:
         """Raise `RequestError` where updates are made of too few gradients."""
@@ -51,12 +51,12 @@ class Aggregator(Config):
             )
 
     def spares(self, gradients: int) -> int:
-        """Return how many may be missing of the gradients of which every update is made: all, if it need not choose."""
+        """Return how many of an update's gradients may be missing: all, if it need not choose."""
         return max(0, gradients - self.least) if self.robust else gradients
 
     @property
     def strength(self) -> str:
-        """The key that says how many wrong gradients it bears."""
+        """Key of the number of wrong gradients that it tolerates."""
         return "f"
 
     @abstractmethod
@@ -123,8 +123,8 @@ def krum_order(distances: Tensor, among: Sequence[int], f: int, *, by_all: bool 
     Args:
         distances: `(k, k)`, as `squared_distances` returns them.
         among: positions of the gradients that take part.
-        f: how many may be wrong.
-        by_all: whether, of equal scores, the gradient that is nearer to all others comes first.
+        f: number of gradients that may be wrong.
+        by_all: whether, of equal scores, the gradient that is nearer to all others is first.
 
     Returns:
         The positions, the least score first; of equal scores, the lowest position. Gradients that are not finite are
@@ -146,7 +146,7 @@ class ByDistance(Aggregator):
     """Gradients are chosen by how near they are to others.
 
     Attributes:
-        f: how many gradients may be wrong.
+        f: number of gradients that may be wrong.
     """
 
     whole: ClassVar[bool] = True
@@ -181,7 +181,7 @@ class Merger:
         return gradient
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what a resumed merger needs; not what pushers have seen, since all pull anew."""
+        """Return what a resumed merger needs; not what pushers have seen, since all pull again."""
         return {}, {}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -194,7 +194,7 @@ class MergeRule(Config):
     Attributes:
         remembers: whether it needs the parameters that each pusher was answered with.
         divides: whether stale gradients count for less, so that the learning rate need not be shared among them.
-        keeps_gradients: whether every gradient is applied as it came.
+        keeps_gradients: whether every gradient is applied unchanged.
     """
 
     remembers: ClassVar[bool] = False

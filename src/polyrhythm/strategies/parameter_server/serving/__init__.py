@@ -1,1 +1,1 @@
-"""What the strategies with servers share: the two ends of push and pull."""
+"""Common parts of strategies with servers: the two ends of push and pull."""

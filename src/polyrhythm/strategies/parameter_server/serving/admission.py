@@ -58,9 +58,9 @@ def admit_push_of_any_step(message: Message, values: Tensor, version: int, step:
 
 
 def admit_vector(message: Message, values: Tensor, version: int = 0, step: int = 0) -> None:
-    """Raise `RefusedMessage` unless a worker's own parameters fit those that are kept, `(n,)`; empty: nothing is.
+    """Raise `RefusedMessage` unless a worker's own parameters fit the kept ones, `(n,)`; empty: nothing is kept.
 
-    How many steps lie between two exchanges is the worker's to say.
+    The worker decides the number of steps between two exchanges.
     """
     tensor = payload(message)
     if not len(values):
@@ -72,12 +72,12 @@ def admit_vector(message: Message, values: Tensor, version: int = 0, step: int =
         )
     if (message.version, message.weight, message.learning_rate) != (0, 1.0, 0.0):
         raise RefusedMessage(Reason.NUMBERS, f"a {message.kind.name} came with numbers")
-    if message.step < 0:  # how many steps lie between two exchanges is the worker's to say
+    if message.step < 0:  # the worker decides the number of steps between two exchanges
         raise RefusedMessage(Reason.STEP, f"parameters of step {message.step} came")
 
 
 def admit_bare(message: Message) -> None:
-    """Raise `RefusedMessage` where a message says more than its kind, and perhaps that something is final."""
+    """Raise `RefusedMessage` where a message has more than its kind, perhaps a claim that something is final."""
     if message.tensor is not None:
         raise RefusedMessage(Reason.PAYLOAD, f"a {message.kind.name} came with a tensor")
     if message[1:6] != _BARE:
@@ -85,11 +85,11 @@ def admit_bare(message: Message) -> None:
 
 
 class Configuration(NamedTuple):
-    """How a server is to optimise its shard, as it hears from worker 0 before there are parameters.
+    """Optimizer of a server's shard, as rank 0 sends it before there are parameters.
 
     Attributes:
-        plan: of its optimiser.
-        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
+        plan: plan of its optimizer.
+        pushes: pushes that every pusher makes in the whole run, where servers must know it; 0: not known.
     """
 
     plan: OptimizerPlan
@@ -110,9 +110,9 @@ class Configuration(NamedTuple):
 
 
 def admitted_initial(plan: OptimizerPlan | None, values: Tensor, *, ready: bool) -> OptimizerPlan:
-    """Return the plan that came for the optimiser of the parameters to begin with.
+    """Return the plan that was sent for the optimizer of the initial parameters.
 
-    Raise `RefusedMessage` if it is not their turn, they are no real numbers, or too few for the plan.
+    Raise `RefusedMessage` if they are not expected, are no real numbers, or too few for the plan.
     """
     if plan is None or ready:
         raise RefusedMessage(
@@ -142,7 +142,7 @@ class FiniteScreen:
     """One server's count of gradients that are not finite.
 
     Args:
-        eject_after: in a row, after which a pusher is let go; 0: never.
+        eject_after: number of consecutive ones after which a pusher is evicted; 0: never.
 
     Attributes:
         total: gradients that were not finite.
@@ -167,5 +167,5 @@ class FiniteScreen:
         return 0 < self._eject_after <= self._in_a_row[pusher]
 
     def forget(self, pusher: int) -> None:
-        """Begin anew, with a successor."""
+        """Begin again, with a replacement."""
         self._in_a_row[pusher] = 0

@@ -1,16 +1,16 @@
-"""Servers and workers whose pushes and pulls carry little, with feedback in both directions.
+"""Servers and workers with compressed pushes and pulls, with error feedback in both directions.
 
     push    worker i:   c = C(g + e),  e = g + e - decode(c)            the server's rule sees decode(c)
     pull    server:     c = C(w - k_i),  k_i <- k_i + decode(c)         k_i: what worker i holds, on both sides
             worker i:   k_i <- k_i + decode(c)
 
-The gap w - k_i is the residual of the way down: what did not fit is in the next difference. Momenta of a compressor
-count on the way up alone. What would make the gap grow (see `Compressor.loud`) travels down as it is, and so do
-parameters to workers that push sufficient factors, of which they have none.
+The gap w - k_i is the residual of the way down: the compression error is in the next difference. Momenta of a
+compressor count on the way up alone. Changes that would make the gap grow (see `Compressor.loud`) are sent
+uncompressed, and so are parameters to workers that push sufficient factors, which parameters do not have.
 
-Whole parameters come in answer to a pull: at a start, after an epoch where workers do not go in lockstep, and in the
-end. In lockstep a worker that pulls gets k_i, which a checkpoint holds, so that a resumed run has the bits of one that
-was never interrupted.
+Whole parameters are sent in answer to a pull: at a start, after an epoch where workers are not in lockstep,
+and in the end. In lockstep a worker that pulls gets k_i, which a checkpoint holds, so that a resumed run has
+the bits of one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LAYOUT, _KNOWN, _PUSHED, _FACTOR = "layout", "known.", "compression.", "factor.
 _EMPTY, _NOT_FINITE = 0, 1
 """Bytes of a push of an empty batch, and of one that is not finite: no payload is as short."""
 _MOST_STRETCHES = 4096
-"""Of which the layouts are kept."""
+"""Number of kept layouts."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Stretch:
     """Neighbouring numbers of a shard that travel in one payload.
 
     Attributes:
-        start: of its first number in the shard.
+        start: start of its first number in the shard.
         stop: one past its last.
-        layout: of its numbers.
-        memory: of what is kept back of them on the way up.
+        layout: layout of its numbers.
+        memory: memory of what is kept back of them on the way up.
     """
 
     start: int
@@ -67,8 +67,8 @@ class CompressedPushPull(PushPull):
 
     Args:
         setting: the worker's.
-        compressor: of both.
-        cuts: of the flat vector, at which shards are cut into stretches; between layers.
+        compressor: compressor of both.
+        cuts: cuts of the flat vector, at which shards are cut into stretches; between layers.
     """
 
     def __init__(self, setting: WorkerSetting, compressor: Compressor, cuts: Sequence[int] = ()) -> None:
@@ -87,7 +87,7 @@ class CompressedPushPull(PushPull):
                 self._stretches[-1][start] = Stretch(start, stop, part, memory)
         self._pairs: dict[int, Pair] = {}
         self._not_finite: set[int] = set()
-        """Shards of whose gradient a part was not finite in this step."""
+        """Shards with a part of the gradient that was not finite in this step."""
 
     def push(self, step: Step, weight: float, learning_rate: float) -> None:
         factors = self._flat.factors
@@ -96,7 +96,7 @@ class CompressedPushPull(PushPull):
 
     def take(self) -> bool:
         stops = super().take()
-        for position, stretches in enumerate(self._stretches):  # an answer says that the server has the push
+        for position, stretches in enumerate(self._stretches):  # an answer confirms the push
             for stretch in stretches.values():
                 if position in self._not_finite:
                     stretch.memory.forget()
@@ -214,7 +214,7 @@ def _within(kept: Memory, stretch: Stretch) -> Memory:
 
 
 def _recut(found: list[Memory], shards: list[slice]) -> list[Memory]:
-    """Return what is kept back of other shards; what belongs to a whole layer begins anew."""
+    """Return what is kept back of other shards; what belongs to a whole layer begins again."""
     names = [name for name, value in found[0].items() if value.dim() and not name.startswith("factor.")]
     wholes = {name: torch.cat([kept[name] for kept in found]) for name in names}
     rate = {"rate": found[0]["rate"]} if "rate" in found[0] else {}
@@ -222,12 +222,13 @@ def _recut(found: list[Memory], shards: list[slice]) -> list[Memory]:
 
 
 def shared_out(held: Held, workers: int, *, together: bool) -> dict[int, State]:
-    """Return the states of another number of workers: each has an equal part of what all had kept back.
+    """Return the states of another number of workers: each has an equal part of all residuals.
 
     Args:
-        held: by the checkpoint.
-        workers: how many there are now.
-        together: whether an update is of all workers, so that the sum over their number stays; else the sum does.
+        held: states in the checkpoint.
+        workers: new number of workers.
+        together: whether an update is the mean over all workers, so that the sum over their number stays;
+            else the sum does.
     """
     states = [held.workers[index] for index in sorted(held.workers) if held.workers[index][1]]
     if not states:
@@ -243,15 +244,15 @@ def shared_out(held: Held, workers: int, *, together: bool) -> dict[int, State]:
 
 @dataclass(frozen=True)
 class _Change:
-    """What an answer says to all who hold the same parameters.
+    """Answer for all pushers that hold the same parameters.
 
     Attributes:
-        held: by them.
-        values: of the server.
-        cuts: of the answer.
-        payloads: of its stretches.
-        now: what they hold with it.
-        factors: what the next encoding starts from.
+        held: parameters that they hold.
+        values: values of the server.
+        cuts: cuts of the answer.
+        payloads: payloads of its stretches.
+        now: parameters that they hold with it.
+        factors: starting points of the next encoding.
     """
 
     held: Tensor
@@ -266,7 +267,7 @@ class CompressedSession(ServerSession):
     """As `ServerSession`, of compressed pushes and answers.
 
     Args:
-        compressor: of both.
+        compressor: compressor of both.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     server 1 ── part ──▶ all others        servers: the same bits, and so the same choice, on all
 
 A part is a square of numbers: a shard's part of the gradients' distances, or of scalar products. One more row
-says of which gradients it is. In its place a server may send names alone, to find out first whose gradients
-all of them have.
+identifies its gradients. Instead, a server may send names alone, to find out first which gradients all of
+them have.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     """One server's part of a round.
 
     Attributes:
-        round: of the exchange, from 0.
+        round: round of the exchange, from 0.
         raw: bytes, uint8, so that the numbers stay as they are whatever a parameter of the model stands for.
         names: whether these are the names of gradients, `(k,)`, int64, and not numbers, float64.
     """
@@ -49,8 +49,8 @@ class DistanceExchange:
 
     Args:
         servers: the ranks of all; a server alone needs no others.
-        unnamed: of how many gradients a part need not say which they are, and parts may be of fewer; None: all parts
-            are of equally many.
+        unnamed: number of gradients of a part that need not be identified, since parts may be of fewer; None:
+            all parts are of equally many.
     """
 
     def __init__(self, servers: tuple[int, ...], index: int, *, unnamed: int | None = None) -> None:
@@ -66,13 +66,13 @@ class DistanceExchange:
         return rank in self._servers and rank != self._own
 
     def offer(self, part: Tensor) -> list[tuple[int, Message]]:
-        """Take this server's part, `(k, k)` or `(k + 1, k)`, float64; return the messages that tell the others.
+        """Take this server's part, `(k, k)` or `(k + 1, k)`, float64; return the messages for the others.
 
-        Names in its place are `(k,)`, int64.
+        Names instead of a part are `(k,)`, int64.
         """
         self._heard[self._offered, self._own] = part
         message = Part(self._offered, part.flatten().view(torch.uint8), names=part.dim() == 1).message()
-        self._offered += 1  # the round may be over for this server before others have said what they have
+        self._offered += 1  # the round may be over for this server before others have sent theirs
         return [(rank, message) for rank in self._servers if rank != self._own]
 
     def on_message(self, source: int, message: Message) -> None:

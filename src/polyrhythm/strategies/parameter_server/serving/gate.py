@@ -1,4 +1,4 @@
-"""Gates: a server's decision, for everything that comes from a pusher, what to apply and whom to answer."""
+"""Gates: a server's decision, after every message of a pusher, which gradients to apply and which pushers to answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CONSISTENCIES = "polyrhythm.strategies.parameter_server.consistency"
 
 
 class Decision(NamedTuple):
-    """What a server has to do now.
+    """Actions of a server.
 
     Attributes:
-        apply: pushers whose held gradients become one update, in the order in which they are summed; who is named
-            twice, with two of its gradients.
-        answer: pushers who get the parameters afterwards.
-        acknowledge: pushers who may go on with the copy that they have.
-        drop: pushers of whom a held gradient is forgotten, before anything is applied.
-        step: that everyone who is answered goes on with; None: each with the one after what it has done.
-        forget: pushers of whom nothing is held any more, since it comes again.
+        apply: pushers whose held gradients become one update, in the order of summation; a pusher that is
+            named twice contributes two of its gradients.
+        answer: pushers that get the parameters afterwards.
+        acknowledge: pushers that may continue with the copy that they have.
+        drop: pushers with a held gradient to be forgotten, before anything is applied.
+        step: next step of all answered pushers; None: each one's own next step.
+        forget: pushers whose held gradients are all forgotten, since they are repeated.
         at_once: whether answers do not wait for batches that are deferred.
     """
 
@@ -47,9 +47,9 @@ class Gate:
     """One server's state of a consistency. Pushers are numbered from 0.
 
     Attributes:
-        rounds: that pushers take together, on all servers the same ones; None where there are no such rounds.
+        rounds: rounds that pushers take together, on all servers the same ones; None where there are no such rounds.
         takes_turns: whether a pusher may contribute only where `check_turn` agrees; always so where there are `rounds`.
-        fetches: whether pushers may ask for the parameters while they go on (`fetch`).
+        fetches: whether pushers may request the parameters without waiting (`fetch`).
     """
 
     rounds: Rounds | None = None
@@ -57,7 +57,7 @@ class Gate:
     fetches: ClassVar[bool] = False
 
     def ask(self, pusher: int, step: int) -> Decision:
-        """Decide when a pusher that would go on with `step` gets the parameters: by default at once."""
+        """Decide when a pusher that is about to begin `step` gets the parameters: by default at once."""
         return Decision(answer=(pusher,))
 
     def arrive(self, pusher: int, step: int) -> Decision:
@@ -65,7 +65,7 @@ class Gate:
         return let_through(pusher)
 
     def repeat(self, pusher: int, step: int, due: int) -> Decision | None:
-        """Decide what becomes of a step that comes again, where `due` is the pusher's next.
+        """Decide on a repeated step, where `due` is the pusher's next.
 
         Returns:
             None where it counts as the pusher's part of a round: an empty batch, since it has been applied.
@@ -74,7 +74,7 @@ class Gate:
         return None if rounds is not None and rounds.is_next(pusher, step) else self.ask(pusher, due)
 
     def fetch(self, pusher: int) -> Decision:
-        """Decide when a pusher gets the parameters that goes on meanwhile, where the gate `fetches`."""
+        """Decide when a pusher gets the parameters without waiting, where the gate `fetches`."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Gate:
         raise NotImplementedError
 
     def leave(self, pusher: int) -> Decision:
-        """Decide whom it sets free that a pusher is gone, of which a gradient may still be held."""
+        """Return the pushers unblocked by this departure; a gradient of the departed may still be held."""
         return Decision()
 
     def join(self, pusher: int) -> None:
@@ -114,12 +114,12 @@ class Gate:
 
 
 class RoundsGate(Gate):
-    """The base of gates whose pushers take rounds together.
+    """The base of gates with rounds that pushers take together.
 
     Attributes:
-        rounds: of which each is an update, and those who are to come in.
+        rounds: rounds, each of which is an update, and entering pushers.
         present: pushers that take part.
-        held: pushers of whom something is held for the round under way.
+        held: pushers with held gradients for the round in progress.
     """
 
     rounds: Rounds
@@ -138,7 +138,7 @@ class RoundsGate(Gate):
         raise NotImplementedError
 
     def let_in(self, *, alone: bool) -> tuple[int, ...]:
-        """Return the successors that come in now, who take part from now on; see `Rounds.let_in`."""
+        """Return the replacements that enter now, and take part from now on; see `Rounds.let_in`."""
         entered = tuple(self.rounds.let_in(alone=alone))
         self.present.update(entered)
         return entered
@@ -148,7 +148,7 @@ class Consistency(Config):
     """A consistency's configuration, and the maker of its gates.
 
     Attributes:
-        drops: whether a gradient that comes too late is dropped.
+        drops: whether a late gradient is dropped.
         own_updates: whether pushers update their own copies where they are only acknowledged.
     """
 
@@ -160,7 +160,7 @@ class Consistency(Config):
         return False
 
     def check(self, pushers: int) -> None:
-        """Raise `RequestError`, with what would work, where it does not go with so many pushers."""
+        """Raise `RequestError`, with a remedy, where it does not work with `pushers` pushers."""
 
     @abstractmethod
     def in_step(self) -> bool:
@@ -176,18 +176,18 @@ class Consistency(Config):
 
     @abstractmethod
     def gathers(self, pushers: int) -> int:
-        """How many gradients an update is made of."""
+        """Number of gradients of an update."""
 
     def updates_per_step(self, pushers: int) -> int:
-        """How many updates the parameters get while every pusher takes one step."""
+        """Number of updates while every pusher takes one step."""
         return pushers // self.gathers(pushers)
 
     @abstractmethod
     def spares(self, pushers: int) -> int:
-        """How many pushers may be lost at once while the others go on."""
+        """Number of pushers that may be lost at once while the others continue."""
 
     def all_at(self, pushers: int, step: int) -> dict[str, Any]:
-        """Return the state of a gate of so many pushers that are all to begin with a step, and holds nothing."""
+        """Return the state of a gate of `pushers` pushers that all begin with a step, without held gradients."""
         return {}
 
     @abstractmethod

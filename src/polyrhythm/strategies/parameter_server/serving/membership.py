@@ -1,19 +1,19 @@
-"""Membership of a server: its pushers, those that are lost, and at which round a successor enters.
+"""Membership of a server: its pushers, those that are lost, and at which round a replacement enters.
 
-`PusherRegistry` knows which pushers a server has, who of them is lost or waits for the first parameters, and how
-the run ends. The end of several servers is one end: worker 0 asks all for the final parameters, and lets them go (a
-second LEAVE) once it has all. From the first of its two requests on, a successor is told to leave.
+`PusherRegistry` knows a server's pushers, the lost ones, those that wait for the first parameters, and the
+end of the run. The end of several servers is one end: rank 0 asks all for the final parameters, and lets them
+go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is told to leave.
 
-`Rounds` counts the rounds that workers take together, which a successor enters at the same one on all
+`Rounds` counts the rounds that workers take together, which a replacement enters at the same one on all
 servers:
 
-    successor ── PULL ──▶ every server, which ends no round until it hears more
-              ◀─ JOIN(the round that it is at) ──
-              ── JOIN(the latest of these) ──▶ every server: goes on to that round without it
+    replacement ─ PULL ─▶ every server, which ends no round until the next message
+              ◀─ JOIN(its present round) ──
+              ── JOIN(the latest of these) ──▶ every server: continues to that round without it
               ◀─ PARAMETERS ── as soon as that round begins
 
 If it were admitted at a different round on each server, it would read one shard an update later than another,
-and servers that compare whole gradients would not agree about whose there are. There is no circular wait: the
+and servers that compare whole gradients would not agree about the present ones. There is no cyclic wait: the
 questions are answered at once, and each worker that has entered gives every server its part of every round.
 """
 
@@ -31,16 +31,16 @@ class PusherRegistry:
     """A server's list of its pushers.
 
     Args:
-        spares: how many may be lost at once; 0: the run decides.
-        spared_by: what limits that, for an error's text.
+        spares: number of pushers that may be lost at once; 0: the run decides.
+        spared_by: limiting rule, for an error's text.
 
     Attributes:
         pushers: their ranks.
-        numbers: of the pushers, from 0, by rank.
+        numbers: numbers of the pushers, from 0, by rank.
         asking: ranks that wait for the first parameters.
-        final: who has asked for the final parameters, or None.
+        final: rank that has asked for the final parameters, or None.
         done: whether that one has let the servers go.
-        ejected: how many pushers were let go, once each time.
+        ejected: number of evictions.
     """
 
     def __init__(self, pushers: tuple[int, ...], spares: int = 0, spared_by: str = "") -> None:
@@ -58,12 +58,12 @@ class PusherRegistry:
 
     @property
     def there(self) -> int:
-        """How many pushers are there."""
+        """Number of present pushers."""
         return len(self.pushers) - len(self._left)
 
     @property
     def lost(self) -> bool:
-        """Whether any pusher is lost and has no successor yet."""
+        """Whether any pusher is lost and has no replacement yet."""
         return bool(self._lost)
 
     def is_there(self, rank: int) -> bool:
@@ -71,7 +71,7 @@ class PusherRegistry:
         return rank not in self._left
 
     def enter(self, rank: int) -> bool:
-        """Let a pusher or its successor in; return False where the run is ending and it comes too late."""
+        """Admit a pusher or its replacement; return False where the run is ending and it is too late."""
         if rank in self._left:
             if self.final is not None:  # it might change one shard and not another
                 return False
@@ -94,13 +94,13 @@ class PusherRegistry:
         return True
 
     def lose(self, rank: int) -> bool:
-        """Take note that a pusher is lost, as in `leave`; its successor has to ask for the final parameters again."""
+        """Take note that a pusher is lost, as in `leave`; its replacement has to ask for the final parameters again."""
         if self.final == rank:
             self.final = None
         return self.leave(rank)
 
     def miss(self, rank: int) -> None:
-        """Count a pusher that is there as lost until a successor enters; raise `RunError` if too many are."""
+        """Count a pusher that is there as lost until a replacement enters; raise `RunError` if too many are."""
         if rank not in self._left:
             self._lost.add(rank)
         if 0 < self._spares < len(self._lost):
@@ -111,12 +111,12 @@ class PusherRegistry:
             )
 
     def let_go(self, rank: int) -> None:
-        """Take note that a pusher is told to leave."""
+        """Note that a pusher is told to leave."""
         self.ejected += 1
         self._let_go.add(rank)
 
     def was_let_go(self, rank: int) -> bool:
-        """Return whether a pusher was told to leave, and no successor has come."""
+        """Return whether a pusher was told to leave, and has no replacement."""
         return rank in self._let_go
 
     def take_asking(self) -> list[int]:
@@ -126,13 +126,13 @@ class PusherRegistry:
 
     @property
     def ready_to_end(self) -> int | None:
-        """The rank that can be given the final parameters now, since nobody can change them any more; or None."""
+        """Rank that can be given the final parameters now, since no pusher can change them any more; or None."""
         return self.final if not self.there else None
 
 
 @dataclass(frozen=True)
 class Entrance:
-    """The round at which a successor comes in: the earliest that a server can, or the one that the successor names."""
+    """First round of a replacement: the earliest that a server allows, or the one that the replacement requests."""
 
     round: int
 
@@ -148,7 +148,7 @@ class Entrance:
 
 
 def latest_entrance(answers: Sequence[Message]) -> Message | None:
-    """Return a successor's answer to servers that all ask where it comes in: the latest round; None if not all ask."""
+    """Return the JOIN to send to all servers: the latest first round among theirs; None unless all have sent one."""
     if any(answer.kind is not Kind.JOIN for answer in answers):
         return None
     return Entrance(max(answer.step for answer in answers)).message()
@@ -160,10 +160,11 @@ _MOST_APART = 1000
 
 
 class Rounds:
-    """One server's count of rounds, and who is to come in at which. Workers are numbered from 0.
+    """One server's count of rounds, and the first round of each entering worker. Workers are numbered from 0.
 
     Attributes:
-        number: of the round under way, from 0; one counts if somebody is answered in it, who is in the same elsewhere.
+        number: number of the round in progress, from 0; a round counts if a worker that is in the same round
+            elsewhere is answered in it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -176,37 +177,37 @@ class Rounds:
 
     @property
     def held_up(self) -> bool:
-        """Whether a successor has still to say at which round it comes in."""
+        """Whether a replacement has still to announce its first round."""
         return bool(self._invited)
 
     @property
     def outside(self) -> int:
-        """How many successors have not come in yet."""
+        """Number of replacements that have not entered yet."""
         return len(self._invited) + len(self._coming)
 
     def is_outside(self, worker: int) -> bool:
-        """Return whether a worker is a successor that has not come in yet."""
+        """Return whether a worker is a replacement that has not entered yet."""
         return worker in self._invited or worker in self._coming
 
     def check_inside(self, worker: int) -> None:
-        """Raise `RefusedMessage` if a worker that asks or pushes is a successor that has not come in yet."""
+        """Raise `RefusedMessage` if a worker that pulls or pushes is a replacement that has not entered yet."""
         if self.is_outside(worker):
             raise RefusedMessage(
                 Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
             )
 
     def invite(self, worker: int, *, later: bool) -> None:
-        """Invite a successor; `later`: something that its predecessor left is for the round under way."""
+        """Invite a replacement; `later`: something that its predecessor left is for the round in progress."""
         self.forget(worker)
         self._invited.add(worker)
         self._begins_at[worker] = self.number + later
 
     def invitation(self, worker: int) -> int | None:
-        """Return the earliest round at which a successor can come in here; None where it is not to say which."""
+        """Return the earliest possible round for a replacement here; None where it need not announce one."""
         return self._begins_at[worker] if worker in self._invited else None
 
     def accept(self, worker: int, number: int) -> None:
-        """Take the round at which a successor comes in; raise `RefusedMessage` if that one cannot be."""
+        """Set the first round of a replacement; raise `RefusedMessage` if it is impossible."""
         if worker not in self._invited:
             raise RefusedMessage(Reason.ORDER, f"worker {worker} named a round, and was not asked for one")
         earliest = self._begins_at[worker]
@@ -220,7 +221,7 @@ class Rounds:
         self._begins_at[worker] = number
 
     def let_in(self, *, alone: bool) -> list[int]:
-        """Return the successors that come in now; `alone`: rounds before theirs are not taken, as nobody is there."""
+        """Return the replacements that enter now; `alone`: skip rounds before theirs, without workers."""
         if alone and self._coming:
             self.number = max(self.number, min(self._begins_at[worker] for worker in self._coming))
         entered = sorted(worker for worker in self._coming if self._begins_at[worker] <= self.number)
@@ -234,7 +235,7 @@ class Rounds:
         self._next[worker] = _NO_STEP
 
     def is_next(self, worker: int, step: int) -> bool:
-        """Return whether a gradient of a step is this worker's part in a round, and not one that comes twice."""
+        """Return whether a gradient of a step is this worker's part of a round, and no repetition."""
         return self._next[worker] in (_NO_STEP, step)
 
     def take(self, worker: int, step: int) -> None:

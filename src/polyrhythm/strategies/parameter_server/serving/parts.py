@@ -1,13 +1,13 @@
 """A server's end of pushes and answers that travel in parts.
 
-    worker    backward ── PART(end) ─▶ … ── PART ─▶ … ── PUSH(what is left) ─▶        forward
+    worker    backward ── PART(end) ─▶ … ── PART ─▶ … ── PUSH(the rest) ─────▶        forward
     server                 joins them: one gradient, of this PUSH ─▶ gate ─▶ update
     worker                       ◀─ PARAMETERS(no numbers) ── PART(beginning) ── … ── PART(end)
 
-The backward pass has the end of the vector first, so each part lies just before the one that came before it, and the
-push brings the beginning, with all that is said of the whole: version, weight, rate. Until then nothing has happened,
-so a push that breaks off leaves nothing behind, and sums, versions and stalenesses are those of a push in one piece.
-The answer is cut where the push was, and comes in the order in which a forward pass needs it.
+The backward pass has the end of the vector first, so each part is just before the previous one, and the push
+has the beginning, with all facts about the whole: version, weight, rate. Nothing is done until then, so a
+push that breaks off leaves nothing behind, and sums, versions and stalenesses are those of a push in one
+piece. The answer is cut like the push, and is sent in the order in which a forward pass needs it.
 
 `version` of a PART is the place of its first number in the server's shard, `step` that of its push.
 """
@@ -28,14 +28,14 @@ from polyrhythm.strategies.parameter_server.serving.rule import Reply
 
 @dataclass
 class Coming:
-    """A gradient of which a part has come.
+    """A gradient that has arrived in part.
 
     Attributes:
         numbers: `(n,)`, of the whole shard; those from `start` on are there.
-        step: of its pusher.
-        start: of the first number that is there.
-        weight: of its pusher, in full batches.
-        cuts: where its parts begin.
+        step: step of its pusher.
+        start: start of the first number that is there.
+        weight: weight of its pusher, in full batches.
+        cuts: starts of its parts.
     """
 
     numbers: Tensor
@@ -46,18 +46,18 @@ class Coming:
 
 
 class PushParts:
-    """The parts of pushes that one server has of its pushers, which are told apart by their ranks."""
+    """Parts of pushes at one server, by the pushers' ranks."""
 
     def __init__(self) -> None:
         self._coming: dict[int, Coming] = {}
         self._cuts: dict[int, list[int]] = {}
-        """Where to cut the answer to a push that is whole."""
+        """Cuts of the answer to a complete push."""
 
     def take(self, source: int, message: Message, values: Tensor) -> None:
         """Take a part of a push to a shard of these parameters, `(n,)`.
 
         Raises:
-            RefusedMessage: it does not lie before the part that came last.
+            RefusedMessage: it does not lie before the last part.
         """
         tensor, start, step = payload(message), message.version, message.step
         if tensor.dtype is not values.dtype:
@@ -81,7 +81,7 @@ class PushParts:
         coming.cuts.append(start)
 
     def join(self, source: int, message: Message) -> Message:
-        """Return a push with all parts that came before it.
+        """Return a push joined with all of its earlier parts.
 
         Raises:
             RefusedMessage: some are missing.
@@ -91,7 +91,7 @@ class PushParts:
         if coming is None or coming.step != message.step:
             return message
         rest = payload(message)
-        if len(rest) == len(coming.numbers) > coming.start:  # its pusher has begun anew
+        if len(rest) == len(coming.numbers) > coming.start:  # its pusher has begun again
             return message
         if len(rest) != coming.start or rest.dtype is not coming.numbers.dtype:
             raise RefusedMessage(
@@ -103,16 +103,16 @@ class PushParts:
         return message._replace(tensor=coming.numbers)
 
     def coming(self, source: int) -> Coming | None:
-        """Return what has come of a push that is not whole."""
+        """Return the arrived numbers of an incomplete push."""
         return self._coming.get(source)
 
     def forget(self, source: int) -> None:
-        """Forget what has come of a pusher, which begins anew or is gone."""
+        """Forget the parts of a pusher that begins again or is gone."""
         self._coming.pop(source, None)
         self._cuts.pop(source, None)
 
     def forget_unfinished(self) -> None:
-        """Forget what has come of pushes that are not whole: all who are pushing begin anew."""
+        """Forget the parts of incomplete pushes: all pushers in progress begin again."""
         self._coming.clear()
 
     def cuts_of(self, to: int) -> list[int] | None:
@@ -120,7 +120,7 @@ class PushParts:
         return self._cuts.pop(to, None)
 
     def cut(self, replies: Sequence[Reply]) -> list[Reply]:
-        """Return replies, of which those to pushes in parts are cut as these were."""
+        """Return replies; those to pushes in parts are cut as these were."""
         found: list[Reply] = []
         for to, reply in replies:
             is_answer = reply.kind is Kind.PARAMETERS and reply.tensor is not None
@@ -135,9 +135,9 @@ def reply_in_parts(
 
     Args:
         to: the pusher.
-        reply: with all numbers.
-        cuts: in ascending order; None: in one piece.
-        pieces: what travels in their place of those before, between and behind the cuts; default: themselves.
+        reply: reply with all numbers.
+        cuts: cuts in ascending order; None: in one piece.
+        pieces: payloads to be sent instead of those before, between and behind the cuts; default: themselves.
     """
     whole = payload(reply)
     places = [0, *(cuts or ()), len(whole)]

@@ -1,4 +1,4 @@
-"""A push that brings more than a gradient: the optimiser's plan of its step, and parameters that the loop has written.
+"""A push that brings more than a gradient: the optimizer's plan of its step, and parameters that the loop has written.
 
     usual      [ gradient (n) ]
     planned    [ gradient (n) | length (3) | written? (1) | plan, JSON, a number per byte | parameters (n), if written ]
@@ -26,11 +26,11 @@ _HEAD = 4
 
 
 class Planned(NamedTuple):
-    """What a push brings.
+    """Content of a push.
 
     Attributes:
         gradient: `(n,)`.
-        plan: of the step; None: as at the start.
+        plan: plan of the step; None: as at the start.
         written: `(n,)`, parameters to update in place of those that there are; None: nothing was written.
     """
 
@@ -51,10 +51,10 @@ def packed_push(planned: Planned) -> Tensor:
 
 
 def unpacked_push(tensor: Tensor, size: int) -> Planned:
-    """Read what `packed_push` made.
+    """Read the result of `packed_push`.
 
     Args:
-        tensor: of the push.
+        tensor: payload of the push.
         size: numbers of the gradient.
 
     Raises:
@@ -79,7 +79,7 @@ def unpacked_push(tensor: Tensor, size: int) -> Planned:
 
 
 def admit_planned_push(message: Message, values: Tensor, version: int, step: int) -> None:
-    """Raise `RefusedMessage` as `admit_push` does, but let a plan and parameters come with the gradient."""
+    """Raise `RefusedMessage` as `admit_push` does, but allow a plan and parameters with the gradient."""
     try:
         admit_push(message, values, version, step)
     except RefusedMessage:
@@ -94,7 +94,7 @@ def common_plan(pushes: Sequence[Planned], weights: Sequence[float]) -> Optimize
 
     Args:
         pushes: their gradients.
-        weights: of each; one without weight has no say.
+        weights: weights of each; one without weight is ignored.
     """
     weighty = [push.plan for push, weight in zip(pushes, weights, strict=True) if weight > 0]
     plans = [plan for plan in weighty if plan is not None]

@@ -1,7 +1,8 @@
 """The worker's end of push and pull, over all shards at once.
 
-`ServerLink` is what all of them share. `PushPull` exchanges a worker's flat vectors with the servers. `ServedWorker` is
-the worker of all strategies whose workers push every gradient, and continue with what the servers answer.
+`ServerLink` is the part that all of them share. `PushPull` exchanges a worker's flat vectors with the
+servers. `ServedWorker` is the worker of all strategies with a push of every gradient; it continues with the
+servers' answers.
 
 `OverlappedPushPull` and `OverlappingWorker` do the same while the worker computes:
 
@@ -51,15 +52,15 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan, update_as
 
 _PUSH, _LEAVE, _PART = Kind.PUSH, Kind.LEAVE, Kind.PART
 _LEAST_LENT_BYTES = 1 << 18
-"""Of gradients that are lent to servers: copying these takes 9 us, and asking whether they have been given back 4."""
+"""Least size of gradients lent to servers: copying these takes 9 us, and checking whether they are returned 4."""
 
 
 class ServerLink:
-    """A worker's link with the servers, of which each holds a shard of the flat vector.
+    """A worker's link with the servers; each holds a shard of the flat vector.
 
     Args:
-        plan: of the servers' optimiser; None: they have none.
-        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
+        plan: plan of the servers' optimizer; None: they have none.
+        pushes: pushes that every pusher makes in the whole run, where servers must know it; 0: not known.
     """
 
     # Among thousands of simulated workers each line of memory that a step touches is out of the cache.
@@ -83,13 +84,13 @@ class ServerLink:
     def pull_whole(self, final: bool = False) -> tuple[Tensor, int]:
         """Return all servers' values, `(size,)`, and how many of this worker's steps all of them know.
 
-        Raise `PeerLost` if this is a successor, and the run that it would join is ending.
+        Raise `PeerLost` if this is a replacement, and the run that it would join is ending.
         """
         values, steps, _ = self._whole(self._pulled(final))
         return values, steps
 
     def leave(self) -> None:
-        """Tell all servers that nothing more will be pushed; after the final pull, that they may go."""
+        """Notify all servers that no push follows; after the final pull, that they may exit."""
         for server in self._servers:
             self._network.send(server, Message(Kind.LEAVE))
 
@@ -131,11 +132,11 @@ class PushPull(ServerLink):
     """Exchanges a worker's flat vectors with the servers.
 
     Args:
-        plan: of the servers' optimiser; default: the user's.
-        pushes: that every pusher makes in the whole run, where servers must know it; 0: nobody can tell.
+        plan: plan of the servers' optimizer; default: the user's.
+        pushes: pushes that every pusher makes in the whole run, where servers must know it; 0: not known.
 
     Attributes:
-        reached: the step with which the servers last let this worker go on.
+        reached: next step of this worker according to the servers' last answer.
         stops: whether a pull was answered when someone had wanted to stop.
     """
 
@@ -190,7 +191,7 @@ class PushPull(ServerLink):
             final: wait until all pushers have left.
 
         Raises:
-            PeerLost: this is a successor, and the run that it would join is ending.
+            PeerLost: this is a replacement, and the run that it would join is ending.
             LetGo: the servers do without this worker.
         """
         self.stops = self._take_answers(self._pulled(final))
@@ -289,15 +290,15 @@ class OverlappedPushPull(PushPull):
         self._cuts: list[list[int]] = [[] for _ in self._shards]
         self._leaving: list[Handle] = []
         self._in_one_piece: set[int] = set()
-        """Shards of which no part is pushed in this step."""
+        """Shards that are not pushed in parts in this step."""
         self._awaited: list[deque[tuple[int, int]]] = [deque() for _ in self._shards]
-        """Of each shard, the stretches of an answer that are to come, in their order."""
+        """Missing stretches of an answer of each shard, in their order."""
 
     def push_bucket(self, start: int, stop: int, step: Step) -> None:
-        """Start to push numbers of the flat gradients, which lie just before those that were pushed last.
+        """Start to push numbers of the flat gradients, just before those that were pushed last.
 
-        They must not change before `take` has returned. A shard that is whole is pushed at once, if the learning rate
-        is known, so that its server can answer while the backward pass goes on.
+        They must not change before `take` has returned. A shard that is whole is pushed at once, if the
+        learning rate is known, so that its server can answer during the backward pass.
         """
         for position, shard in enumerate(self._shards):
             first, last = max(start, shard.start) - shard.start, min(stop, shard.stop) - shard.start
@@ -337,7 +338,7 @@ class OverlappedPushPull(PushPull):
                 self._take_part(position)
 
     def awaits(self, start: int, stop: int) -> bool:
-        """Return whether some of these numbers of the flat vector are still to come."""
+        """Return whether some of these numbers of the flat vector have not arrived yet."""
         return any(
             shard.start + first < stop and start < shard.start + last
             for shard, awaited in zip(self._shards, self._awaited, strict=True)
@@ -345,7 +346,7 @@ class OverlappedPushPull(PushPull):
         )
 
     def settle(self) -> None:
-        """Wait for all that is to come of the latest answers."""
+        """Wait for the missing parts of the latest answers."""
         self.await_numbers(0, self._flat.size)
 
     def pull(self, final: bool = False) -> int:
@@ -380,7 +381,7 @@ class OverlappedPushPull(PushPull):
         self._awaited[position].popleft()
 
     def _take_all_parts(self, position: int, answer: Message) -> None:
-        """Take what is still to come out of an answer in one piece, by who has taken over from a lost server.
+        """Take the missing parts from an answer in one piece, from the replacement of a lost server.
 
         The parameters that the forward pass has used stay: its backward pass needs them as they were.
         """
@@ -393,13 +394,13 @@ class OverlappedPushPull(PushPull):
 
 
 class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
-    """Pushes the gradients of every step and goes on with what the servers answer.
+    """Pushes the gradients of every step and continues with the servers' answers.
 
     Args:
-        servers: its way to the servers, where it is another than the plain one.
+        servers: link with the servers; default: the plain one.
         own_updates: whether it updates its own copy, in case that an answer is empty.
-        dropped_late: whether servers drop a gradient that comes late. Others may then wait for another one of whoever
-            stops, which for its part may wait for their states; so it leaves before that.
+        dropped_late: whether servers drop a late gradient. Others may then wait for another one of a worker
+            that stops, which may itself wait for their states; so it leaves before that.
         scales_parts: whether a gradient counts in proportion to this worker's part of a global batch.
         takes_plans: whether servers take more than a gradient with a push; see `planned_push`.
         lends_gradients: whether servers of this host may read gradients where they lie. Not where the worker reads them
@@ -444,7 +445,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
     def start(self, step: int) -> int:
         """Take the servers' parameters, which worker 0 hands out; leave if others have stopped.
 
-        Others may wait for a gradient of it in the step under way, while as worker 0 it waits for them to stop.
+        Others may wait for a gradient of it in the step in progress, while as worker 0 it waits for them to stop.
         """
         if self._lends_gradients:
             self._servers.lend_gradients()
@@ -482,7 +483,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the last pull's answer said so: a successor's push would wait for those who push no more."""
+        """Whether the last pull's answer demanded a stop: pushes of a replacement would wait for ever."""
         return self._servers.stops
 
     def catch_up(self) -> None:
@@ -517,7 +518,7 @@ class ServedWorker(WorkerPart, SkipsSteps, CatchesUp, UsesServers, HearsOfStop):
 
 
 class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
-    """As `ServedWorker`, while the passes go on; see the top of this file."""
+    """Like `ServedWorker`, but concurrent with the passes; see the top of this file."""
 
     def __init__(self, setting: WorkerSetting, servers: OverlappedPushPull, **more: bool) -> None:
         super().__init__(setting, servers, **more)
@@ -533,10 +534,11 @@ class OverlappingWorker(ServedWorker, OverlapsBackward, LazyUse):
         self._overlapped.await_numbers(*self._places[bucket])
 
     def bucket_ready(self, bucket: int) -> None:
-        """Push a bucket; the last goes with what is said of the whole gradient.
+        """Push a bucket; the last one carries the facts about the whole gradient.
 
         Raises:
-            RequestError: its parameters have been used before they had come, by something that is not their module.
+            RequestError: its parameters have been used before their arrival, by something that is not their
+                module.
         """
         self._check_was_awaited(bucket)
         step = self._step

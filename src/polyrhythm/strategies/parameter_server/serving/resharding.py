@@ -1,12 +1,12 @@
 """States of servers, for another number of workers (`of_servers`) or another number of servers (`recut`).
 
-With another number of pushers, the counts of each begin anew, and all else stays:
+With another number of pushers, the counts of each begin again, and all else stays:
 
     applied ─▶ counts         held, or dropped with its pusher ─▶ its images are dealt out again
-    optimiser, version, staleness ─▶ stay        clocks ─▶ all at the step that everybody begins with
+    optimizer, version, staleness ─▶ stay        clocks ─▶ all at the common first step
 
 With another number of servers, what there is for every number (parameters, momenta, gradients that are held)
-is cut anew with it, bit for bit. What a server counts (versions, steps, clocks) is the same on all, where
+is cut again with it, bit for bit. What a server counts (versions, steps, clocks) is the same on all, where
 workers are in lockstep or all have stopped; otherwise the largest counts. Steps left out of a shard go to the
 new shards that have most of it.
 """
@@ -38,15 +38,15 @@ def of_servers(
     """Return how servers that own the optimizer are resharded: they count other pushers.
 
     Args:
-        consistency: of the servers' gates.
-        before: the indices of the workers whose mean each pusher pushed.
-        workers: how many there are.
-        pushers: how many of them push.
+        consistency: consistency of the servers' gates.
+        before: indices of the workers in the mean that each pusher pushed.
+        workers: number of workers.
+        pushers: number of workers that push.
         round_steps: steps of a worker that servers count as one.
     """
 
     def applied(held: Held) -> list[int]:
-        """Count those whose gradients a server has applied, or that are over; on whichever server most are."""
+        """Count the gradients that a server has applied, or that are over; on the server with the most."""
         found = [0] * len(held.steps)
         for pusher, members in enumerate(before):
             steps = max(_applied(facts)[pusher] for _, facts in _serving(held))
@@ -158,7 +158,7 @@ def _latest(gates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _nearest(shard: slice, before: Sequence[slice], states: Sequence[State]) -> dict[str, Any]:
-    """Return which steps were left out of a new shard: as of the old one of which it has the most."""
+    """Return the left-out steps of a new shard: those of the old one with the largest overlap."""
     shared = [min(shard.stop, old.stop) - max(shard.start, old.start) for old in before]
     return dict(states[shared.index(max(shared))][1].get("left_out", {}))
 

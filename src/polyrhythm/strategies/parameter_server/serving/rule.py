@@ -1,10 +1,10 @@
-"""What the session of a server asks of a strategy: `Rule`, what it applies, and what becomes of it.
+"""Interface of a strategy for the session of a server: `Rule`, its inputs, and its results.
 
     ServerSession ── apply(batch) ─▶ Rule ─▶ Applied: an update was made, or none
-                                          ─▶ Deferred: other servers must be heard first; then `resume`
+                                          ─▶ Deferred: waits for other servers; then `resume`
 
-A rule holds a shard of the parameters and changes it. It knows no pushers beside their numbers, no steps that come
-again, nothing of who is there and of how a run ends: all that is the session's.
+A rule holds a shard of the parameters and changes it. It knows pushers by number only, and no repeated steps,
+no membership and no end of the run: those are the session's.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from polyrhythm.strategies.parameter_server.serving.gate import Gate
 from polyrhythm.strategies.state import State
 
 Reply = tuple[int, Message]
-"""A rank, and what it is told.
+"""A rank, and the message for it.
 
-Pushes, pulls and answers are `Message`s as they are on the wire, whose fields are theirs (a version that was read, a
-step, a weight, a rate): to make and read one more tuple for each would cost a simulated step some 4 %. Whatever means
-something else by these fields has a type of its own, with `message` and `of`: `Entrance`, `Part`, `Relay`, …
+Pushes, pulls and answers are `Message`s as they are on the wire, with fields of the same meaning (a version
+that was read, a step, a weight, a rate): to make and read one more tuple for each would cost a simulated step
+some 4 %. Messages with other meanings of these fields have types of their own, with `message` and `of`:
+`Entrance`, `Part`, `Relay`, …
 """
 
 
@@ -34,13 +35,13 @@ class Contribution(NamedTuple):
     """A gradient that a pusher has sent.
 
     Attributes:
-        pusher: its number.
+        pusher: number of the pusher.
         gradient: `(n,)`.
         read_version: version of the parameters at which it was computed.
-        step: of the pusher.
+        step: step of the pusher.
         weight: samples that it is the mean of, in units of a full batch.
         rate: learning rate of an update with it.
-        fresh: gradients in it that had not been known when it came.
+        fresh: number of gradients in it that had not been known at its arrival.
         seen: `(n,)`, the parameters that the pusher was answered with before, where the rule remembers them.
     """
 
@@ -60,12 +61,12 @@ contribution_of = partial(tuple.__new__, Contribution)
 
 
 class Given(NamedTuple):
-    """What a pusher gets in place of the parameters.
+    """Answer to a pusher instead of the parameters.
 
     Attributes:
-        kind: of the message.
+        kind: kind of the message.
         tensor: `(n,)`, which does not change any more.
-        step: that the message is about.
+        step: step that the message is about.
     """
 
     kind: Kind
@@ -74,13 +75,13 @@ class Given(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What has become of a batch.
+    """Result of a batch.
 
     Attributes:
         batch: the contributions that are over: all that were given, but for those that not all servers have.
-        updates: that were made of them; 0 where all are of empty batches, or where they are too few.
-        staleness: how many gradients were applied at which staleness.
-        answers: what pushers get in place of the parameters, by their numbers; None: nothing else.
+        updates: updates that were made of them; 0 where all are of empty batches, or where they are too few.
+        staleness: number of applied gradients by staleness.
+        answers: answers to pushers instead of the parameters, by their numbers; None: nothing else.
     """
 
     batch: Sequence[Contribution]
@@ -94,7 +95,7 @@ applied_of = partial(tuple.__new__, Applied)
 
 
 class Deferred(NamedTuple):
-    """A batch waits until other servers have been heard.
+    """A batch waits for messages of other servers.
 
     Attributes:
         tell: messages to them.
@@ -104,10 +105,10 @@ class Deferred(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has become of a server by what another one has said.
+    """Result of another server's message.
 
     Attributes:
-        updates: that were made of it.
+        updates: updates that were made of it.
         stop: whether a pusher elsewhere was asked to stop.
         done: whether the run is over.
     """
@@ -121,8 +122,8 @@ class Presence(NamedTuple):
     """The pushers that are there.
 
     Attributes:
-        there: how many pushers.
-        lost: whether any is lost and has no successor yet.
+        there: number of pushers.
+        lost: whether any is lost and has no replacement yet.
         final: whether the final parameters are asked for.
         done: whether the run is over.
     """
@@ -137,21 +138,22 @@ class Rule:
     """One server's rule, with its state.
 
     Attributes:
-        gate: decides when contributions are applied, and who is answered.
+        gate: decides when contributions are applied, and which pushers are answered.
         values: `(n,)`, the shard; empty until it has been begun with.
         ready: whether there are parameters.
         final: whether no other server can change them any more, once all pushers have left.
         contributes: kind of the messages with contributions.
-        last: number of the last gradient in a contribution, less the step that its message says.
-        repeats: whether a step that comes again counts as an empty batch, and is not applied again.
+        last: number of the last gradient in a contribution, minus the step in its message.
+        repeats: whether a repeated step counts as an empty batch, and is not applied again.
         parts: whether a LEAVE may come with a last contribution.
-        forgets: whether what is held of a lost pusher is forgotten, since its successor brings it again.
-        remembers: whether contributions come with what their pusher has `seen`.
+        forgets: whether what is held of a lost pusher is forgotten, since its replacement brings it again.
+        remembers: whether contributions include the parameters that their pusher has `seen`.
         defers: whether other servers are to be heard before an update.
         chooses: whether a batch that is too small is left out for good.
         leaves_out: whether contributions of empty batches are noted as left out.
-        converses: whether it speaks to other servers of its own accord, and so hears who is there (`attend`).
-        told: what it says to them, which the session sends next.
+        converses: whether it sends messages to other servers on its own, and so gets the membership
+            (`attend`).
+        told: messages to them, which the session sends next.
         screens: whether contributions are looked at for numbers that are not finite, which count as empty batches.
         admit: refuses a contribution that cannot be right; see `admit_push`.
     """
@@ -177,7 +179,7 @@ class Rule:
         self.final = True
 
     def configure(self, message: Message) -> None:
-        """Take the plan of the optimiser; raise `RefusedMessage` if it is none, too late, or there is none here."""
+        """Take the plan of the optimizer; raise `RefusedMessage` if it is none, too late, or there is none here."""
         raise RefusedMessage(Reason.KIND, "there is nothing to be configured")
 
     def begin(self, values: Tensor) -> None:
@@ -189,16 +191,16 @@ class Rule:
         raise NotImplementedError
 
     def on_peer(self, peer: int, message: Message) -> News | None:
-        """Take what another server says; return None where nothing but `resume` follows from it.
+        """Handle another server's message; return None where nothing but `resume` follows from it.
 
-        Raise `RefusedMessage` if no server says this now.
+        Raise `RefusedMessage` if no server sends this now.
         """
         raise RefusedMessage(
             Reason.SENDER, f"a server heard {message.kind.name} from rank {peer}, which pushes nothing here"
         )
 
     def resume(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred | None:
-        """Go on with the oldest deferred batch; None while servers are to be heard, `Deferred` if to be told more."""
+        """Continue with the oldest deferred batch; None while messages are missing, `Deferred` for further messages."""
         raise NotImplementedError
 
     def answer(self, pusher: int, version: int) -> Tensor:
@@ -206,14 +208,14 @@ class Rule:
         raise NotImplementedError
 
     def attend(self, presence: Presence) -> None:
-        """Hear who is there after any message, where the rule `converses`."""
+        """Handle the membership after any message, where the rule `converses`."""
 
     def admits(self, pusher: int) -> bool:
-        """Return whether a pusher that had left, or its successor, may still come in."""
+        """Return whether a pusher that had left, or its replacement, may still enter."""
         return True
 
     def enter(self, pusher: int) -> None:
-        """Forget what is known of a pusher, which has a successor."""
+        """Forget what is known of a pusher, which has a replacement."""
 
     def state(self) -> State:
         """Return what a resumed rule needs, nothing that the session counts; raise `RefusedMessage` if not ready."""
@@ -224,7 +226,7 @@ class Rule:
         raise NotImplementedError
 
     def exact_state(self) -> State:
-        """Return all that another server's rule needs to go on as this one would, in the middle of a run."""
+        """Return the whole state, so that another server's rule can continue like this one, in the middle of a run."""
         raise NotImplementedError
 
     def load_exact_state(self, state: State) -> None:

@@ -1,24 +1,26 @@
-"""The session of a server: who is there, what they have pushed, whom it answers, and how the run ends.
+"""The session of a server: its membership, pushes, answers, and the end of the run.
 
     pusher ── PUSH(gradient, version, step) ─▶ held ─▶ gate ─▶ rule: apply (merge, aggregate, optimiser step),
                                                                version + 1
            ◀─ PARAMETERS(values or nothing, version, step) ──▶ answer, or acknowledge
 
-A message comes in and replies go out; there is no network here. A message that no pusher sends in this state
-is refused before anything is changed. A push whose step has been applied already (a resumed worker repeats
-itself) is answered and not applied again; where pushers are in lockstep, it counts as an empty batch.
+Messages are input and replies are output; there is no network here. A message that no pusher sends in this
+state is refused before anything is changed. A push with a step that has been applied already (a resumed
+worker repeats itself) is answered and not applied again; where pushers are in lockstep, it counts as an empty
+batch.
 
-`ServerSession` alone owns the state of the pushers and the count of updates. Two objects decide, and know nothing of
-ranks and steps that come again: the `Gate` says when, the `Rule` says how.
+`ServerSession` alone owns the state of the pushers and the count of updates. Two objects decide, without
+knowledge of ranks and repeated steps: the `Gate` decides when, the `Rule` decides how.
 
     PULL ─▶ late: LEAVE ─▶ in lockstep: JOIN, at which round? ─▶ wait for the parameters, or ask the gate
     PUSH ─▶ admit ─▶ repeated? ─▶ finite? ─▶ gate.arrive ─▶ Decision
     Decision ─▶ drop ─▶ apply: rule.apply ─▶ Applied ─▶ answer, or acknowledge
-                            └─ Deferred: tell other servers ─▶ rule.on_peer ─▶ rule.resume ─▶ Applied
+                            └─ Deferred: message to other servers ─▶ rule.on_peer ─▶ rule.resume ─▶ Applied
 
-A rule that converses with other servers puts what they are told in `Rule.told`, which leaves before the replies:
+A rule that converses with other servers puts its messages to them in `Rule.told`; they leave before the
+replies:
 
-    any message ─▶ as above ─▶ gate.applied: who is free now? ─▶ rule.attend: who is there? ─▶ told, replies
+    any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ told, replies
     other server ─▶ rule.on_peer ─▶ News ──┘
 
 Decisions are carried out in their order: what follows a deferred one waits behind it.
@@ -61,15 +63,15 @@ class ServerSession(CountsLatestStaleness):
 
     Args:
         pushers: ranks that push gradients, in the order in which the gate numbers them.
-        spares: how many pushers may be lost at once; 0: the run decides.
-        spared_by: what limits that, for an error's text.
+        spares: number of pushers that may be lost at once; 0: the run decides.
+        spared_by: limiting rule, for an error's text.
         eject_after: gradients of a pusher in a row that are not finite, after which it is let go; 0: never.
 
     Attributes:
         version: updates applied so far.
-        staleness: how many gradients were applied at which staleness.
-        dropped: gradients that came too late.
-        stop: whether a pusher was asked to stop, which all answers then say.
+        staleness: number of applied gradients by staleness.
+        dropped: number of late gradients that were dropped.
+        stop: whether a pusher was asked to stop; all answers then carry the request.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate = rule.gate
         self._rounds = rule.gate.rounds
         self._turns = rule.gate.takes_turns or rule.gate.rounds is not None
-        # What a class holds is looked up anew each time that it is asked for through an instance.
+        # Class attributes are slower to look up through an instance.
         self._admit, self._last, self._screens = rule.admit, rule.last, rule.screens
         self._lets_through = type(rule.gate).arrive is Gate.arrive
         self._registry = PusherRegistry(pushers, spares, spared_by)
@@ -100,10 +102,10 @@ class ServerSession(CountsLatestStaleness):
         self._readings = Readings(len(pushers), remembers=rule.remembers)
         self._screen = FiniteScreen(len(pushers), eject_after)
         self._deferred: deque[tuple[Sequence[Contribution] | None, Decision]] = deque()
-        """Decisions in their order, of which the first waits for other servers; those without a batch for it."""
+        """Decisions in their order; the first one waits for other servers; those without a batch wait for it."""
         self._proposed = 0
-        """Batches that other servers were told of."""
-        self._parts: PushParts | None = None  # once the first part of a push has come
+        """Number of batches that other servers were notified of."""
+        self._parts: PushParts | None = None  # set by the first part of a push
         self._plain = not self._converses
         """Whether replies leave as they are made."""
 
@@ -119,12 +121,12 @@ class ServerSession(CountsLatestStaleness):
 
     @property
     def steps(self) -> dict[int, int]:
-        """How many gradients of each pusher need not be pushed again: applied, held for good, or over."""
+        """Number of each pusher's gradients that need not be pushed again: applied, held for good, or over."""
         return dict(zip(self._registry.pushers, self._held.steps, strict=True))
 
     @property
     def left_out(self) -> dict[int, list[list[int]]]:
-        """For each rank, the stretches of its steps, `[first, one past the last]`, of which no gradient was applied."""
+        """Stretches of each rank's steps without an applied gradient, `[first, one past the last]`."""
         pushers = self._registry.pushers
         return {pushers[number]: found for number, found in self._held.left_out.by_pusher.items()}
 
@@ -145,7 +147,7 @@ class ServerSession(CountsLatestStaleness):
         return dict(latest)
 
     def on_message(self, source: int, message: Message) -> list[Reply]:
-        """Take a message from a rank; return the replies; raise `RefusedMessage` if nobody sends it now."""
+        """Handle a message from a rank; return the replies; raise `RefusedMessage` if no rank sends it now."""
         if source not in self._numbers:
             return self._hear_peer(source, message)
         # By its place: the fields of a named tuple are looked up in its class each time.
@@ -165,7 +167,7 @@ class ServerSession(CountsLatestStaleness):
         return replies if self._plain else self._completed(replies)
 
     def on_loss(self, rank: int) -> list[Reply]:
-        """Forget a lost pusher until a successor pulls; raise `RunError` if more are lost than can be spared."""
+        """Forget a lost pusher until a replacement pulls; raise `RunError` if more are lost than can be spared."""
         if rank not in self._numbers:
             return []
         self._registry.miss(rank)
@@ -177,14 +179,14 @@ class ServerSession(CountsLatestStaleness):
         return replies if self._plain else self._completed(replies)
 
     def answer_again(self, source: int) -> list[Reply]:
-        """Answer a pusher whose last answer was lost with a server: with the parameters as they are now."""
+        """Repeat the answer to a pusher after the loss of a server: with the parameters as they are now."""
         registry = self._registry
         let_go = registry.was_let_go(source)
         if let_go or not (registry.is_there(source) or source == registry.final):
             return [(source, Message(Kind.LEAVE, stop=let_go))]
         return self._invitation(source) or [self._answer(self._numbers[source], source)]
 
-    # What stands for several workers may be silent until another of them speaks for it.
+    # A pusher that stands for several workers may be silent until another of them speaks for it.
 
     @property
     def final(self) -> int | None:
@@ -200,7 +202,7 @@ class ServerSession(CountsLatestStaleness):
         return self._held.steps[self._numbers[rank]]
 
     def forget_final(self) -> None:
-        """Forget who has asked for the final parameters: its successor will ask again."""
+        """Forget the request for the final parameters: a replacement will repeat it."""
         self._registry.final = None
 
     def silence(self, rank: int) -> list[Reply]:
@@ -216,7 +218,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate.join(self._numbers[rank])
 
     def dismiss(self, rank: int, *, lost: bool) -> list[Reply]:
-        """Go on without a pusher, which counts as `lost` if it had something left to push; see `on_loss`."""
+        """Continue without a pusher, which counts as `lost` if it had something left to push; see `on_loss`."""
         if lost:
             self._registry.miss(rank)
         self._registry.leave(rank)
@@ -249,7 +251,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate.know(self._held.steps)
 
     def exact_state(self) -> State:
-        """Return all that another server needs to go on as this one would, in the middle of a run, bit for bit."""
+        """Return the whole state, so that another server can continue like this one, bit for bit."""
         tensors, facts = self._rule.exact_state()
         held, held_facts = self._held.exact_state()
         read, read_facts = self._readings.exact_state()
@@ -307,7 +309,7 @@ class ServerSession(CountsLatestStaleness):
         )
 
     def _take_part(self, source: int, message: Message) -> list[Reply]:
-        """Keep a part of a push, of which nothing else follows: whether it is its turn is asked of the whole."""
+        """Keep a part of a push, without any other effect: turns are checked for the whole push."""
         if not self._rule.ready:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         if self._parts is None:
@@ -316,7 +318,7 @@ class ServerSession(CountsLatestStaleness):
         return []
 
     def _completed(self, replies: list[Reply]) -> list[Reply]:
-        """Return replies with what other servers are told first, and those to pushes in parts cut as these were."""
+        """Return messages to other servers, then replies; those to pushes in parts are cut as these were."""
         if self._converses:
             replies = self._with_peers(replies)
         return replies if self._parts is None else self._parts.cut(replies)
@@ -342,7 +344,7 @@ class ServerSession(CountsLatestStaleness):
         return self._completed(replies)
 
     def _with_peers(self, replies: list[Reply]) -> list[Reply]:
-        """Return what the rule tells other servers, the replies, and answers to those whom the gate frees now."""
+        """Return the rule's messages to other servers, the replies, and answers to pushers that the gate unblocks."""
         rule, registry = self._rule, self._registry
         while (freed := self._gate.applied()) is not None:
             replies += self._carry_out(freed)
@@ -360,7 +362,7 @@ class ServerSession(CountsLatestStaleness):
                 raise RefusedMessage(Reason.SENDER, f"rank {source} asked for the final parameters")
             registry.final = source
             return self._answer_final()
-        if not registry.is_there(source):  # a successor
+        if not registry.is_there(source):  # a replacement
             if not (self._rule.admits(pusher) and registry.enter(source)):
                 return [(source, Message(Kind.LEAVE))]
             if self._rule.forgets:
@@ -443,7 +445,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate.stop()
 
     def _check_may_push(self, pusher: int, source: int) -> None:
-        """Refuse a push to a round by a pusher that has left, or not come in: its gradient would count twice."""
+        """Refuse a push to a round by a pusher that has left, or not entered: its gradient would count twice."""
         if not self._rule.ready:
             raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
         if self._registry.was_let_go(source):
@@ -457,7 +459,7 @@ class ServerSession(CountsLatestStaleness):
         self._gate.check_turn(pusher)
 
     def _eject(self, rank: int) -> list[Reply]:
-        """Let a pusher go, which then counts as lost; a successor takes the step of this last gradient again."""
+        """Let a pusher go, which then counts as lost; a replacement takes the step of this last gradient again."""
         self._registry.let_go(rank)
         return [*self.on_loss(rank), (rank, Message(Kind.LEAVE, stop=True))]
 
@@ -480,14 +482,14 @@ class ServerSession(CountsLatestStaleness):
         number = self._numbers[rank]
         if self._rule.forgets:
             self._held.discard(number)
-        for place, (batch, decision) in enumerate(self._deferred):  # its successor has asked none of this
+        for place, (batch, decision) in enumerate(self._deferred):  # its replacement has asked none of this
             answer = tuple(other for other in decision.answer if other != number)
             self._deferred[place] = batch, decision._replace(answer=answer)
         self._readings.forget(number)
         return self._carry_out(self._gate.leave(number)) + self._answer_final()
 
     def _carry_out(self, decision: Decision) -> list[Reply]:
-        """Drop, apply and answer what a decision names; return the replies, and what tells other servers."""
+        """Drop, apply and answer as decided; return the replies, and the messages to other servers."""
         held, rule = self._held, self._rule
         if not rule.ready:  # nothing has been pushed yet
             pushers = self._registry.pushers
@@ -508,9 +510,9 @@ class ServerSession(CountsLatestStaleness):
         return self._settle(decision, batch, applied)
 
     def _defer(self, batch: list[Contribution], decision: Decision) -> list[Reply]:
-        """Let a decision wait until all servers have said which gradients of its round they have."""
+        """Let a decision wait until all servers have reported their gradients of its round."""
         rounds = self._rounds
-        # What only lost pushers had pushed comes again.
+        # Pushes of lost pushers only are repeated.
         counts = bool(batch) and (rounds is None or not set(decision.apply).isdisjoint(decision.answer))
         told: list[Reply] = []
         if rounds is not None:  # rounds that were not taken here are over
@@ -531,7 +533,7 @@ class ServerSession(CountsLatestStaleness):
         return list(deferred.tell)
 
     def _resume_deferred(self) -> list[Reply]:
-        """Carry out, in their order, the decisions that other servers have said all about."""
+        """Execute, in their order, the decisions with all messages of other servers."""
         replies: list[Reply] = []
         while self._deferred:
             batch, decision = self._deferred[0]
@@ -613,7 +615,7 @@ class ServerSession(CountsLatestStaleness):
         return self._registry.pushers[pusher], message
 
     def _answer_final(self) -> list[Reply]:
-        """Answer with the final parameters, if they were asked for and nobody can change them any more."""
+        """Answer with the final parameters, if they were requested and no pusher can change them any more."""
         final = self._registry.ready_to_end
         if final is None or not (self._rule.ready and self._rule.final) or self._deferred:
             return []
@@ -624,9 +626,10 @@ class HeldGradients:
     """The gradients that one server holds. Pushers are numbered from 0.
 
     Attributes:
-        steps: for each pusher, how many of its gradients need not be pushed again: applied, held for good, or over.
-        left_out: which of these were not applied.
-        entries: what is held of each pusher, oldest first.
+        steps: number of each pusher's gradients that need not be pushed again: applied, held for good, or
+            over.
+        left_out: those of these steps that were not applied.
+        entries: held gradients of each pusher, oldest first.
     """
 
     def __init__(self, pushers: int) -> None:
@@ -635,7 +638,7 @@ class HeldGradients:
         self.entries: dict[int, list[Contribution]] = {}
 
     def hold(self, entry: Contribution) -> None:
-        """Hold a gradient, which may still have to come again."""
+        """Hold a gradient, which may still have to be repeated."""
         self.entries.setdefault(entry.pusher, []).append(entry)
 
     def take(self, pusher: int) -> Contribution:
@@ -651,18 +654,18 @@ class HeldGradients:
         return self.entries.get(pusher, ())
 
     def count(self, entries: Iterable[Contribution]) -> None:
-        """Count steps that must not come again."""
+        """Count steps that must not be repeated."""
         for entry in entries:
             self.steps[entry.pusher] = max(self.steps[entry.pusher], entry.step + 1)
 
     def settle(self, pusher: int, step: int | None) -> None:
-        """Take note that a pusher is answered: neither what is held of it comes again, nor a step before `step`."""
+        """Mark this pusher's held steps, and all before `step`, as final, since it is answered."""
         self.count(self.of(pusher))
         self.left_out.add(pusher, self.steps[pusher], step or 0)
         self.steps[pusher] = max(self.steps[pusher], step or 0)
 
     def state(self, *, comes_again: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the gradients that will not come again, and the counts; `comes_again`: everything held comes again."""
+        """Return the gradients that will not be repeated, and the counts; `comes_again`: all held ones are repeated."""
         everything = [] if comes_again else self._everything()
         return self._packed([entry for entry in everything if entry.step < self.steps[entry.pusher]])
 
@@ -695,17 +698,17 @@ Stretch = list[int]
 
 
 class LeftOut:
-    """The steps of which one server has applied no gradient.
+    """The steps without an applied gradient on one server.
 
     Attributes:
-        by_pusher: for each pusher's number that left any out, stretches of steps, in order and apart.
+        by_pusher: stretches of left-out steps of each pusher with any, by number, in order and apart.
     """
 
     def __init__(self) -> None:
         self.by_pusher: dict[int, list[Stretch]] = {}
 
     def add(self, pusher: int, start: int, stop: int) -> None:
-        """Add the steps `[start, stop)` of a pusher, which come after all that were added before."""
+        """Add the steps `[start, stop)` of a pusher, which follow all that were added before."""
         if start >= stop:
             return
         stretches = self.by_pusher.setdefault(pusher, [])
@@ -732,7 +735,8 @@ class Readings:
         remembers: whether what was read is kept, and not its version alone.
 
     Attributes:
-        versions: that pushers have read, and since then one more for each gradient of their own that was applied.
+        versions: versions that pushers have read, and since then one more for each gradient of their own that
+            was applied.
         values: each `(n,)`, where they are kept, and never changed.
         remembers: as given.
     """
@@ -748,7 +752,7 @@ class Readings:
             self.versions[entry.pusher] += entry.weight > 0
 
     def exact_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that has been read; a checkpoint does without, since resumed pushers read anew."""
+        """Return all that has been read; a checkpoint does without, since resumed pushers read again."""
         read = {f"read.{pusher}": values for pusher, values in enumerate(self.values) if values is not None}
         return read, {"versions": list(self.versions)}
 

@@ -1,14 +1,14 @@
-"""The rule of servers that own the optimiser, and the base of other rules that do.
+"""The rule of servers that own the optimizer, and the base of other rules that do.
 
 `ShardRule` makes an update of several gradients:
 
     gradients ── merge rule: each by its staleness ──▶ aggregator: one of several ──▶ optimiser step
 
-An aggregator that compares whole gradients needs their distances over all shards: then an update is deferred until
-all servers have said which gradients they have, with their part of the distances (`DistanceExchange`). What a lost
-worker had pushed may be on one server and not on another: then none of them takes it, and it comes again.
+An aggregator that compares whole gradients needs their distances over all shards: then an update is deferred
+until all servers have reported their gradients, with their part of the distances (`DistanceExchange`). A lost
+worker's push may be on one server and not on another: then none of them uses it, and it is repeated.
 
-`OptimizedRule` is the base of rules of their own that step with the optimiser of worker 0's plan.
+`OptimizedRule` is the base of rules of their own that step with the optimizer of worker 0's plan.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 _OPTIMIZER, _MERGER = "optimizer.", "merge."
 _LEAST_LENT_BYTES = 1 << 16
-"""Of values that are shown where they lie: to copy fewer takes less time than to watch who holds them."""
+"""Least size of values that are lent without a copy: copying fewer takes less time than tracking their holders."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """What becomes of gradients between their arrival and the optimiser.
+    """Treatment of gradients between their arrival and the optimizer.
 
     Attributes:
         merge: corrects each for its staleness.
@@ -81,16 +81,16 @@ def shard_session(
     session: Callable[..., ServerSession] = ServerSession,
     memory: LentMemory | None = None,
 ) -> ServerSession:
-    """Make a server that owns the optimiser of its shard.
+    """Make a server that owns the optimizer of its shard.
 
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.
         consistency: makes the gate.
-        handling: of gradients; default: their mean as they come.
+        handling: handling of gradients; default: their unchanged mean.
         servers: ranks of all servers, where they must agree on something.
-        index: of this one among them.
+        index: index of this one among them.
         session: class of the server.
-        memory: in which the parameters may lie; see `OptimizedRule`.
+        memory: memory in which the parameters may lie; see `OptimizedRule`.
     """
     handling = handling or Handling()
     count, aggregator = len(pushers), handling.aggregator
@@ -103,10 +103,10 @@ def shard_session(
 
 
 class OptimizedRule(Rule):
-    """The base of rules that step with the optimiser of worker 0's plan.
+    """The base of rules that step with the optimizer of worker 0's plan.
 
-    Answers show the values where they lie. If one is still held when the next update comes, the values move to a copy,
-    and what was shown keeps its memory:
+    Answers share the memory of the values. If one is still held at the next update, the values move to a
+    copy, and the answer keeps its memory:
 
         answer ── a tensor of the same memory ─▶ link: lends it to a rank of this host, or sends a copy, and drops it
         update ── is it held, or lent? ─▶ no: in place
@@ -114,7 +114,7 @@ class OptimizedRule(Rule):
                                           remembers it): copy, update the copy
 
     Args:
-        memory: in which values may lie, to be lent; None: links copy them.
+        memory: memory in which values may lie, to be lent; None: links copy them.
     """
 
     def __init__(self, gate: Gate, memory: LentMemory | None = None) -> None:
@@ -123,7 +123,7 @@ class OptimizedRule(Rule):
         self._plan: OptimizerPlan | None = None
         self._resumed: State | None = None
         self._shown: Tensor | None = None
-        self._held: weakref.ref[memoryview] | None = None  # dead when nobody holds what was shown
+        self._held: weakref.ref[memoryview] | None = None  # dead when no answer is held
 
     def configure(self, message: Message) -> None:
         if self.ready:
@@ -138,24 +138,24 @@ class OptimizedRule(Rule):
             self.restore(resumed)
 
     def step(self, gradient: Tensor, rate: float) -> None:
-        """Update the values with the optimiser."""
+        """Update the values with the optimizer."""
         self._before_change()
         self._optimizer.step(gradient, rate)
         self._optimizer.drop_gradient()
 
     def step_as(self, gradient: Tensor, rate: float, plan: OptimizerPlan) -> None:
-        """Update the values with the optimiser, by the plan of this step."""
+        """Update the values with the optimizer, by the plan of this step."""
         self._before_change()
         self._optimizer.step_as(gradient, rate, plan.spans, plan.rate)
         self._optimizer.drop_gradient()
 
     def change(self, how: Callable[[Tensor], None]) -> None:
-        """Change the values in place without the optimiser."""
+        """Change the values in place without the optimizer."""
         self._before_change()
         how(self.values)
 
     def answer(self, pusher: int, version: int) -> Tensor:
-        # One tensor for all who are answered with this version: it leaves while updates go on.
+        # One tensor for all answers of this version: it leaves while updates continue.
         if self._shown is None:
             assert self.ready, "nobody is answered before there are parameters"
             self._shown, self._held = _shown(self.values)
@@ -172,7 +172,7 @@ class OptimizedRule(Rule):
         self._resumed = state
 
     def build(self, plan: OptimizerPlan, values: Tensor) -> None:
-        """Make the optimiser of the values, which it changes in place; training can begin."""
+        """Make the optimizer of the values, which it changes in place; training can begin."""
         if self._memory is not None and _lies_open(values):
             values = _copied(values, self._memory)
         self.values = values
@@ -197,7 +197,7 @@ class OptimizedRule(Rule):
 
 
 class ShardRule(OptimizedRule):
-    """A shard, its optimiser, and the handling of its gradients.
+    """A shard, its optimizer, and the handling of its gradients.
 
     Args:
         servers: ranks of all servers, where they must agree on something.
@@ -229,7 +229,7 @@ class ShardRule(OptimizedRule):
         self._merger = handling.merge.merger()
         self._plain = handling.merge.keeps_gradients and not aggregator.robust
         self._known: Tensor | None = None
-        """Where nothing is computed: the gradient that all push, which is known to fit the parameters."""
+        """In dry runs: the gradient that all push, known to fit the parameters."""
 
     def admit(self, message: Message, values: Tensor, version: int, step: int) -> None:
         try:
@@ -241,7 +241,7 @@ class ShardRule(OptimizedRule):
                 self._known = message.tensor
 
     def apply(self, batch: Sequence[Contribution], version: int) -> Applied | Deferred:
-        if self._plain and len(batch) == 1:  # it is applied as it came, and is its own mean
+        if self._plain and len(batch) == 1:  # it is applied unchanged, and is its own mean
             _, gradient, read_version, _, weight, rate, _, _ = batch[0]
             if gradient is not self._known and gradient.numel() != self._size:  # it brings more
                 return self._update_as_planned(batch, version, None)
@@ -312,7 +312,7 @@ class ShardRule(OptimizedRule):
     def _update_as_planned(
         self, batch: Sequence[Contribution], version: int, distances: Tensor | None
     ) -> Applied:
-        """Make an update, with what some pushes bring besides their gradients."""
+        """Make an update, with what some pushes bring in addition to their gradients."""
         size = len(self.values)
         if all(len(entry.gradient) == size for entry in batch):
             return self._update(batch, version, distances)
@@ -396,7 +396,7 @@ def _shown(values: Tensor) -> tuple[Tensor, weakref.ref[memoryview] | None]:
     """Return values, `(n,)`, as others may read them, and what dies with the last tensor of them; None: a copy."""
     if not _lies_open(values):
         return values.clone(), None
-    # Held by the storage of the tensor that is made of it, and by nobody else.
+    # Held by the storage of the tensor that is made of it, and by no other process.
     view: memoryview = values.detach().view(torch.uint8).numpy().data
     return torch.frombuffer(view, dtype=values.dtype), weakref.ref(view)
 
