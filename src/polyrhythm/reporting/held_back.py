@@ -166,9 +166,11 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         "input": figures.timings.data_s,
         "processor": sum(total.processor_s for total in totals.values()),
     }
-    left_s = seconds - idle_s - waited_s
+    working_s = left_s = seconds - idle_s - waited_s
     other = {}
     for name, most_s in others_s.items():
+        if name == "processor" and working_s > 0:  # tests wait for cores as well, and are counted already
+            most_s *= left_s / working_s
         other[name] = min(left_s, most_s) / seconds
         left_s -= min(left_s, most_s)
     compute, processor = left_s / seconds, other["processor"]

@@ -244,6 +244,29 @@ def test_more_processes_than_cores_wait_for_the_processor() -> None:
     assert (told.cause, told.processor_share, told.compute_share) == ("processor", 1, 0)
 
 
+def test_waiting_for_cores_in_tests_is_not_counted_twice() -> None:
+    """Ten steps of a second, five seconds of testing, ten steps; ten of the 25 s waited for a core, two in the test."""
+    figures = ten_steps([(10, 0)], servers=0)
+    figures.add(Evaluated(time_s=15, epoch=1, test_loss=1.0, test_top1=0.5, test_top5=0.9))
+    figures.add(
+        WorkerProgress(
+            time_s=25,
+            worker=0,
+            epoch=1,
+            step=20,
+            steps=10,
+            images=10,
+            loss=1.0,
+            learning_rate=0.1,
+            processor_s=10.0,
+        )
+    )
+    told = held_back(figures)
+    assert told is not None
+    assert (told.testing_share, told.processor_share) == (pytest.approx(0.2), pytest.approx(0.32))
+    assert told.compute_share == pytest.approx(0.48)
+
+
 def test_what_is_told_adds_up_to_all_time_although_little_things_have_no_name_there() -> None:
     """A server that takes 0.5 % of the time is not named; what it takes is."""
     figures = ten_steps([(6, 4), (6, 4)], servers=1)
