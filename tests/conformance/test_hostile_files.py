@@ -22,6 +22,7 @@ import yaml
 from torch import nn
 
 import polyrhythm
+from conformance.jobs import UNEVEN, make_job, resumed, simulated, stop_at
 from polyrhythm.api.served import load_served
 from polyrhythm.communication.arrivals import Arrivals
 from polyrhythm.communication.message import Kind, Message
@@ -34,7 +35,7 @@ from polyrhythm.reporting.pages.report import PREDICTION_FILE, write_report
 from polyrhythm.reporting.summary import SUMMARY_FILE, read_summary
 from polyrhythm.roles.checkpointing.recording import ARRIVALS_FILE, read_recording
 from polyrhythm.simulation.cluster import cluster_text, open_cluster, ready_clusters
-from polyrhythm.training.checkpoint import load_checkpoint, save_checkpoint
+from polyrhythm.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from polyrhythm.training.flat_optimizer import Span
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from sample import seeds
@@ -268,6 +269,86 @@ def test_yaml_that_hides_something_is_refused_in_one_line(what: str, text: str, 
         read(tmp_path / name)
     assert len(str(refusal.value).splitlines()) == 1
     assert len(str(refusal.value)) < 2000
+
+
+def places_in(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Gives the way to every value inside a structure."""
+    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [found for key in keys for found in ((*place, key), *places_in(value[key], (*place, key)))]
+
+
+def with_other(value: Any, place: tuple[Any, ...], instead: Any) -> Any:
+    """Gives a copy of a structure with another value in a place, or with none for KeyError."""
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in place[:-1]:
+        inner = inner[key]
+    if instead is KeyError:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = instead
+    return copy
+
+
+FORGED = (*NASTY[:-1], 10**6, KeyError)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["synchronous", "local_sgd(steps=2)", "sgp", "parameter_server(servers=2)", "ssp", "easgd", "hogwild"],
+)
+def test_facts_of_a_checkpoint_that_were_forged_are_refused_in_one_line(spec: str, tmp_path: Path) -> None:
+    """The checksum fits: the file was written so. The run ends, or is refused; it never breaks or waits for ever."""
+    job = make_job(spec, 3, folder=tmp_path, optimizer="sgd(lr=0.05, momentum=0.9)")
+    simulated(job, stop_at(0.047))
+    path, random = latest_checkpoint(tmp_path / "checkpoints"), Random(0)
+    assert path is not None
+    tensors, facts = load_checkpoint(path)
+    places, refusals = places_in(json.loads(json.dumps(facts))), []
+    tried = seeds(range(40))
+    for _ in tried:
+        place, instead = random.choice(places), random.choice(FORGED)
+        for other in path.parent.iterdir():
+            other.unlink()
+        save_checkpoint(path, tensors, with_other(facts, place, instead))
+        try:
+            simulated(resumed(job), UNEVEN)
+        except (RequestError, RunError) as refusal:
+            refusals.append(str(refusal))
+        except Exception as error:
+            raise AssertionError(f"{type(error).__name__} of {instead!r:.40} in {place}") from error
+    assert len(refusals) > len(tried) / 4
+    assert [text for text in refusals if len(text.splitlines()) != 1 or "deadlock" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "instead", "said"),
+    [
+        (("workers", "0", "account", "staleness"), "x", "does not fit this run"),
+        (("workers", "0", "account", "step"), 10**9, "more workers or steps than its run can have had"),
+        (("servers", 0, "optimizer", "groups", 0, "momentum"), {"x": 1}, "cannot use"),
+        (("servers", 0, "version"), KeyError, "does not fit this run"),
+        (("seconds",), float("nan"), "it holds the number nan"),
+        (("servers", 0, "steps", 0), 10**400, "more than 64 bits"),
+        (("job", "optimizer"), {}, "does not record what it was trained with"),
+    ],
+)
+def test_a_run_resumed_from_forged_facts_ends_with_one_line(
+    place: tuple[Any, ...], instead: Any, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(template(), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    path = latest_checkpoint(folder)
+    assert path is not None
+    tensors, facts = load_checkpoint(path)
+    for other in folder.iterdir():
+        other.unlink()
+    save_checkpoint(path, tensors, with_other(facts, place, instead))
+    capfd.readouterr()
+    with pytest.raises((RequestError, RunError), match=said) as refusal:
+        polyrhythm.train(resume=tmp_path / "run", epochs=3, start_method="fork")
+    assert len(str(refusal.value).splitlines()) == 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def outsider(kind: str, path: Path, secret: Path) -> None:

@@ -95,15 +95,15 @@ class ControlMessage:
         try:
             if not isinstance(facts, dict) or facts.keys() != kinds.keys() - found.keys():
                 raise ValueError(f"its fields are {', '.join(map(str, facts))}")
-            checked = {
+            valid = {
                 name: value
                 if type(value) is kinds[name] and kinds[name] in _SCALARS
-                else _checked(value, kinds[name])
+                else checked(value, kinds[name])
                 for name, value in facts.items()
             }
         except (ValueError, TypeError) as error:
             raise MalformedMessage(f"a {message.kind.name} message is no {cls.__name__}: {error}") from None
-        return cls(**found, **checked)
+        return cls(**found, **valid)
 
 
 _SCALARS = frozenset([int, str, bool])
@@ -144,7 +144,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _checked(value: Any, kind: Any) -> Any:
+def checked(value: Any, kind: Any) -> Any:
     """Return a value out of JSON as a declared type has it: lists become tuples, texts of numbers become keys.
 
     Raises:
@@ -156,18 +156,18 @@ def _checked(value: Any, kind: Any) -> Any:
     if origin is UnionType:
         if value is None and NoneType in parts:
             return None
-        return _checked(value, next(part for part in parts if part is not NoneType))
+        return checked(value, next(part for part in parts if part is not NoneType))
     if origin is tuple and isinstance(value, list):
         each = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        return tuple([_checked(part, of) for part, of in zip(value, each, strict=True)])
+        return tuple([checked(part, of) for part, of in zip(value, each, strict=True)])
     if origin is dict and isinstance(value, dict):
         key_of: Callable[[str], Any] = int if parts[0] is int else str
-        return {key_of(key): _checked(part, parts[1]) for key, part in value.items()}
+        return {key_of(key): checked(part, parts[1]) for key, part in value.items()}
     if isinstance(value, dict) and is_dataclass(kind) and isinstance(kind, type):
         kinds = _types(kind)
         if value.keys() != kinds.keys():
             raise ValueError(f"the fields of {kind.__name__} are {', '.join(kinds)}")
-        return kind(**{name: _checked(part, kinds[name]) for name, part in value.items()})
+        return kind(**{name: checked(part, kinds[name]) for name, part in value.items()})
     if kind is Any or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{value!r} is no {kind.__name__ if origin is None else kind}")

@@ -38,6 +38,7 @@ from polyrhythm.roles.world import LEADER, HandleLoss, HandleMessage, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
 from polyrhythm.strategies.server_part import CountsLatestStaleness, KeepingPart, ServerPart, ServerSetting
 from polyrhythm.strategies.strategy import Strategy
+from polyrhythm.training.checkpoint import restoring
 
 _OUTSIDE_STEPS = frozenset(
     [
@@ -280,10 +281,11 @@ class States:
 
     def _load(self, shard: int, message: ShardState) -> None:
         state = message.tensors, message.facts
-        if shard == self._own:
-            self._part.load_state(state)
-        elif isinstance(self._part, KeepingPart):
-            self._part.load_state_of(shard, state)
+        with restoring("the saved state of this server"):
+            if shard == self._own:
+                self._part.load_state(state)
+            elif isinstance(self._part, KeepingPart):
+                self._part.load_state_of(shard, state)
 
     def _hand_in(self, shard: int) -> None:
         """Only servers that keep others' have more than one."""

@@ -23,6 +23,7 @@ from polyrhythm.roles.step_metrics import finish_work
 from polyrhythm.roles.trainer import Trainer, TrainingRun
 from polyrhythm.roles.world import World
 from polyrhythm.strategies.compressing import compressor_of, payoff_of
+from polyrhythm.training.checkpoint import restoring
 
 
 def work(job: Job, world: World) -> None:
@@ -50,7 +51,8 @@ def work(job: Job, world: World) -> None:
     entry, start = control.enter(), 0
     if (restored := entry.restored) is not None:
         restored.give_back(replica)
-        workload.loss_scale = restored.loss_scale
+        with restoring("the saved scale of losses"):
+            workload.loss_scale = restored.loss_scale
         start = restored.account.step
     workload.continue_with(job.going_on(entry.begun))
     trainer = Trainer(world, job.strategy, workload, control)

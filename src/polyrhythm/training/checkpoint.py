@@ -28,10 +28,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
@@ -39,16 +40,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed, open_new
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import PolyrhythmError, RequestError, RunError, printable
 from polyrhythm.run_files import check_in_run, exists_in_run, open_in_run, parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
 _ROOM_LEFT_BYTES = 1 << 20
+_MOST_BITS = 64
+_MISFITS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What code raises that uses a value of another type, size or key than it expects."""
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -193,7 +197,44 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     facts = parse_json(metadata["facts"], str(path))
     if not isinstance(facts, dict):
         raise ValueError("it is not a checkpoint")
+    check_numbers(facts)
     return tensors, facts
+
+
+def check_numbers(value: Any) -> None:
+    """Check that all numbers in a JSON value are finite and have at most 64 bits.
+
+    Raises:
+        ValueError: one is not.
+    """
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            check_numbers(part)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"it holds the number {value}")
+    elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        raise ValueError("it holds a number of more than 64 bits")
+
+
+@contextmanager
+def restoring(what: str) -> Iterator[None]:
+    """Report values of a saved state that do not fit the run as an error of one line.
+
+    The state may come from another person, with any JSON values in it.
+
+    Args:
+        what: name of the state, for the error.
+
+    Raises:
+        RequestError: the block raised an exception that a wrong type, size, key or number causes.
+    """
+    try:
+        yield
+    except PolyrhythmError:
+        raise
+    except _MISFITS as error:
+        reason = printable(f"{type(error).__name__}: {error}")
+        raise RequestError(f"{what} does not fit this run ({reason:.200}): take another") from error
 
 
 def _instead_of(path: Path) -> str:

@@ -47,6 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from polyrhythm.errors import RequestError
+from polyrhythm.training.checkpoint import restoring
 from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.optimizers.downpour_adagrad import DownpourAdagradOptimizer
 from polyrhythm.training.optimizers.lamb import LAMBOptimizer
@@ -332,7 +333,15 @@ class FlatOptimizer:
         return tensors, facts | {"slices": cut}
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Load what `state` returned, cut as it was then."""
+        """Load what `state` returned, cut as it was then.
+
+        Raises:
+            RequestError: the state is of another optimizer, or of other parameters.
+        """
+        with restoring("the optimizer's saved state"):
+            self._load(tensors, facts)
+
+    def _load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         cut = facts.get("slices", ())
         if cut:
             self._cut([edge for start, stop, _ in cut for edge in (start, stop)])
@@ -416,8 +425,16 @@ def unpack_optimizer_state(
     Raises:
         RequestError: the state is of another optimizer, or of other parameters; the optimizer is unchanged.
     """
+    with restoring("the optimizer's saved state"):
+        _unpack(optimizer, tensors, facts)
+
+
+def _unpack(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
     parameters = _parameters(optimizer)
     _check_same(optimizer, facts)
+    _check_options(optimizer, facts)
     states: list[dict[str, Any]] = [{} for _ in parameters]
     for index, values in facts["state"].items():
         states[int(index)].update(values)
@@ -459,6 +476,33 @@ def _check_same(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> N
             f"the saved {kind} state is of other parameters ({_size(facts['shapes'])}) than these "
             f"({_size(shapes)}): resume with the same model and number of servers"
         )
+
+
+_CHOSEN_BY_TORCH = ("foreach", "fused")
+"""Options that are None, true or false, by version and device."""
+
+
+def _check_options(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> None:
+    """Check that saved options have the types of the optimizer's own; a schedule may have added some."""
+    kind = type(optimizer).__name__
+    for group, options in zip(optimizer.param_groups, facts["groups"], strict=True):
+        for key, value in options.items():
+            own = group.get(key)
+            misfit = own is not None and key not in _CHOSEN_BY_TORCH and _kind(value) != _kind(own)
+            if misfit or not _fits_float32(value):
+                raise RequestError(
+                    f"the saved {kind} state has {key}={value!r:.40}, which {kind} cannot use: take another checkpoint"
+                )
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_kind(each) for each in value]
+    return bool if isinstance(value, bool) else float if isinstance(value, int | float) else type(value)
+
+
+def _fits_float32(value: Any) -> bool:
+    return not isinstance(value, int | float) or abs(value) <= torch.finfo(torch.float32).max
 
 
 def _size(groups: list[list[list[int]]]) -> str:

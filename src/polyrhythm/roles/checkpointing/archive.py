@@ -32,9 +32,10 @@ from polyrhythm.communication.activity import Activity
 from polyrhythm.data.dealer import Dealer
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.record import METADATA_KEY, DataRecord
-from polyrhythm.errors import RequestError, RunError, printable
+from polyrhythm.errors import RequestError, RunError
 from polyrhythm.events import CheckpointSaved, Event, Notice
-from polyrhythm.roles.checkpointing.worker_state import WorkerState, held_by
+from polyrhythm.roles.checkpointing.worker_state import WorkerState, counted, held_by, server_facts
+from polyrhythm.roles.control_messages import checked
 from polyrhythm.roles.deal import MOST_STEPS, Dealt
 from polyrhythm.roles.job import Job
 from polyrhythm.specs import build, parse
@@ -48,6 +49,7 @@ from polyrhythm.training.checkpoint import (
     keep_best,
     load_checkpoint,
     prune,
+    restoring,
     save_checkpoint,
 )
 
@@ -105,6 +107,12 @@ class Snapshot:
             if index not in self.workers or self.workers[index].account.step < self.step
         }
 
+    def has_at_most(self, workers: int, steps: int) -> bool:
+        """Return whether no worker has a larger number, and none has done more steps, by servers' counts as well."""
+        done = [state.account.step for state in self.workers.values()]
+        done += [step for _, facts in self.servers for step in facts.get("steps", ())]
+        return max(self.workers) < workers and max(done) <= steps
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
         named = {"parameters": self.parameters}
@@ -135,11 +143,8 @@ class Snapshot:
         Raises:
             RequestError: a value is missing or of another type.
         """
-        try:
+        with restoring("the checkpoint"):
             return cls._of(tensors, facts)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            reason = printable(f"{type(error).__name__}: {error}")
-            raise RequestError(f"the checkpoint is not one of a run ({reason:.200}): take another") from None
 
     @classmethod
     def _of(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Snapshot:
@@ -147,13 +152,16 @@ class Snapshot:
             int(index): WorkerState.from_tensors(below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
         }
+        if sorted(workers) != sorted(state.account.worker for state in workers.values()) or 0 not in workers:
+            raise ValueError("its workers are not numbered as their accounts are")
         servers = [
-            (below(f"server.{index}.", tensors), entry) for index, entry in enumerate(facts["servers"])
+            (below(f"server.{index}.", tensors), server_facts(entry))
+            for index, entry in enumerate(facts["servers"])
         ]
         return cls(
-            facts["epoch"],
-            facts["step"],
-            facts["seconds"],
+            counted(facts["epoch"]),
+            counted(facts["step"]),
+            checked(facts["seconds"], float),
             tensors["parameters"],
             workers,
             servers,
@@ -226,12 +234,18 @@ class Archive:
             RequestError: there is none, all are damaged, it is of another job, or its workers were others and the
                 strategy needs as many.
         """
+        with restoring(f"the checkpoint in {self._folder}"):
+            return self._load()
+
+    def _load(self) -> Snapshot:
         path, tensors, facts = self._newest_whole()
         if METADATA_KEY in facts:  # older checkpoints had none
             DataRecord.from_json(facts[METADATA_KEY], str(path)).continued(self._job.dataset, str(path))
         told = facts.get("job")
         if not (
-            isinstance(told, dict) and self._identity.keys() <= told.keys() and type(told["workers"]) is int
+            isinstance(told, dict)
+            and all(type(told.get(key)) is type(value) for key, value in self._identity.items())
+            and told["workers"] > 0
         ):
             raise RequestError(f"{path} does not record what it was trained with: take another checkpoint")
         before = told["workers"]
@@ -245,6 +259,10 @@ class Archive:
                     f"{path} was trained with {key} {facts['job'][key]}, not {value}: resume with that"
                 )
         snapshot = Snapshot.of(tensors, facts)
+        if not snapshot.has_at_most(
+            before, (len(self._job.dataset.train) + 1) * (1 + self._epochs(snapshot))
+        ):
+            raise RequestError(f"{path} has more workers or steps than its run can have had: take another")
         if was is not None:
             return replace(snapshot, was=was, by=before)
         if bool(snapshot.deal) is not self._job.draws:
@@ -259,6 +277,10 @@ class Archive:
         snapshot, remark = resharded(snapshot, self._job, before)
         self.remarks.append(remark)
         return snapshot
+
+    def _epochs(self, snapshot: Snapshot) -> int:
+        """Return the epochs that the run may have been begun for."""
+        return max(self._job.learning.planned_epochs, snapshot.epoch)
 
     def _newest_whole(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
         found = checkpoints(self._folder)

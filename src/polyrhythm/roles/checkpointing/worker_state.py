@@ -11,9 +11,10 @@ from torch import Tensor
 
 from polyrhythm.communication.message import Kind
 from polyrhythm.roles.control_messages import Account as Account
-from polyrhythm.roles.control_messages import ControlMessage
+from polyrhythm.roles.control_messages import ControlMessage, checked
 from polyrhythm.roles.replica import Replica
 from polyrhythm.strategies.state import Held, State, below, prefixed
+from polyrhythm.training.checkpoint import restoring
 
 _BUFFER, _PART = "buffer.", "part."
 
@@ -71,14 +72,16 @@ class WorkerState(ControlMessage):
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], facts: dict[str, Any]) -> WorkerState:
         """Return the state with these `tensors` and `facts`."""
+        account = Account(**facts["account"])  # older ones lack what has a default
+        account = checked(asdict(account), Account)
+        for name, value in vars(account).items():
+            if type(value) is int:
+                counted(value, name)
+        objects = (facts["part"], facts["loss_scale"], facts.get("begun", {}), facts.get("loop", {}))
+        part, scale, begun, loop = (checked(each, dict[str, Any]) for each in objects)
+        _check_facts(part, _OF_PARTS)
         return cls(
-            Account(**facts["account"]),
-            below(_BUFFER, tensors),
-            below(_PART, tensors),
-            facts["part"],
-            facts["loss_scale"],
-            begun=facts.get("begun", {}),
-            loop=facts.get("loop", {}),
+            account, below(_BUFFER, tensors), below(_PART, tensors), part, scale, begun=begun, loop=loop
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,12 +99,80 @@ class WorkerState(ControlMessage):
 
     def give_back(self, replica: Replica) -> None:
         """Put the state into a replica that has not started yet."""
-        for name, value in replica.buffers.items():
-            if name in self.buffers:
-                value.copy_(self.buffers[name])
-        replica.part.staleness.update({int(key): count for key, count in self.account.staleness.items()})
-        if self.part_facts or self.part:
-            replica.part.load_state((self.part, self.part_facts))
+        with restoring("the saved state of this worker"):
+            for name, value in replica.buffers.items():
+                if name in self.buffers:
+                    value.copy_(self.buffers[name])
+            replica.part.staleness.update({int(key): count for key, count in self.account.staleness.items()})
+            if self.part_facts or self.part:
+                replica.part.load_state((self.part, self.part_facts))
+
+
+_OF_PARTS: dict[str, Any] = {
+    "apart": bool,
+    "mass": float,
+    "pushed": int,
+    "rate": float,
+    "shares": float,
+    "steps": int,
+    "summed": int,
+    "updated": int,
+    "weight": float,
+    "worker": int,
+}
+_OF_SERVERS: dict[str, Any] = {
+    "clock": int,
+    "clocks": tuple[int, ...],
+    "credits": tuple[int, ...],
+    "dropped": int,
+    "left_out": dict[int, tuple[tuple[int, int], ...]],
+    "staleness": dict[int, int],
+    "steps": tuple[int, ...],
+    "version": int,
+}
+"""Types of facts that are used only after a run has begun, by name: what has another type would end the run then."""
+_NESTED = ("gate", "part", "post")
+_NEVER_NEGATIVE = ("dropped", "left_out", "staleness", "steps", "version")
+
+
+def _check_facts(facts: dict[str, Any], kinds: dict[str, Any]) -> None:
+    for name, value in facts.items():
+        if name in kinds:
+            checked(value, kinds[name])
+        elif name in _NESTED and isinstance(value, dict):
+            _check_facts(value, kinds)
+
+
+def server_facts(entry: Any) -> dict[str, Any]:
+    """Return the facts of a server.
+
+    Raises:
+        ValueError: they are no object, or a count in them is none.
+    """
+    facts: dict[str, Any] = checked(entry, dict[str, Any])
+    _check_facts(facts, _OF_SERVERS)
+    for name in facts.keys() & set(_NEVER_NEGATIVE):
+        _check_counts(name, facts[name])
+    return facts
+
+
+def _check_counts(name: str, value: Any) -> None:
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_counts(name, part)
+    else:
+        counted(value, name)
+
+
+def counted(value: Any, name: str = "a count") -> int:
+    """Return a value out of JSON that counts something.
+
+    Raises:
+        ValueError: it is no integer, or below 0.
+    """
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r:.40}")
+    return value
 
 
 def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:

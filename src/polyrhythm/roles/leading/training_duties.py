@@ -56,6 +56,7 @@ from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.strategy import RecutsServers, Remarks
 from polyrhythm.strategies.worker_part import WorkerCalls
+from polyrhythm.training.checkpoint import restoring
 from polyrhythm.training.memory import return_freed
 from polyrhythm.training.weight_averaging import WeightAverage
 
@@ -122,6 +123,10 @@ class TrainingDuties(Duties):
     def restore(self) -> WorkerState | None:
         if not self.job.checkpointing.resume:
             return None
+        with restoring("the checkpoint"):
+            return self._restored()
+
+    def _restored(self) -> WorkerState:
         snapshot = self._collector.load()
         same = snapshot.was is None
         if not same:

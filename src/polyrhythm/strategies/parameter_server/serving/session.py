@@ -685,7 +685,13 @@ class HeldGradients:
         return self._packed(self._everything())
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore what `state` or `exact_state` returned."""
+        """Restore what `state` or `exact_state` returned.
+
+        Raises:
+            ValueError: of another number of pushers.
+        """
+        if len(facts["steps"]) != len(self.steps):
+            raise ValueError(f"it has {len(self.steps)} pushers, and the state {len(facts['steps'])}")
         self.steps = list(facts["steps"])
         self.left_out.load_state(facts.get("left_out", {}))
         for number, (pusher, read_version, step, weight, rate) in enumerate(facts.get("held", ())):

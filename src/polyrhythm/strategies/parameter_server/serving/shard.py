@@ -46,6 +46,7 @@ from polyrhythm.strategies.parameter_server.serving.rule import (
 )
 from polyrhythm.strategies.parameter_server.serving.session import ServerSession
 from polyrhythm.strategies.state import State, below, prefixed
+from polyrhythm.training.checkpoint import restoring
 from polyrhythm.training.closed_loop import ClosedLoopSGD
 from polyrhythm.training.flat_optimizer import FlatOptimizer
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -183,7 +184,8 @@ class OptimizedRule(Rule):
     def restore(self, state: State) -> None:
         """Take over the state of a shard that was built, apart from its values."""
         tensors, facts = state
-        self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
+        with restoring("the saved state of this server"):
+            self._optimizer.load_state(below(_OPTIMIZER, tensors), facts["optimizer"])
 
     def _before_change(self) -> None:
         """Have the values where they may change in place: elsewhere, if what was shown of them is held or lent."""
