@@ -326,7 +326,7 @@ def test_facts_of_a_checkpoint_that_were_forged_are_refused_in_one_line(spec: st
     [
         (("workers", "0", "account", "staleness"), "x", "does not fit this run"),
         (("workers", "0", "account", "step"), 10**9, "more workers or steps than its run can have had"),
-        (("servers", 0, "optimizer", "groups", 0, "momentum"), {"x": 1}, "cannot use"),
+        (("servers", 0, "optimizer", "groups", 0, "momentum"), {"x": 1}, "cannot be used"),
         (("servers", 0, "version"), KeyError, "does not fit this run"),
         (("seconds",), float("nan"), "it holds the number nan"),
         (("servers", 0, "steps", 0), 10**400, "more than 64 bits"),

@@ -434,7 +434,7 @@ def _unpack(
 ) -> None:
     parameters = _parameters(optimizer)
     _check_same(optimizer, facts)
-    _check_options(optimizer, facts)
+    check_options(type(optimizer).__name__, optimizer.param_groups, facts["groups"])
     states: list[dict[str, Any]] = [{} for _ in parameters]
     for index, values in facts["state"].items():
         states[int(index)].update(values)
@@ -482,23 +482,34 @@ _CHOSEN_BY_TORCH = ("foreach", "fused")
 """Options that are None, true or false, by version and device."""
 
 
-def _check_options(optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> None:
-    """Check that saved options have the types of the optimizer's own; a schedule may have added some."""
-    kind = type(optimizer).__name__
-    for group, options in zip(optimizer.param_groups, facts["groups"], strict=True):
+def check_options(what: str, groups: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Check that saved options have the types of an optimizer's own; a schedule may have added some.
+
+    Args:
+        what: name of the optimizer, for the error.
+        groups: parameter groups of the optimizer.
+        saved: options of as many groups.
+
+    Raises:
+        RequestError: an option has a value of another type, or one that float32 cannot hold.
+    """
+    for group, options in zip(groups, saved, strict=True):
         for key, value in options.items():
             own = group.get(key)
             misfit = own is not None and key not in _CHOSEN_BY_TORCH and _kind(value) != _kind(own)
+            misfit = misfit or (isinstance(own, bool) and value != own)  # no schedule changes these
             if misfit or not _fits_float32(value):
                 raise RequestError(
-                    f"the saved {kind} state has {key}={value!r:.40}, which {kind} cannot use: take another checkpoint"
+                    f"the saved {what} state has {key}={value!r:.40}, which cannot be used: take another"
                 )
 
 
 def _kind(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_kind(each) for each in value]
-    return bool if isinstance(value, bool) else float if isinstance(value, int | float) else type(value)
+    return (
+        bool if isinstance(value, bool) else float if isinstance(value, int | float | Tensor) else type(value)
+    )
 
 
 def _fits_float32(value: Any) -> bool:

@@ -31,6 +31,7 @@ from polyrhythm.api.loop.store_board import StoreBoard
 from polyrhythm.errors import RequestError
 
 _PLAIN = (bool, int, float, str, type(None))
+_NUMBERS = (int, float, Tensor)
 
 
 class Kept(Protocol):
@@ -87,6 +88,10 @@ def _merged(own: Any, handed: Any) -> Any:
         } | {key: value for key, value in handed.items() if key not in own}
     if isinstance(own, list | tuple) and isinstance(handed, list) and len(own) == len(handed):
         return type(own)(_merged(*pair) for pair in zip(own, handed, strict=True))
+    if isinstance(own, _NUMBERS) and not isinstance(handed, (*_NUMBERS, type(None))):
+        raise RequestError(f"a saved state has {handed!r:.40} for the number {own}: take another")
+    if isinstance(own, dict) and not isinstance(handed, dict):
+        raise RequestError(f"a saved state has {handed!r:.40} for an object: take another")
     return handed
 
 

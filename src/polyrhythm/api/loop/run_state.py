@@ -28,6 +28,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -39,14 +40,18 @@ from polyrhythm.api.loop.epochs import Begun
 from polyrhythm.api.loop.position import Kept, LoopProgress, plain_state, take_state
 from polyrhythm.api.loop.random_state import RandomStateToRestore, random_state
 from polyrhythm.api.loop.shard import merged_places
-from polyrhythm.errors import RequestError, RunError
+from polyrhythm.errors import RequestError, RunError, printable
 from polyrhythm.roles.checkpointing.handing_over import begun_with, learned_from
-from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, held_by
+from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState, counted, held_by, server_facts
+from polyrhythm.roles.control_messages import checked
 from polyrhythm.roles.replica import Replica
+from polyrhythm.run_files import MOST_LISTING_BYTES, open_in_run, read_json_in_run
 from polyrhythm.specs import build
 from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, State
 from polyrhythm.strategies.strategy import RecutsServers, Strategy
+from polyrhythm.training.checkpoint import restoring
+from polyrhythm.training.flat_optimizer import check_options
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 from polyrhythm.training.optimizer_state import Packed
@@ -164,8 +169,22 @@ def resume(
     Raises:
         RequestError: the state is of something else.
     """
+    with restoring("the state"):
+        return _resume(state, strategy, replica, optimizer, coordination, kept, succeeds=succeeds)
+
+
+def _resume(
+    state: dict[str, Any],
+    strategy: Strategy,
+    replica: Replica,
+    optimizer: DistributedOptimizer,
+    coordination: Coordination,
+    kept: Sequence[Kept],
+    *,
+    succeeds: bool,
+) -> str:
     _check(state, strategy, replica, optimizer, kept)
-    before, workers, worker = int(state["workers"]), replica.workers.size, replica.workers.rank
+    before, workers, worker = counted(state["workers"]), replica.workers.size, replica.workers.rank
     states = {
         int(index): WorkerState.from_tensors(each["tensors"], each["facts"])
         for index, each in state["states"].items()
@@ -178,15 +197,15 @@ def resume(
     )
     coordination.loop_progress.resume(places, random)
     coordination.loop_progress.handed = state["kept_by_epochs"]
-    loop, epoch = state["epoch"]
-    coordination.epochs.resumed = Begun(loop, epoch, int(state["steps"]))
+    loop, epoch = map(counted, state["epoch"])
+    coordination.epochs.resumed = Begun(loop, epoch, counted(state["steps"]))
     for each, handed in zip(kept, state["kept"], strict=True):
         take_state(each, handed)
     if succeeds:
         return ""
     replica.model.load_state_dict(state["model"])
     replica.flat.gather_parameters()
-    servers = [(each["tensors"], each["facts"]) for each in state["servers"]]
+    servers = [(each["tensors"], server_facts(each["facts"])) for each in state["servers"]]
     text = ""
     other = None if _goes_on_from(strategy, state["strategy"]) else _strategy(state["strategy"])
     if replica.part.replicated:
@@ -237,6 +256,7 @@ def _check(
         raise RequestError(
             f"the state has {len(groups)} param groups, the optimizer {len(optimizer.param_groups)}: make it as it was"
         )
+    check_options("optimizer", optimizer.param_groups, groups)
     own = {name: tuple(value.shape) for name, value in replica.model.state_dict().items()}
     saved = {name: tuple(value.shape) for name, value in state["model"].items()}
     for name in [*own, *saved]:
@@ -417,22 +437,30 @@ def read_folder(folder: Path) -> dict[str, Any]:
             "read by torch.distributed.checkpoint"
         )
     try:
-        found = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        tensors = {}
-        for name, (path, offset, length) in found["places"].items():
-            if Path(path).name != path:
-                raise ValueError(f"{path} is not in it")
-            with (folder / path).open("rb") as file:
-                file.seek(offset)
-                content = io.BytesIO(file.read(length))
-            tensors[name] = torch.load(content, map_location="cpu", weights_only=True)
-        state = _with_tensors(found["state"], tensors)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError) as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"{folder} is damaged ({reason:.120}): give another") from None
-    if not isinstance(state, dict):
-        raise RequestError(f"{folder} is damaged (its index is no object): give another")
-    return state
+        found = read_json_in_run(folder / INDEX, MOST_LISTING_BYTES)
+        tensors = {
+            name: _read_tensor(folder, *place)
+            for name, place in checked(found["places"], dict[str, tuple[str, int, int]]).items()
+        }
+        return checked(_with_tensors(found["state"], tensors), dict[str, Any])  # type: ignore[no-any-return]
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
+        reason = printable(" ".join(str(error).split()))
+        raise RequestError(f"{folder} is damaged ({reason:.200}): give another") from None
+
+
+def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
+    """Return a tensor of a file in a folder; the file is a regular one, and nothing in it is executed."""
+    if Path(name).name != name:
+        raise ValueError(f"{name} is not in it")
+    with open_in_run(folder / name, most_bytes=0) as file:
+        if not 0 <= offset <= offset + length <= os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{name} is shorter than its index says")
+        file.seek(offset)
+        content = io.BytesIO(file.read(length))
+    value = torch.load(content, map_location="cpu", weights_only=True)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} holds something else than a tensor")
+    return value
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -67,6 +67,9 @@ from polyrhythm.data.balance import split
 from polyrhythm.data.dealing import steps_per_epoch
 from polyrhythm.data.seeding import generator_for, seed_for
 from polyrhythm.errors import RequestError
+from polyrhythm.roles.checkpointing.worker_state import counted
+from polyrhythm.roles.control_messages import checked
+from polyrhythm.training.checkpoint import restoring
 
 
 class StepWeight:
@@ -821,11 +824,16 @@ class Shard:
             state: what `state` returned.
             random: of this worker, the same for all its shards.
         """
-        if state["dealt"] and self._dealt is not None and isinstance(self._batches, EveryNth):
-            self._batches = self._dealt()
-        self.epoch = state["epoch"]
-        self._passed = self.epoch, self._batches.resume(state, random)
-        self._random = random
+        with restoring("the saved place in the data"):
+            for name in ("epoch", "passed", "before", "handed"):
+                counted(state.get(name, 0), name)
+            checked(state.get("generators", []), tuple[str, ...])
+            checked(state.get("seed", 0), int)
+            if state["dealt"] and self._dealt is not None and isinstance(self._batches, EveryNth):
+                self._batches = self._dealt()
+            self.epoch = state["epoch"]
+            self._passed = self.epoch, self._batches.resume(state, random)
+            self._random = random
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
