@@ -11,7 +11,7 @@ from polyrhythm.api.observed_run import RUNS
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.config.ensemble import Ensemble
 from polyrhythm.config.model import name_of
-from polyrhythm.config.recipe import configure, read_recipe, read_run
+from polyrhythm.config.recipe import configure, read_recipe, read_run_folder
 from polyrhythm.config.run_config import RunConfig
 from polyrhythm.config.stages import Stages
 from polyrhythm.errors import RequestError
@@ -132,7 +132,7 @@ def _configured(given: Mapping[str, Any]) -> RunConfig:
     options = {key: value for key, value in given.items() if key not in _OF_THE_VERB and value is not None}
     layers: list[Mapping[str, object]] = [read_recipe(Path(recipe))] if recipe is not None else []
     if resume not in (None, "auto"):
-        layers = [read_run(Path(str(resume)))]
+        layers = [read_run_folder(Path(str(resume)))]
     return configure(*layers, options)
 
 

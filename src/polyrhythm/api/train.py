@@ -53,7 +53,7 @@ from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import assemble, data_of, default_optimizer, strategy_from
 from polyrhythm.config.ensemble import Ensemble, refuse_distill
 from polyrhythm.config.model import devices_from, model_maker, name_of
-from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, read_recipe, read_run
+from polyrhythm.config.recipe import CONFIG_FILE, ENVIRONMENT_FILE, configure, read_recipe, read_run_folder
 from polyrhythm.config.run_config import RunConfig, RunOptions
 from polyrhythm.config.stages import Stages
 from polyrhythm.config.trained import MODEL_FILE
@@ -252,7 +252,7 @@ def _with_copies(asked: _Asked) -> _Asked:
     if not (isinstance(strategy, HasStages) and strategy.chooses_copies):
         return asked
     if asked.resume is not None:
-        was = str(read_run(_resumed_config(Path(asked.resume)))["strategy"])
+        was = str(configure(read_run_folder(Path(asked.resume))).strategy)
         if Stages.parse(was) is None and strategy.has_become(strategy_from(was)):
             return asked.with_strategy(was)
     if started_by_torchrun():
@@ -452,7 +452,7 @@ def _check_defined_elsewhere(options: Mapping[str, Any]) -> None:
 def _configuration(recipe: str | Path | None, resume: str | Path | None, options: RunOptions) -> RunConfig:
     layers = []
     if resume is not None:
-        layers.append(_without_its_default(read_run(_resumed_config(Path(resume))), options))
+        layers.append(_without_its_default(read_run_folder(Path(resume)), options))
     if recipe is not None:
         layers.append(read_recipe(Path(recipe)))
     config = configure(*layers, options)
@@ -471,15 +471,8 @@ def _without_its_default(before: dict[str, Any], options: RunOptions) -> dict[st
     staged = Stages.parse(was) is not None or Ensemble.parse(was) is not None
     if options.get("strategy") in (None, was) or staged:
         return before
-    usual = default_optimizer(strategy_from(was, before.get("compress")), int(before["workers"]))
+    usual = default_optimizer(strategy_from(was, before.get("compress")), configure(before).workers)
     return {key: value for key, value in before.items() if key != "optimizer" or value != str(usual)}
-
-
-def _resumed_config(folder: Path) -> Path:
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the one to resume")
-    return path
 
 
 _PATIENT_S = 1800.0

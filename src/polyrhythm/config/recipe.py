@@ -94,6 +94,18 @@ def read_run(path: Path) -> dict[str, Any]:
     return {"deal": "fixed"} | read_run_recipe(path)
 
 
+def read_run_folder(folder: Path) -> dict[str, Any]:
+    """Read the configuration of a run that is to be resumed; see `read_run`.
+
+    Raises:
+        RequestError: as `read_run`, or the folder is not one of a run.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise RequestError(f"{folder} is not a run folder (it has no {CONFIG_FILE}): name the one to resume")
+    return read_run(path)
+
+
 def as_command(words: Sequence[str], options: Mapping[str, object]) -> str:
     """Return a command of `polyrhythm`, to be pasted into a shell.
 

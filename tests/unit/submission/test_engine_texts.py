@@ -55,6 +55,38 @@ def test_slurm_gets_a_task_for_every_rank():
     assert "--workers" not in text  # the number of tasks says how many there are
 
 
+def test_a_run_folder_is_resumed_with_the_ranks_that_it_had(tmp_path):
+    (tmp_path / "config.yaml").write_text("data: digits\nworkers: 3\nstrategy: parameter_server(servers=2)\n")
+    text = script("slurm(nodes=2)", resume=str(tmp_path))
+    assert "--ntasks=5" in directives(text)
+    assert f"--resume {tmp_path}" in text
+    assert f"--job-name={tmp_path.name}" in directives(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "is not a run folder"),
+        ("workers: 10000000000000000000000000000000000", "workers"),
+        ("strategy: {x: 1}", "strategy"),
+        ("- 1", "must be lines of"),
+        ("!!python/object/apply:os.getcwd []", "recipe"),
+        ("link", "is a symbolic link"),
+    ],
+)
+def test_a_folder_to_resume_is_another_persons_data(text, said, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    if text == "link":
+        (tmp_path / "secret").write_text("workers: 3")
+        (run / "config.yaml").symlink_to(tmp_path / "secret")
+    elif text is not None:
+        (run / "config.yaml").write_text(text)
+    with pytest.raises(RequestError, match=said) as refusal:
+        texts("slurm(nodes=2)", resume=str(run))
+    assert len(str(refusal.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("strategy", "workers", "ranks"),
     [
