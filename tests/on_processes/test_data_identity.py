@@ -302,6 +302,9 @@ polyrhythm.train(
 
 
 def test_truncated_images_among_many_are_left_out_and_named(truncated: list[Path], photos: Path) -> None:
+    from polyrhythm.reporting.event_log import read_events
+    from polyrhythm.reporting.pages.report import write_report
+
     done = finished([sys.executable, "-c", SCRIPT, photos], photos.parent)
     assert done.status == 0, done.err
     run = photos.parent / "run"
@@ -310,6 +313,11 @@ def test_truncated_images_among_many_are_left_out_and_named(truncated: list[Path
     left = len(held_out - set(map(str, truncated)))
     assert 0 < left < len(held_out)
     assert polyrhythm.evaluate(run)["images"] == left
+    notices = [getattr(event, "text", "") for event in read_events(run / "events.jsonl")]
+    named = [text for text in notices if "left out, since" in text]
+    assert [path for path in truncated if not any(str(path) in text for text in named)] == []
+    page = write_report(run).read_text()
+    assert [path for path in truncated if str(path) not in page] == []
 
 
 def test_a_truncated_image_among_many_ends_a_run_that_may_not_skip_it(

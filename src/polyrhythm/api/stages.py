@@ -197,7 +197,7 @@ def _readable(folder: Path) -> list[tuple[Path, int]]:
     """Return the checkpoints that can be read, the newest first, and how many epochs each has done."""
     found = []
     for path in checkpoints(folder / FOLDER):
-        with suppress(RequestError, KeyError, TypeError, ValueError):
+        with suppress(RequestError, KeyError, TypeError, ValueError, ArithmeticError):
             found.append((path, int(load_checkpoint(path)[1]["epoch"])))
     return found
 

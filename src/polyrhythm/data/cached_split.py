@@ -34,7 +34,7 @@ from torch import Tensor
 
 from polyrhythm.data.dataset import Part, Split, read_those_left
 from polyrhythm.data.resized import WindowSplit, whole_pictures
-from polyrhythm.errors import RequestError
+from polyrhythm.errors import RequestError, printable
 
 if TYPE_CHECKING:
     from typing import Self
@@ -261,6 +261,44 @@ def use_of(split: Split) -> CacheUse | None:
     if isinstance(split, WindowSplit):
         return use_of(split.larger)
     return split.use() if isinstance(split, CachedSplit) else None
+
+
+_MOST_NAMED = 100
+"""Images that one sentence names."""
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A split that leaves files out which cannot be read when their turn comes."""
+
+    def newly_left_out(self) -> tuple[str, ...]:
+        """Return the files that were left out since the last call."""
+        ...
+
+
+def _inner(split: Split) -> Split | None:
+    """Return the split of which another one is a view; None where there is none."""
+    if isinstance(split, WindowSplit):
+        return split.larger
+    if isinstance(split, CachedSplit):
+        return split.source
+    return split.whole_split if isinstance(split, Part) else None
+
+
+def left_out_of(*splits: Split) -> str:
+    """Return a sentence on the files of these splits that were left out since the last call; empty without any."""
+    names: list[str] = []
+    for split in splits:
+        inner: Split | None = split
+        while inner is not None:
+            if isinstance(inner, LeavesOut):
+                names += inner.newly_left_out()
+            inner = _inner(inner)
+    if not names:
+        return ""
+    named, more = ", ".join(map(printable, names[:_MOST_NAMED])), len(names) - _MOST_NAMED
+    count = f"{len(names):,} image{'s' * (len(names) != 1)}"
+    return f"{count} left out, since unreadable: {named}" + (f" and {more:,} more" if more > 0 else "")
 
 
 class _DecodingPart(Part):

@@ -153,6 +153,12 @@ class ImageFileSplit:
         self._normalization = NORMALIZATIONS[pixels]
         self._skips = skip_unreadable
         self._unreadable: dict[int, str] = {}
+        self._left_out: list[str] = []
+
+    def newly_left_out(self) -> tuple[str, ...]:
+        """Return the files that could not be read since the last call, and were left out."""
+        found, self._left_out = tuple(sorted(self._left_out)), []
+        return found
 
     def __len__(self) -> int:
         return len(self.files)
@@ -194,6 +200,7 @@ class ImageFileSplit:
             raise error
         for number in bad.keys() - self._unreadable.keys():
             _log.warning("%s cannot be read (%s): left out", printable(self.files[number]), bad[number])
+        self._left_out += [self.files[number] for number in bad.keys() - self._unreadable.keys()]
         self._unreadable |= bad
         raise UnreadableFiles(str(error), bad)
 

@@ -485,6 +485,10 @@ class DryWorkload:
     def cache_use(self) -> None:
         """There are no images."""
 
+    def newly_left_out(self) -> str:
+        """Return nothing: there are no images."""
+        return ""
+
     def gradient_noise(self) -> None:
         """There are no gradients."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyrhythm.communication.communicator import Communicator
 from polyrhythm.data.balance import split
-from polyrhythm.data.cached_split import CacheUse, placed, use_of
+from polyrhythm.data.cached_split import CacheUse, left_out_of, placed, use_of
 from polyrhythm.data.dealing import StandIn, places_of
 from polyrhythm.data.loader import Batch, Loader, PartOfBatch, Share
 from polyrhythm.data.seeding import seed_for
@@ -257,6 +257,10 @@ class ModelWorkload:
     def cache_use(self) -> CacheUse | None:
         """Return what the cache of decoded images did since the last call; None where there is none."""
         return use_of(self._loader.split)
+
+    def newly_left_out(self) -> str:
+        """Return a sentence on images that could not be read since the last call; empty where all could be."""
+        return left_out_of(self._loader.split, self._job.dataset.test)
 
     @property
     def loss_scale(self) -> dict[str, Any]:

@@ -165,6 +165,9 @@ class ComputedWorkload(Workload, Protocol):
     def cache_use(self) -> CacheUse | None:
         """Return what a cache of images did since the last call; None where there is none."""
 
+    def newly_left_out(self) -> str:
+        """Return a sentence on images that could not be read since the last call; empty where all could be."""
+
     def gradient_noise(self) -> GradientNoise | None:
         """Return how this worker's gradients have differed from the mean of all; None where it was not measured."""
 
@@ -740,6 +743,9 @@ class TrainingRun:
                 f"worker {progress.worker}: batches do not fit into its memory at once, and are computed in pieces of "
                 f"{self._limit} images from here on"
             )
+            self._control.report(Notice(time_s=progress.time_s, text=text))
+        if left_out := self._workload.newly_left_out():
+            text = f"worker {progress.worker}: {left_out}"
             self._control.report(Notice(time_s=progress.time_s, text=text))
         if cached := self._workload.cache_use():
             self._control.report(CacheUsed(time_s=progress.time_s, worker=progress.worker, **asdict(cached)))

@@ -43,6 +43,7 @@ from polyrhythm.strategies import FAMILIES
 from polyrhythm.strategies.state import Held, Merged, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import HasStages, RecutsServers, Strategy
 from polyrhythm.training.checkpoint import (
+    check_numbers,
     checkpoint_path,
     checkpoints,
     forget_beyond,
@@ -144,6 +145,7 @@ class Snapshot:
             RequestError: a value is missing or of another type.
         """
         with restoring("the checkpoint"):
+            check_numbers(facts)
             return cls._of(tensors, facts)
 
     @classmethod

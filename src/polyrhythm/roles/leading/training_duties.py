@@ -29,6 +29,7 @@ from torch import Tensor
 
 from polyrhythm.claim import UNCLAIMED, Unclaimed
 from polyrhythm.communication.arrivals import Arrivals
+from polyrhythm.data.cached_split import left_out_of
 from polyrhythm.data.dealer import Grant
 from polyrhythm.data.dealing import Begun
 from polyrhythm.data.seeding import sample_keys
@@ -841,6 +842,8 @@ class CheckpointCollector:
         self._emitter.say(
             Evaluated(time_s=0, epoch=epoch, test_loss=found.loss, test_top1=found.top1, test_top5=found.top5)
         )
+        if left_out := left_out_of(self.job.dataset.train, self.job.dataset.test):
+            self._emitter.say(Notice(time_s=0, text=f"worker {LEADER}: {left_out}"))
         # A first epoch may be all warm-up; by a quarter of the run something must have been learned.
         if not self._told_of_guessing and 4 * epoch >= self.job.learning.epochs and found.guesses:
             self._told_of_guessing = True
