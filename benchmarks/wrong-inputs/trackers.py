@@ -450,6 +450,76 @@ def timm_62() -> tuple[Any, Any]:
     return run_in_threads("synchronous", 2, loop), [[True], [True]]
 
 
+def clipped(group: Any, model: nn.Module, optimizer: Any, batches: Any, passes: int) -> list[float]:
+    """Train with gradients accumulated over some passes and clipped once a step; return the norms."""
+    norms = []
+    for number, (x, y) in enumerate(batches, 1):
+        with nullcontext() if group is None or number % passes == 0 else group.accumulate():
+            (nn.functional.cross_entropy(model(x), y) / passes).backward()
+        if number % passes == 0:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+            optimizer.step()
+            optimizer.zero_grad()
+    return norms
+
+
+def clipped_as_alone(passes: int) -> tuple[Any, Any]:
+    """Return whether norms and weights of two workers are those of one process, and that they are to be."""
+    plain = network()
+    norms = clipped(None, plain, sgd(plain), DataLoader(points(32), 8), passes)
+
+    def loop(group: Group, model: nn.Module, optimizer: Any) -> list[bool]:
+        found = clipped(group, model, optimizer, group.shard(DataLoader(points(32), 4)), passes)
+        return [close(torch.tensor(found), torch.tensor(norms)), close(flat(model), flat(plain))]
+
+    return inside(2, loop), [[True, True]] * 2
+
+
+@report("https://github.com/modelscope/twinkle/pull/290")
+def twinkle_290() -> tuple[Any, Any]:
+    """The norm of gradients is summed over workers though they hold the mean already, and clips too much."""
+    return clipped_as_alone(1)
+
+
+@report("https://github.com/huggingface/diffusers/pull/721")
+def diffusers_721() -> tuple[Any, Any]:
+    """Gradients are clipped at every pass though they are accumulated over two."""
+    return clipped_as_alone(2)
+
+
+@report("https://github.com/wyim-pgl/transgenic/issues/59")
+def transgenic_59() -> tuple[Any, Any]:
+    """A run that is resumed inside an epoch shuffles it anew: some samples come twice, others never."""
+    saved: list[dict[str, Any]] = []
+
+    def images(group: Group, model: nn.Module, optimizer: Any, *, first: bool) -> list[int]:
+        x, y = points(64).tensors
+        shard = group.shard(DataLoader(TensorDataset(x, y, torch.arange(64)), 4, shuffle=True))
+        if not first:
+            group.load_state_dict(saved[group.rank])
+        seen: list[int] = []
+        for _ in group.epochs(1):
+            for number, (inputs, labels, numbers) in enumerate(shard, 1):
+                seen += numbers.tolist()
+                train(model, optimizer, [(inputs, labels)])
+                if first and number == 3:
+                    states[group.rank] = group.state_dict()
+                    return seen
+        return seen
+
+    states: dict[int, dict[str, Any]] = {}
+    before = inside(2, lambda *given: images(*given, first=True))
+    saved = [states[0]] * 2
+    after = inside(2, lambda *given: images(*given, first=False))
+    return sorted(number for own in before + after for number in own), list(range(64))
+
+
+@report("https://github.com/lhotse-speech/lhotse/pull/1277")
+def lhotse_1277() -> tuple[Any, Any]:
+    """Fewer samples than workers: duplicates fill the last batch."""
+    return counted(2, 3, 4), [2, 2, 2]
+
+
 def main() -> None:
     """Try every input, or those that are named, and write what each came to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
