@@ -112,7 +112,7 @@ class Snapshot:
         """Return whether no worker has a larger number, and none has done more steps, by servers' counts as well."""
         done = [state.account.step for state in self.workers.values()]
         done += [step for _, facts in self.servers for step in facts.get("steps", ())]
-        return max(self.workers) < workers and max(done) <= steps
+        return all(index < workers for index in self.workers) and all(each <= steps for each in done)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
@@ -154,8 +154,6 @@ class Snapshot:
             int(index): WorkerState.from_tensors(below(f"worker.{index}.", tensors), entry)
             for index, entry in facts["workers"].items()
         }
-        if 0 not in workers:
-            raise ValueError("worker 0 is missing")
         servers = [
             (below(f"server.{index}.", tensors), server_facts(entry))
             for index, entry in enumerate(facts["servers"])
