@@ -276,7 +276,7 @@ class LeavesOut(Protocol):
         ...
 
 
-def _inner(split: Split) -> Split | None:
+def _inner(split: Any) -> Any:
     """Return the split of which another one is a view; None where there is none."""
     if isinstance(split, WindowSplit):
         return split.larger
@@ -289,7 +289,7 @@ def left_out_of(*splits: Split) -> str:
     """Return a sentence on the files of these splits that were left out since the last call; empty without any."""
     names: list[str] = []
     for split in splits:
-        inner: Split | None = split
+        inner: Any = split
         while inner is not None:
             if isinstance(inner, LeavesOut):
                 names += inner.newly_left_out()

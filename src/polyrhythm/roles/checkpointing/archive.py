@@ -173,6 +173,8 @@ class Snapshot:
 
 
 FOLDER = "checkpoints"
+_MOST_WORKERS = 100_000
+"""Limit of a checkpoint's workers; its state is merged worker by worker."""
 
 
 class Archive:
@@ -245,7 +247,7 @@ class Archive:
         if not (
             isinstance(told, dict)
             and all(type(told.get(key)) is type(value) for key, value in self._identity.items())
-            and told["workers"] > 0
+            and 0 < told["workers"] <= _MOST_WORKERS
         ):
             raise RequestError(f"{path} does not record what it was trained with: take another checkpoint")
         before = told["workers"]
