@@ -269,7 +269,7 @@ _MOST_NAMED = 100
 
 @runtime_checkable
 class LeavesOut(Protocol):
-    """A split that leaves files out which cannot be read when their turn comes."""
+    """A split that skips unreadable files."""
 
     def newly_left_out(self) -> tuple[str, ...]:
         """Return the files that were left out since the last call."""
@@ -277,7 +277,7 @@ class LeavesOut(Protocol):
 
 
 def _inner(split: Any) -> Any:
-    """Return the split of which another one is a view; None where there is none."""
+    """Return the split below a view or cache; None: the split is neither."""
     if isinstance(split, WindowSplit):
         return split.larger
     if isinstance(split, CachedSplit):

@@ -219,7 +219,7 @@ def check_numbers(value: Any) -> None:
 def restoring(what: str) -> Iterator[None]:
     """Report values of a saved state that do not fit the run as an error of one line.
 
-    The state may come from another person, with any JSON values in it.
+    The state may be another person's, with any JSON values in it.
 
     Args:
         what: name of the state, for the error.

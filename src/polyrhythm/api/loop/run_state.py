@@ -454,7 +454,7 @@ def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
         raise ValueError(f"{name} is not in it")
     with open_in_run(folder / name, most_bytes=0) as file:
         if not 0 <= offset <= offset + length <= os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{name} is shorter than its index says")
+            raise ValueError(f"{name} is shorter than its index requires")
         file.seek(offset)
         content = io.BytesIO(file.read(length))
     value = torch.load(content, map_location="cpu", weights_only=True)
