@@ -497,7 +497,6 @@ def check_options(what: str, groups: Sequence[Mapping[str, Any]], saved: Sequenc
         for key, value in options.items():
             own = group.get(key)
             misfit = own is not None and key not in _CHOSEN_BY_TORCH and _kind(value) != _kind(own)
-            misfit = misfit or (isinstance(own, bool) and value != own)  # no schedule changes these
             if misfit or not _fits_float32(value):
                 raise RequestError(
                     f"the saved {what} state has {key}={value!r:.40}, which cannot be used: take another"
