@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from conformance.jobs import blobs, cosine, make_job, perceptron, result_of
 from polyrhythm.data.dealing import dealt, epoch_order
-from polyrhythm.simulation.trials import play
+from polyrhythm.simulation.trials import play, try_seeds
 from polyrhythm.strategies.averaging.rounds.rounds_worker import RoundsWorker
 from polyrhythm.verification.invariant import Violation
 from sample import failures_of
@@ -153,6 +153,14 @@ def test_all_but_the_leader_may_be_lost_and_come_back():
 )
 def test_every_update_counts_once_under_many_seeds(spec):
     assert failures_of(trial(spec, steps=8), range(100, 112)) == ()
+
+
+@pytest.mark.parametrize(
+    ("spec", "drawn"), [("post_local_sgd(after=4, steps=2)", [1009, 1145]), ("local_sgd(steps=1)", [1177])]
+)
+def test_the_last_mean_of_gradients_and_of_models_is_handed_to_who_lacks_it(spec, drawn):
+    """Found by drawn faults: local steps begin on one worker, or the run ends, while another lacks a mean."""
+    assert try_seeds(trial(spec, workers=4, steps=8), drawn).failures == ()
 
 
 def test_a_model_that_is_a_copy_of_another_and_counts_is_noticed(monkeypatch):

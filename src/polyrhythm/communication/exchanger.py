@@ -237,7 +237,8 @@ class Exchanger(Generic[_Sums]):
         entry = self.log.open(aside=aside, apart=apart)
         self._complete(run, entry)
         result = self.log.merge(entry)
-        self._aside = 0
+        if aside:
+            self._aside, self.handed = 0, False
         if not self.keeps:
             self.log.forget()
         return result
@@ -247,8 +248,11 @@ class Exchanger(Generic[_Sums]):
         while entry.result is None:
             if not self._completes(run, entry):
                 assert self.recover is not None, "else the loss is raised"
+                kept = (
+                    self.keeps
+                )  # a state that is taken over meanwhile may be one of contributions that are kept
                 self.recover()  # outside the handler, whose error would hold what was under way
-                if not self.keeps:
+                if not kept:
                     raise Again
                 self.handed = entry.result is not None
 

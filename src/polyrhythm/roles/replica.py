@@ -116,7 +116,12 @@ class FlatReplica:
         if self.note_mean is not None:
             self.note_mean()
         if self._observer is not None:
-            self._observer.stepped(self._rank, step.number, self.flat.vector)
+            exchanger = self.part.exchanger
+            if exchanger is not None and exchanger.handed:  # the step is that of an earlier view
+                exchanger.handed = False
+                self._observer.caught_up(self._rank, step.number + 1)
+            else:
+                self._observer.stepped(self._rank, step.number, self.flat.vector)
         if zero_gradients is not None:
             zero_gradients()
         self.bytes_sent += self._traffic.bytes_sent - self._sent_before

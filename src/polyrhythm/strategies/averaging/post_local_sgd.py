@@ -141,7 +141,7 @@ class GradientsThenModels(ModelMean):
 class PostLocalWorker(RoundsWorker, OverlapsBackward):
     """Averages gradients while the backward pass goes on, until local steps begin.
 
-    In training they are summed in place: a step that breaks is computed again.
+    In training they are summed in place, except in the last of these steps: one that breaks is computed again.
     """
 
     exchanger: Exchanger[GradientsThenModels]
@@ -156,7 +156,8 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
         self._together = step.number < self._first
         if self._together:
             self.exchanger.sums.gradients.begin(step)
-        else:
+        # The last mean of gradients too, for whoever has it may take steps of its own when another lacks it.
+        if step.number >= self._first - 1:
             self.exchanger.keeps = True
 
     def bucket_ready(self, bucket: int) -> None:
