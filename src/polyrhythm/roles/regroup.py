@@ -1,51 +1,50 @@
-"""Regrouping: workers in lockstep go on without one that is lost, or with one that has joined.
+"""Regrouping: synchronous workers continue without a failed worker, or with a new one.
 
-    worker                               leader (worker 0)
-                                           a successor has come: calls all to break off before a step to come
-      a collective breaks, or it is time   one breaks, or a worker says so, or it is time
-      revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for breaks
-      StepBroken(view, progress) ────────▶ waits for this message from all workers that are there
-      ◀──────────── membership view(workers, steps, who is newest, who is behind)
-      the newest ─▶ those who are behind: parameters, and the state of its part
-      all: their parts go on with the new communicator; a step that broke is begun again
+    worker                               coordinator (worker 0)
+                                           a replacement waits: requests all to break off before a later step
+      a collective fails, or it is time    one fails, or a worker reports it, or it is time
+      revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for fails
+      StepBroken(view, progress) ────────▶ waits for this message from all present workers
+      ◀──────────── membership view(workers, steps, newest, behind)
+      newest ─▶ workers behind: parameters, and the state of its worker part
+      all: their parts continue with the new communicator; an interrupted step is repeated
 
 After Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability",
-IJHPCA 2013 (revoke, shrink, agree), with the leader in place of the agreement: if it is lost, its successor
-asks all again.
+IJHPCA 2013 (revoke, shrink, agree), with the coordinator instead of the agreement: if it fails, its replacement
+queries all workers again.
 
-A membership view is the set of workers that train together, and how far they have come. A
-worker that has met the others waits for all of them at the next meeting, which is every step or seldom. So
-the result of a meeting is held by some worker, which hands it on, or by none, and they meet again. The leader
-may be lost like any other worker: what it knew of earlier views travels in each view, so that any member of
-the latest one can tell its successor.
+A membership view is the set of workers that train together, and their progress. Workers meet every step or every
+few steps, and each waits for all others at a meeting. So the result of a meeting is held by some worker, which hands
+it on, or by none, and the meeting is repeated. The coordinator may fail like any other worker: its knowledge of
+earlier views travels in each view, so any member of the latest view can pass it to the replacement.
 
-A worker that does not lead asks the leader for the next view, or its successor:
+A worker other than the coordinator requests the next view from the coordinator, or from its replacement:
 
-worker                          leader     its successor
+worker                          coordinator   its replacement
   StepBroken ────────────────────▶ dies
   waits: no message of the old one is answered
   ◀─────────────────────────────────── EnterLeader
-  StepBroken, with the view that broke ────▶ collects the pending members
+  StepBroken, with the broken view ────────▶ collects the pending members
 
-Where groups regroup apart (`GroupRegroup`), those who are left of a worker's group go on with each other, and
-other groups are not involved:
+Where groups regroup apart (`GroupRegroup`), the remaining workers of a group continue with each other, and other
+groups are not involved:
 
 member                                 server (`GroupServer`)
-a collective of the group breaks       hears of the loss, or a successor asks to be let in
-gives up what was under way ─────────▶ waits for this message from all members of the group that are there
-◀───────────────────────────────────── who goes on together
-all: begin anew at what the servers have of the group
+a collective of the group fails        learns of the failure, or a replacement asks to be admitted
+drops the interrupted step ──────────▶ waits for this message from all present members of the group
+◀───────────────────────────────────── the members that continue together
+all: restart from the servers' state of the group
 
-The leader (`RegroupCoordinator`) makes the next view when all that are there have answered:
+The coordinator (`RegroupCoordinator`) makes the next view when all present workers have answered:
 
-    worker breaks a step off ─▶ StepBroken(view, progress) ─┐
-    successor of a lost one  ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
-    worker is lost, or has left ────────────────────────────┘
+    worker breaks a step off    ─▶ StepBroken(view, progress) ─┐
+    replacement of a failed one ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
+    worker has failed or left ─────────────────────────────────┘
 
-It does not wait for workers that have left or are about to. But a leader that has just come holds nothing, and at the
-very end there may be no other worker to have it from: those who only wait for permission to leave take part once more.
-Such a leader knows of no view either. The messages that it receives are all addressed to it, so each is of the latest
-view that its worker took part in; the highest number counts.
+It does not wait for workers that have left or are about to. But a coordinator that has just started holds nothing,
+and at the very end no other worker may have it: so those that only wait for permission to leave take part once more.
+Such a coordinator knows of no view either. The messages that it receives are all addressed to it, so each is of the
+latest view that its worker took part in; the highest number counts.
 """
 
 from __future__ import annotations
@@ -81,47 +80,47 @@ _MOST_ATTEMPTS = 100
 
 
 class RegroupControl(Protocol):
-    """What regrouping needs of the control plane: the leader makes views, other workers ask it for them."""
+    """Control plane as seen by regrouping: the coordinator makes views, other workers request them."""
 
     def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
-        """Set what regroups this worker while it waits there for others."""
+        """Set the object that regroups this worker while it waits for others in the control plane."""
 
     def await_leader(self, loss: PeerLost) -> bool:
-        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
+        """Wait for a new coordinator if it was the lost rank; return whether the run survives that."""
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
         """Whether this worker must regroup before a step, since another waits for a view.
 
         Args:
-            number: of the present view.
-            step: the step's number.
-            wait: whether regrouping before the step after it would do as well.
+                number: number of the present view.
+                step: number of the step.
+                wait: whether regrouping before the following step would do as well.
         """
 
     def next_view(self, word: StepBroken) -> MembershipView:
-        """Wait for the next view, made once all who are there have said how far they have come.
+        """Wait for the next view, made once all present workers have reported their progress.
 
         Args:
-            word: how far this worker has come.
+            word: progress of this worker.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs.
+            PeerLost: a rank that the run needs has failed.
         """
 
 
 @dataclass(frozen=True)
 class Participant:
-    """What a worker brings into a view.
+    """State and callbacks that a worker brings into a view.
 
     Attributes:
-        worker: its index.
+        worker: index of the worker.
         part: its side of the strategy.
         flat: its parameters and gradients.
-        takes_place: called after each view with this worker's place among its members, and their number; it shares out
+        takes_place: called after each view with this worker's place among the members, and their number; it shares out
             the data.
         stands_in: called instead where a group regroups apart: with the absent workers of the group, this worker's
             place among those present, and their number.
-        param_groups: of the user's own optimizer, where that makes the steps: its loop sets their options.
+        param_groups: param groups of the user's own optimizer, where that makes the steps: its loop sets their options.
     """
 
     worker: int
@@ -133,17 +132,17 @@ class Participant:
 
 
 class Regroup:
-    """Takes one worker from view to view: a view is the set of workers that train together.
+    """Moves one worker from view to view: a view is the set of workers that train together.
 
     Args:
-        world: where this rank is.
-        control: where views come from.
-        member: what the worker brings.
-        workers: the communicator of all workers, which the part has been made with.
+        world: context of this rank.
+        control: source of the views.
+        member: state and callbacks of the worker.
+        workers: communicator of all workers, with which the worker part was made.
 
     Attributes:
-        step: steps that this worker has done; kept by its loop.
-        over: whether it has done all that there is to do.
+        step: steps done by this worker; kept by its loop.
+        over: whether it has done all its steps.
     """
 
     def __init__(
@@ -159,40 +158,40 @@ class Regroup:
         self._view: MembershipView | None = None
         self._attempts = 0
         self._agreed = False
-        """Whether the leader asked for this regrouping, and so revokes the communicator itself."""
-        if not world.rejoins:  # else nobody uses this one any more
-            workers.revoke_without(LEADER)  # the leader would have passed a revocation on
+        """Whether the coordinator requested this regrouping, and so revokes the communicator itself."""
+        if not world.rejoins:  # else this communicator is out of use
+            workers.revoke_without(LEADER)  # the coordinator would have passed a revocation on
 
     @property
     def leader(self) -> int:
-        """How many have led before the one in whose view this worker is."""
+        """Generation of the coordinator that made the present view: the number of its predecessors."""
         return 0 if self._view is None else self._view.leader
 
     @property
     def number(self) -> int:
-        """How many views there have been before the present one."""
+        """Number of the present view, from 0."""
         return 0 if self._view is None else self._view.number
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The workers of the present view, by their indices."""
+        """Indices of the workers of the present view."""
         return self._everyone if self._view is None else self._view.workers
 
     @property
     def workers(self) -> Communicator:
-        """Those of the present view."""
+        """Communicator of the present view's workers."""
         return self._workers
 
     def check(self, step: int) -> None:
-        """Called before a step: raises if a worker waits for the next view.
+        """Raise before a step if a worker waits for the next view.
 
         Only before a step in which all communicate, so that the others notice soon.
 
         Args:
-            step: its number.
+            step: number of the step.
 
         Raises:
-            PeerLost: one waits.
+            PeerLost: a worker waits.
         """
         self._attempts = 0
         part = self._member.part
@@ -203,15 +202,15 @@ class Regroup:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Always: whether the run can go on is known only after asking the others."""
+        """Return True: whether the run can continue is known only after asking the others."""
         return True
 
     def reform(self) -> None:
-        """Regroup with whoever is there, until a view holds; then all have met equally often.
+        """Regroup with all present workers until a view holds; then all have met equally often.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs.
-            RunError: it has been tried again and again, and nobody was lost.
+            PeerLost: a rank that the run needs has failed.
+            RunError: many attempts failed, and no worker was lost.
         """
         while True:
             self._begin_attempt()
@@ -222,7 +221,7 @@ class Regroup:
                 return
 
     def _begin_attempt(self) -> None:
-        """Have all others leave what they wait for."""
+        """Make all other workers leave the operation in which they wait."""
         self._attempts += 1
         if self._attempts > _MOST_ATTEMPTS:
             raise RunError(f"workers have regrouped {_MOST_ATTEMPTS} times, and no step came of it")
@@ -231,10 +230,10 @@ class Regroup:
         self._agreed = False
 
     def enter(self) -> None:
-        """Enter the first view, as a successor that has asked to, or that leads.
+        """Enter the first view, as a replacement that has requested it, or as the coordinator.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs.
+            PeerLost: a rank that the run needs has failed.
         """
         if not self._took_place(self._control.next_view(self._word)):
             self.reform()
@@ -268,7 +267,7 @@ class Regroup:
             self._take_over(Handover.from_message(message), view)
         self.over = view.over
         member.flat.renew_gradients()  # the library may still write into the old ones
-        if self.over:  # nothing is left but to leave with what there is
+        if self.over:  # it only has to leave with the present state
             return
         observer, rank = self._world.observer, self._world.network.rank
         if observer is not None:
@@ -285,7 +284,7 @@ class Regroup:
     def _take_over(self, newest: Handover, view: MembershipView) -> None:
         self._member.flat.vector.copy_(newest.vector)
         under_way = self.step != NOTHING_DONE
-        # Its loop has set them as it had come, and is yet to pass the scheduler that the newest worker's has passed.
+        # Its loop has set them for its own step, and its scheduler has yet to take the step that the newest worker's took.
         kept = [{**group} for group in self._member.param_groups] if under_way else []
         step = self._member.part.take_over((newest.part, newest.part_facts), self.step, view.step)
         for group, options in zip(self._member.param_groups, kept, strict=under_way):
@@ -296,17 +295,17 @@ class Regroup:
 
 
 class GroupRegroup:
-    """Takes one worker from view to view of its group.
+    """Moves one worker from view to view of its group.
 
     Args:
-        world: where this rank is.
-        faults: of the strategy, which regroups apart.
-        member: what it brings.
+        world: context of this rank.
+        faults: fault policy of the strategy, which regroups apart.
+        member: state and callbacks of the worker.
 
     Attributes:
-        step: steps that this worker has done; kept by its loop.
-        over: whether its group has done all that there is to do.
-        number: how often the group has regrouped.
+        step: steps done by this worker; kept by its loop.
+        over: whether its group has done all its steps.
+        number: number of times that the group has regrouped.
     """
 
     def __init__(self, world: World, faults: FaultPolicy, member: Participant) -> None:
@@ -322,61 +321,61 @@ class GroupRegroup:
 
     @property
     def there(self) -> tuple[int, ...]:
-        """Indices of the workers of the group that are there, once it has regrouped."""
+        """Indices of the present workers of the group, once it has regrouped."""
         assert self._there is not None, "the group has not regrouped"
         return tuple(self._there)
 
     @property
     def due(self) -> bool:
-        """Whether somebody of the present view is lost, so that the others may wait for this worker."""
+        """Whether a member of the present view has failed, so that the others may wait for this worker."""
         if self.over:
             return False
         there = self._there
         return any(there is None or there.get(worker, lost) < lost for worker, lost in self._losses.items())
 
     def lose(self, worker: int, losses: int) -> None:
-        """Note that a worker of the same group is lost, while this one waits for others elsewhere.
+        """Note that a worker of the same group has failed while this one waits elsewhere for others.
 
         Args:
-            worker: its index.
-            losses: how many processes have been lost that had its rank.
+            worker: index of the failed worker.
+            losses: number of processes of its rank that have failed.
         """
         self._losses[worker] = losses
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Whether a worker is lost that the run can go on without; the loss of a server is handled elsewhere."""
+        """Whether a worker has failed and the run survives that; failures of servers are handled elsewhere."""
         if loss.rank in (UNKNOWN_RANK, self._world.network.rank):
             return True
         workers = self._world.roles.workers
         return loss.rank in workers and self._world.goes_on_without(loss.rank, self._faults)
 
     def check(self, step: int) -> None:
-        """Called before a step: raises if a successor waits to be let into the group.
+        """Raise before a step if a replacement waits to be admitted to the group.
 
         Args:
-            step: its number.
+            step: number of the step.
 
         Raises:
-            PeerLost: one waits.
+            PeerLost: a replacement waits.
         """
         self._attempts = 0
         if self._member.part.due:
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def reform(self) -> None:
-        """Regroup with those of the group who are there.
+        """Regroup with the present members of the group.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs.
-            RunError: it has been tried again and again, and no step came of it.
+            PeerLost: a rank that the run needs has failed.
+            RunError: many attempts failed without a step.
         """
         self._reassemble(enters=False)
 
     def enter(self) -> None:
-        """Enter the group, as a successor.
+        """Enter the group, as a replacement.
 
         Raises:
-            PeerLost: somebody is gone whom the run needs, or the run is ending.
+            PeerLost: a rank that the run needs has failed, or the run is ending.
         """
         self._reassemble(enters=True)
 
@@ -391,7 +390,7 @@ class GroupRegroup:
             except PeerLost as loss:
                 if not self.recovers_from(loss):
                     raise
-            enters = False  # it has been let in, and another was lost since
+            enters = False  # it has been admitted, and another worker has failed since
         self.step, self.over, self._there = found.step, found.over, found.there
         self.number += 1
         if self._world.observer is not None:
@@ -405,10 +404,10 @@ class GroupRegroup:
 
 
 class LeaderMessages(Protocol):
-    """What making views needs of the leader's messages.
+    """Messages of the coordinator as needed for making views.
 
     Attributes:
-        attendance: of the workers.
+        attendance: attendance of the workers.
     """
 
     attendance: Attendance
@@ -423,19 +422,19 @@ class LeaderMessages(Protocol):
         """Whether a worker has sent its final state."""
 
     def tell_worker(self, worker: int, message: ControlMessage) -> None:
-        """Send a worker a message, unless it is lost."""
+        """Send a worker a message, unless it has failed."""
 
 
 class RegroupCoordinator:
-    """Makes views on the leader, for all workers.
+    """Makes views on the coordinator, for all workers.
 
     Args:
-        world: where it is.
-        strategy: says whether others listen for a leader's word between steps.
-        messages: between the leader and the workers.
+        world: context of this rank.
+        strategy: strategy, whose fault policy decides whether others read the coordinator's messages between steps.
+        messages: messages between the coordinator and the workers.
 
     Attributes:
-        pending: who waits for the next view.
+        pending: members that wait for the next view.
         left: workers that have left in good order.
     """
 
@@ -448,7 +447,7 @@ class RegroupCoordinator:
         self.left: set[int] = set()
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether somebody is let in before this step, or before the next: all are called, so nobody loses one."""
+        """Whether a worker is admitted before this step, or the next: all are notified, so that none loses a step."""
         self._messages.read()
         if self.pending.broken_off:
             return True
@@ -461,7 +460,7 @@ class RegroupCoordinator:
         return self._called is not None and step >= self._called
 
     def next_view(self, word: StepBroken) -> MembershipView:
-        """Wait until all who are there have broken their step off, come or left; tell them who goes on."""
+        """Wait until all present workers have broken their step off, joined or left; send the members the new view."""
         self._called = None
         awaited, called = self._staying, set[int]()
         if word.fresh:
@@ -480,7 +479,7 @@ class RegroupCoordinator:
         return view
 
     def _staying(self) -> set[int]:
-        """Workers that are there, and have not said that they leave."""
+        """Return present workers that have not announced their departure."""
         present = self._messages.attendance.present
         return {worker for worker in present if not self._messages.is_final(worker)}
 
@@ -488,7 +487,7 @@ class RegroupCoordinator:
         return self._messages.attendance.present - self.left
 
     def _call_back(self, but: set[int]) -> set[int]:
-        """Call those who were through with this leader's last view, and only wait for leave to go."""
+        """Call workers that finished this coordinator's last view and only wait for permission to leave."""
         through = {
             worker
             for worker in self.pending.view.workers
@@ -500,7 +499,7 @@ class RegroupCoordinator:
 
 
 class NobodyLeft(PeerLost):
-    """All who held the run's parameters are gone."""
+    """All ranks that held the run's parameters have failed."""
 
     def __init__(self) -> None:
         super().__init__(LEADER, "mustering the workers")
@@ -508,15 +507,15 @@ class NobodyLeft(PeerLost):
 
 
 class PendingMembers:
-    """Collects who waits for the next view, and makes it.
+    """Collects the members that wait for the next view, and makes it.
 
     Args:
-        workers: how many there are at first.
-        generation: how many have led before.
+        workers: initial number of workers.
+        generation: number of previous coordinators.
 
     Attributes:
-        view: the present one.
-        called: whether it is this leader's.
+        view: present view.
+        called: whether the present view was made by this coordinator.
     """
 
     def __init__(self, workers: int, generation: int = 0) -> None:
@@ -528,16 +527,16 @@ class PendingMembers:
 
     @property
     def due(self) -> bool:
-        """Whether somebody waits."""
+        """Whether any member waits."""
         return bool(self._waiting)
 
     @property
     def broken_off(self) -> bool:
-        """Whether one of those waits who were taking steps."""
+        """Whether a waiting member was taking steps."""
         return not all(map(_is_fresh, self._waiting.values()))
 
     def on_message(self, worker: int, word: StepBroken) -> None:
-        """Note that a worker has broken a step off; what it said of an earlier view counts no more."""
+        """Note that a worker has broken a step off; its reports of earlier views are ignored from now on."""
         if word.view is not None and word.number > self.view.number:
             self.view = word.view
         elif word.number < self.view.number and self.called and not word.fresh:
@@ -546,12 +545,12 @@ class PendingMembers:
         self._generations[worker] = word.generation
 
     def enter(self, worker: int, generation: int) -> None:
-        """Note that a successor wants to take part."""
+        """Note that a replacement asks to take part."""
         self._waiting[worker] = NOTHING
         self._generations[worker] = generation
 
     def lose(self, worker: int) -> None:
-        """Strike a worker off."""
+        """Remove a worker."""
         self._waiting.pop(worker, None)
 
     def waits(self, worker: int) -> bool:
@@ -559,18 +558,18 @@ class PendingMembers:
         return worker in self._waiting
 
     def complete(self, awaited: Collection[int]) -> bool:
-        """Whether all of these wait; the leader need not say so to itself."""
+        """Whether all of these wait; the coordinator sends itself no message."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
     def form(self, leader: Progress | Report, awaited: Collection[int]) -> MembershipView:
-        """Make the next view of the leader and of those who wait.
+        """Make the next view of the coordinator and the waiting members.
 
         Args:
-            leader: how far it has come.
-            awaited: who is there and has not left.
+            leader: progress of the coordinator.
+            awaited: present workers that have not left.
 
         Raises:
-            NobodyLeft: nobody has anything to go on with.
+            NobodyLeft: no worker has a state to continue from.
         """
         told = {worker: self._waiting.get(worker, NOTHING) for worker in awaited} | {LEADER: leader}
         done = {worker: each for worker, each in told.items() if isinstance(each, Progress)}
@@ -626,7 +625,7 @@ class PendingMembers:
         return self.view
 
     def _gone(self, workers: Collection[int]) -> list[int]:
-        """Return those of the view before that are there no more, or others in their place."""
+        """Return members of the previous view that are absent or replaced."""
         before = dict(zip(self.view.workers, self.view.generations, strict=False))
         return [
             worker
@@ -636,10 +635,10 @@ class PendingMembers:
 
 
 def _is_fresh(done: Progress | Report) -> bool:
-    """Return whether a worker has nothing to go on with."""
+    """Return whether a worker has no state to continue from."""
     return done.fresh if isinstance(done, Report) else done == NOTHING
 
 
 def _is_behind(done: Progress, most: Progress) -> bool:
-    """Whether a worker has met the others less often than the newest, at the very end among others."""
+    """Whether a worker has met the others less often than the newest, or has not ended although the newest has."""
     return (done.over, done.meetings) < (most.over, most.meetings)
