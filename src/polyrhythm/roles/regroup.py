@@ -284,7 +284,7 @@ class Regroup:
     def _take_over(self, newest: Handover, view: MembershipView) -> None:
         self._member.flat.vector.copy_(newest.vector)
         under_way = self.step != NOTHING_DONE
-        # Its loop has set them for its own step, and its scheduler has yet to take the step that the newest worker's took.
+        # Its loop has set them for its own step; its scheduler has yet to take the newest worker's step.
         kept = [{**group} for group in self._member.param_groups] if under_way else []
         step = self._member.part.take_over((newest.part, newest.part_facts), self.step, view.step)
         for group, options in zip(self._member.param_groups, kept, strict=under_way):
