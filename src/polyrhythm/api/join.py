@@ -74,7 +74,7 @@ def join(
     report: str | Path | None = None,
     observers: Sequence[Observer] = (),
 ) -> Group:
-    """Join the run that this process was started for.
+    """Join the run to which this process belongs.
 
         with polyrhythm.join("parameter_server(servers=2)") as group:
             model, optimizer = group.distribute(model, optimizer)
@@ -87,21 +87,24 @@ def join(
     until all workers have left, and then ends the process.
 
     Args:
-        strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
-            `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process ends, and the script begins
-            anew with the next strategy, whose `epochs` goes on with model, optimizer, schedules and counts.
-        threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
-        report: a folder for what `train` leaves in its run folder: events, where each step's time went, TensorBoard
-            files and, at the end, `report.html`. Losses and test results are what the loop hands to `Group.log`.
-        observers: receive every event, in the process of the worker that leads.
+            strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
+                `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process exits, and the script is
+                started again with the next strategy, whose `epochs` continues with model, optimizer, schedules and
+                counts.
+            threads: compute threads of this worker; None: a share of the host's cores; a single worker is left
+                unchanged.
+            report: folder for the files that `train` writes to its run folder: events, phases of each step, TensorBoard
+                files and, at the end, `report.html`. Losses and test results are those that the loop passes to
+                `Group.log`.
+            observers: receivers of every event, in the coordinator's process.
 
     Returns:
-        This worker's group, to be used in a `with`.
+            The group of this worker, to be used in a `with`.
 
     Raises:
-        RequestError: no such strategy, too few processes for it, or another one than rank 0's; or the report's folder
-            holds something else.
-        RunError: the others cannot be reached.
+            RequestError: no such strategy, too few processes for it, or another one than rank 0's; or the report's
+                folder is in use for something else.
+            RunError: the other processes cannot be reached.
     """
     if observers and report is None:
         raise RequestError("observers receive the events of a report: give join a folder for it, report=…")
@@ -137,13 +140,13 @@ def join(
 
 @dataclass(frozen=True)
 class LoopStage:
-    """The stage of several strategies that a loop is in.
+    """Present stage of a loop with several strategies.
 
     Attributes:
-        stages: all of them.
-        number: of this one, from 0.
-        folder: where one leaves the run's state to the next; None where worker 0 alone has it, or there is none yet.
-        anew: whether processes begin anew by themselves: torchrun's, whose hosts need not share a folder.
+        stages: all stages.
+        number: number of this stage, from 0.
+        folder: folder of the run's state between stages; None where only worker 0 has it, or there is none yet.
+        anew: whether processes restart themselves: those of torchrun, whose hosts need not share a folder.
     """
 
     stages: Stages
@@ -153,28 +156,28 @@ class LoopStage:
 
     @property
     def strategy(self) -> str:
-        """Its spec."""
+        """Spec of the strategy of this stage."""
         return self.stages.stages[self.number].strategy
 
     def end(self, epochs: int) -> int | None:
-        """Return how many epochs of a loop are done at its end; None: it is the last.
+        """Return how many epochs of a loop are done at the end of this stage; None: it is the last.
 
         Raises:
-            RequestError: a stage would be without an epoch.
+                RequestError: a stage would have no epoch.
         """
         last = self.number == len(self.stages.stages) - 1
         return None if last else self.stages.ends(epochs)[self.number]
 
     def following(self, folder: Path | None) -> str:
-        """Return the text of `STAGE_VARIABLE` for a process that begins the next one; the folder is of its state."""
+        """Return `STAGE_VARIABLE` for a process that starts the next stage; `folder` holds the run's state."""
         return f"{self.number + 1}:{'' if folder is None else folder}"
 
 
 def stage_of(spec: str) -> LoopStage | None:
-    """Return the stage that this process is started for; None: the spec is that of one strategy.
+    """Return the stage for which this process was started; None: the spec is that of one strategy.
 
     Raises:
-        RequestError: stages cannot follow each other here, or not as they say.
+            RequestError: stages are not possible here, or not with these strategies and targets.
     """
     stages = Stages.parse(spec)
     if stages is None:
@@ -196,14 +199,14 @@ def stage_of(spec: str) -> LoopStage | None:
 
 
 def refuse_stages(strategy: str | Strategy, trainer: str) -> None:
-    """Refuse stages of strategies where somebody else's trainer goes through the epochs.
+    """Refuse stages of strategies where another trainer counts the epochs.
 
     Args:
         strategy: as for `join`.
-        trainer: whose, for the error's text.
+            trainer: name of that trainer, for the error message.
 
-    Raises:
-        RequestError: it has several.
+        Raises:
+            RequestError: `strategy` has several stages.
     """
     if Stages.parse(str(strategy)) is not None:
         raise RequestError(
@@ -220,14 +223,14 @@ def reported_group(
     observers: Sequence[Observer] = (),
     stage: LoopStage | None = None,
 ) -> Group:
-    """Return a worker's group whose loop is measured.
+    """Return a worker's group with a measured loop.
 
     Args:
         strategy: as for `Group`.
-        world: likewise.
-        home: likewise.
-        folder: for the report.
-        observers: of every event, on the worker that leads.
+        world: as for `Group`.
+        home: as for `Group`.
+        folder: folder for the report.
+        observers: receivers of every event, on the coordinator.
         stage: as for `Group`.
     """
     from polyrhythm.api.loop.loop_report import LoopLog, LoopMeter  # TensorBoard and pages take their time
@@ -238,11 +241,11 @@ def reported_group(
 
 
 def _serve(strategy: Strategy, world: World, home: Rank, stage: LoopStage | None) -> NoReturn:
-    """Serve, then end the process or begin the next stage: the rest of the script is not for a server."""
+    """Serve, then end the process or begin the next stage: a server does not run the rest of the script."""
     status = 0
     try:
         use_threads(1)
-        make_optimizers_quickly()  # nothing of the user's runs here that could be compiled
+        make_optimizers_quickly()  # this process runs no code of the user's that could be compiled
         serve(strategy, world)
         follows = stage is not None and stage.anew and home.rendezvous.store.check([NEXT_STAGE_KEY])
         home.close()
@@ -254,7 +257,7 @@ def _serve(strategy: Strategy, world: World, home: Rank, stage: LoopStage | None
     sys.stdout.flush()
     sys.stderr.flush()
     # A `with` cannot skip its body, and SystemExit would run the script's own `except` and `finally` blocks, which
-    # would speak of a training that this process has not done.
+    # expect a training run that this process has not done.
     os._exit(status)
 
 
@@ -266,20 +269,20 @@ class Group:
 
     At the end of the `with` all workers hold the run's final model. If its body raises, this worker leaves without
     notice and the error propagates; once its process has ended, others that wait for it get `RunError`. If a worker is
-    killed and the strategy can continue without it, the others do, and divide the next epoch among themselves.
+    killed and the strategy can continue without it, the others continue, and divide the next epoch among themselves.
 
     Args:
-        strategy: how the workers share the work.
-        world: the context of this rank.
-        home: this rank's connections.
-        meter: measures this worker's loop, where a report is wanted.
-        log: writes it, on the worker that leads.
-        stage: of several strategies, where this is one.
+            strategy: strategy of the run.
+            world: context of this rank.
+            home: connections of this rank.
+            meter: meter of this worker's loop; None without a report.
+            log: writer of the report, on the coordinator.
+            stage: present stage, where the run has several.
 
-    Attributes:
-        rank: index of this worker; it does not change when others are lost.
-        leads: whether this worker is the one to print and to save: worker 0, the first one or a successor.
-        staleness: after the `with`, on the leader: number of gradients applied at each staleness.
+        Attributes:
+            rank: index of this worker; it does not change when others fail.
+            leads: whether this worker prints and saves: rank 0, whether the first process or its replacement.
+            staleness: after the `with`, on the coordinator: number of gradients applied at each staleness.
     """
 
     def __init__(
@@ -322,8 +325,8 @@ class Group:
         count.
 
         Args:
-            model: changed in place: its parameters become views of one vector. On its final device.
-            optimizer: over the model's parameters, which it must treat elementwise, as SGD and Adam do.
+                model: model on its final device; changed in place: its parameters become views of one vector.
+                optimizer: optimizer of the model's parameters, which it must treat elementwise, as SGD and Adam do.
 
         Returns:
             The same model, and the optimizer to use from now on.
@@ -378,7 +381,7 @@ class Group:
         made.gather, made.on_growth = self.gather, coordination.say_who_may_come
         many = len(self._world.roles.workers)
         made.where_all_are = partial(where_all_are, coordination.board, self.rank, many)
-        store = self._home.rendezvous.store.clone()  # the watch has a thread of its own
+        store = self._home.rendezvous.store.clone()  # the watch has its own thread
         self._watch = LoopWatch(
             StoreBoard(store, lambda: None), self.rank, many, self._steps, coordination.tell_waiting
         )
@@ -422,18 +425,18 @@ class Group:
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Let a loop end sooner on some workers than on others, as torch's `Join`; all workers must use it.
+        """Allow a loop to end sooner on some workers than on others, as torch's `Join`; all workers must use it.
 
             with group.join():
                 for x, y in my_own_batches:          # as many as this worker has
                     criterion(model(x), y).backward()
                     optimizer.step()
 
-        Who is through takes part with nothing while others go on, so that means are those of whoever still has batches;
-        in the end all are at the parameters and the optimizer's state of a worker that has taken the most steps. Where
-        each worker goes at its own pace, nothing need be done. Step schedules by epochs, not by batches of unequal
+        Workers whose loops have ended contribute nothing to the exchanges of the others, so means are over the workers
+        that still have batches. In the end all have the parameters and the optimizer's state of a worker that has taken
+        the most steps. Asynchronous strategies need no `join`. Step schedules by epochs, not by batches of unequal
         number. Where gradients are averaged on demand (`mean_gradients`), take one backward pass a step. With several
-        of them, a worker that is lost meanwhile ends the run.
+        of them, the failure of a worker during the loop ends the run.
         """
         optimizer = self._optimized()
         if self._unsynchronize is not None:
@@ -441,7 +444,7 @@ class Group:
                 "group.join cannot go on for nn.SyncBatchNorm, whose passes need all workers: use nn.BatchNorm, or "
                 "give all workers as many batches (group.shard)"
             )
-        epoch = self._coordination.epoch_under_way  # a successor begins in the middle of the script
+        epoch = self._coordination.epoch_under_way  # a replacement begins in the middle of the script
         loop = f"{epoch}/{self._joins[epoch]}"
         self._joins[epoch] += 1
         traits = self._strategy.traits(self.workers)
@@ -455,7 +458,7 @@ class Group:
     def mean_gradients(self) -> bool:
         """Overwrite the gradients with the workers' mean, if the strategy's workers have the same parameters.
 
-        All workers must call it. Where they hold the mean after each backward pass nothing is left to do.
+        All workers must call it. It does nothing where they hold the mean after each backward pass.
 
         Returns:
             Whether the gradients are the mean now; False where each worker trains with its own.
@@ -465,14 +468,14 @@ class Group:
         return optimizer.gradients.averaged
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, **options: Any) -> Tensor:
-        """Clip the norm of the workers' mean gradient, as `torch.nn.utils.clip_grad_norm_` does alone.
+        """Clip the norm of the workers' mean gradient, as `torch.nn.utils.clip_grad_norm_` does in a single process.
 
         Where each worker trains with its own gradient (`mean_gradients`), that is clipped.
 
         Args:
-            max_norm: the largest norm.
+            max_norm: largest norm.
             norm_type: the p of the norm.
-            **options: of torch's function.
+            **options: further options of torch's function.
 
         Returns:
             The norm before clipping.
@@ -481,7 +484,7 @@ class Group:
         return nn.utils.clip_grad_norm_(self._trained(), max_norm, norm_type, **options)
 
     def clip_grad_value_(self, clip_value: float, **options: Any) -> None:
-        """Clip the numbers of the workers' mean gradient, as `torch.nn.utils.clip_grad_value_` does alone."""
+        """Clip the values of the workers' mean gradient, as `torch.nn.utils.clip_grad_value_` does."""
         self.mean_gradients()
         nn.utils.clip_grad_value_(self._trained(), clip_value, **options)
 
@@ -497,22 +500,22 @@ class Group:
         if replica.part.holds_mean:
             return Mean.STEP
         traits = self._strategy.traits(self.workers)
-        if self._world.rejoins:  # the others go on without means of theirs
+        if self._world.rejoins:  # the others continue without these means
             return Mean.OWN
         return Mean.ASKED if traits.identical and traits.exchange_every == 1 else Mean.OWN
 
     def epochs(self, count: int, *kept: Kept) -> Iterator[int]:
-        """Yield the epochs that this worker takes part in: all of them, unless it is the successor of a lost one.
+        """Yield the epochs that this worker takes part in: all of them, unless it is a replacement.
 
             for epoch in group.epochs(20, scheduler):
                 for x, y in shard:
                     …
 
-        With `range(count)` a successor would begin at 0; so without this method lost workers are not replaced.
+        With `range(count)` a replacement would begin at 0; so without this method failed workers are not replaced.
 
         Args:
             count: number of epochs.
-            *kept: objects whose state a successor needs from the others: learning-rate schedulers, and anything else
+            *kept: objects whose state a replacement needs from the others: learning-rate schedulers, and anything else
                 with a `state_dict` of numbers and texts and a `load_state_dict`.
 
         Raises:
@@ -538,7 +541,7 @@ class Group:
             self._end_stage(stage)
 
     def _take_over(self, stage: LoopStage) -> None:
-        """Go on where the stage before has ended."""
+        """Continue from the end of the previous stage."""
         number = str(stage.number)
         if not stage.anew:
             assert stage.folder is not None, "who starts processes anew gives them one"
@@ -552,7 +555,7 @@ class Group:
         self.load_state_dict(torch.load(io.BytesIO(told), weights_only=True))
 
     def _from_leader(self, content: bytes) -> bytes:
-        """Return what worker 0 gives; all workers call it."""
+        """Return worker 0's `content`; all workers call it."""
         workers = self._world.network.subgroup("stage", self._world.roles.workers)
         size = torch.tensor([len(content)])
         workers.broadcast(size)
@@ -562,11 +565,11 @@ class Group:
         return told.numpy().tobytes()
 
     def _end_stage(self, stage: LoopStage) -> NoReturn:
-        """Hand the run over to the next stage, and end this process in good order."""
+        """Save the state for the next stage, and end this process in good order."""
         following, folder = str(stage.number + 1), stage.folder
         if stage.anew:
             folder = Path(tempfile.mkdtemp(prefix="polyrhythm-stages-")) if self.leads else None
-        self.save((folder or Path()) / following)  # who does not lead writes nothing
+        self.save((folder or Path()) / following)  # other workers than the coordinator write nothing
         if self.leads:
             self._home.rendezvous.store.set(NEXT_STAGE_KEY, following)
         self._finish()
@@ -580,35 +583,36 @@ class Group:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
-          N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
-          cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
-          draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
-          differs between workers is an error. When fewer images than workers are left, some worker sees one of the
-          others' images in a step whose gradient does not count; inside of `torch.no_grad()` it does not.
-        - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
-          workers: each takes every N-th batch. Those for whom none is left in the last round see the last batch again,
-          as above.
+            N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
+            cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
+            draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
+            differs between workers is an error. If the last step has fewer images than workers, some workers repeat an
+            image of another worker, in a step whose gradient does not count; inside of `torch.no_grad()` they do not.
+          - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
+            workers: each takes every N-th batch. If the last round has fewer batches than workers, the others repeat
+                the
+            last batch, as above.
 
-        After the loss of a worker, N is smaller from the next epoch on, and an epoch has more steps.
+        After the failure of a worker, N is smaller from the next epoch on, and an epoch has more steps.
 
-        With `deal="drawn"`, for strategies whose workers go each at its own pace, workers draw the loader's batches, so
+        With `deal="drawn"`, for asynchronous strategies, workers draw the loader's batches, so
         that a fast worker takes more of an epoch than a slow one; each image is in one batch of one worker. The loop
         then runs a different number of times on each: step schedules by epochs, call `group.average` outside of it.
         `len` of the shard is the workers' mean. Loading processes draw their batches ahead, so keep their
-        `prefetch_factor` small. What a lost worker had drawn is taken by its successor.
+        `prefetch_factor` small. A replacement takes the batches that the failed worker had drawn.
 
-        With `weights=[3, 1]`, for strategies whose workers take their steps together, a worker's part of every step is
+        With `weights=[3, 1]`, for synchronous strategies, a worker's share of every step is
         in proportion to its weight, such as its speed; steps have as many images as without. Gradients count for their
-        images. While a worker is lost the others' parts are equal.
+        images. While a worker is absent the others' shares are equal.
 
         Args:
-            loader: the same on all workers.
-            deal: `fixed` or `drawn`.
-            weights: one a worker, above 0, the same on all; empty: equal parts.
+                loader: loader with the same batches on all workers.
+                deal: `fixed` or `drawn`.
+                weights: one per worker, above 0, the same on all; empty: equal shares.
 
-        Raises:
-            RequestError: batches shall be drawn where workers take their steps together, or of what is no map-style
-                loader; or weights are not one a worker, or for a strategy that cannot have them.
+            Raises:
+                RequestError: `deal` is `drawn` for a synchronous strategy or without a map-style
+                    loader; or the number of weights differs from that of workers, or the strategy cannot have weights.
         """
         board, number = self._coordination.board, self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
@@ -625,13 +629,13 @@ class Group:
         return made
 
     def state_dict(self, *kept: Kept) -> dict[str, Any]:
-        """Return the state of the whole run: a run that loads it goes on as if it had never ended.
+        """Return the state of the whole run: a run that loads it continues exactly where this one was.
 
             state = group.state_dict(scheduler)              # all workers, at the same place
             if group.leads:
                 torch.save(state, "run.pt")
 
-        It holds the model (`state["model"]`, as torch names it), each worker's part of the strategy, its buffers,
+        It holds the model (`state["model"]`, with torch's names), each worker's part of the strategy, its buffers,
         random generators and places in its shards, the servers' shards, optimizers and clocks, and the epoch. All
         workers call it between two steps, and it returns when all have. After the last batch of an epoch the epoch
         counts as over, so call it last there.
@@ -641,11 +645,11 @@ class Group:
                 averages of the weights. Their numbers, texts and tensors are saved.
 
         Returns:
-            Tensors, numbers and texts in dicts and lists, on the worker that leads (`group.leads`); elsewhere an empty
-            dict.
+                Tensors, numbers and texts in dicts and lists, on the coordinator (`group.leads`); elsewhere an empty
+                dict.
 
-        Raises:
-            RequestError: nothing was distributed, or there are gradients of a step under way.
+            Raises:
+                RequestError: nothing was distributed, or a step is unfinished and has gradients.
         """
         optimizer = self._optimized()
         replica = self._replica
@@ -661,20 +665,21 @@ class Group:
         return run_state(self._strategy, replica.model, optimizer, self._coordination, held, workers, kept)
 
     def load_state_dict(self, state_dict: dict[str, Any], *kept: Kept) -> None:
-        """Go on where a run was that returned this state; all workers call it right after `distribute`.
+        """Resume from a state of `state_dict`; all workers call it right after `distribute`.
 
-        With as many workers every number is the same as if the run had never ended, where its workers go in step. With
-        others, states are merged as `polyrhythm train --resume` does, and what is left of the epoch is dealt out among
-        those who are there. `group.epochs` begins with the epoch that was under way, and each shard with the batch
-        that was next. What data loading processes draw in the middle of an epoch is drawn anew.
+        With the same number of workers, a synchronous run gives the same numbers as one without interruption. With
+        another number, states are merged as by `polyrhythm train --resume`, and the rest of the epoch is divided among
+        the present workers. `group.epochs` begins with the interrupted epoch, and each shard with its
+        next batch. Random numbers of data loading processes in the middle of an epoch are drawn again.
 
-        A group of another strategy goes on from the model, the optimizer's state, schedules and counts, as
-        `polyrhythm train --resume RUN --strategy OTHER` does; what only the strategy before had ends with it.
+        A group of another strategy continues with the model, the optimizer's state, schedules and counts, as
+        `polyrhythm train --resume RUN --strategy OTHER` does; further state of the previous strategy is dropped.
 
         Args:
-            state_dict: of the whole run, from the worker that led it.
-            *kept: the same objects as were given to `state_dict`; those of `group.epochs` get theirs there.
+            state_dict: state of the whole run, from its coordinator.
+            *kept: the same objects as were given to `state_dict`; those of `group.epochs` get their state there.
 
+        Raises:
         Raises:
             RequestError: training has begun, or the state is of another model or optimizer.
         """
@@ -696,10 +701,10 @@ class Group:
         """Write the state of the run in the format of `torch.distributed.checkpoint`; see `state_dict`.
 
         Other tools read it by names such as `model.conv1.weight`. The folder appears whole or not at all, and replaces
-        an earlier one. All workers call it; the one that leads writes, while the others go on.
+        an earlier one. All workers call it; the coordinator writes, while the others continue.
 
         Args:
-            folder: to be made.
+            folder: new folder, or an earlier one of `save`.
             *kept: as for `state_dict`.
 
         Raises:
@@ -712,18 +717,18 @@ class Group:
             self._coordination.saved(Path(folder))
 
     def load(self, folder: str | Path, *kept: Kept) -> None:
-        """Go on from a folder that `save` has written; see `load_state_dict`.
+        """Resume from a folder that `save` has written; see `load_state_dict`.
 
         Raises:
-            RequestError: it holds no state, or a damaged one, or one of something else.
+                RequestError: the folder holds no state, or a damaged one, or one of something else.
         """
         self.load_state_dict(read_folder(Path(folder)), *kept)
 
     def _check_draws(self) -> None:
-        """Refuse to draw batches where workers take their steps together.
+        """Refuse to draw batches with a synchronous strategy.
 
         Raises:
-            RequestError: they do, all of them or in groups.
+            RequestError: the workers are synchronous, all of them or in groups.
         """
         traits = self._strategy.traits(self.workers)
         if not traits.draws or any(len(group) > 1 for group in traits.groups):
@@ -734,10 +739,10 @@ class Group:
             )
 
     def _check_weights(self, weights: tuple[float, ...], loader: Iterable[Any], workers: int) -> None:
-        """Refuse parts by weight that cannot be.
+        """Refuse weights that cannot be used.
 
         Raises:
-            RequestError: with the reason and what would work.
+                RequestError: with the reason and a remedy.
         """
         size = getattr(loader, "batch_size", None)
         batch = workers * size if isinstance(size, int) else workers
@@ -752,25 +757,25 @@ class Group:
     def average(self, value: float | Tensor, weight: float = 1.0) -> float:
         """Return the mean of the workers' values, the same on all; returns when all workers have called it.
 
-        With a free-running strategy, the k-th call of a worker meets the k-th of the others, so the faster ones wait
-        here for the slowest: call it once per epoch or at the end. It does not wait for lost workers, nor for a
-        successor that stays behind the others (in lockstep with servers).
+        With an asynchronous strategy, the k-th call of a worker meets the k-th of the others, so the faster ones wait
+        here for the slowest: call it once per epoch or at the end. It does not wait for failed workers, nor for a
+        replacement that stays behind the others (in lockstep with servers).
 
         Args:
-            value: this worker's.
-            weight: of this value in the mean, such as the number of images behind it.
+            value: value of this worker.
+            weight: weight of this value in the mean, such as its number of images.
         """
         number = self._meeting("group.average")
         return self._coordination.means.mean(number, _number(value), float(weight))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all workers who are there, in their order, the same on all.
+        """Return the values of all present workers, in their order, the same on all.
 
-        They travel as text by way of the store: for results and decisions, not for large tensors. It waits as
+        They are sent as text through the store: for results and decisions, not for large tensors. It waits as
         `average` does.
 
         Args:
-            value: this worker's: numbers, texts, None, and lists and dicts of them.
+            value: value of this worker: numbers, texts, None, and lists and dicts of them.
 
         Raises:
             RequestError: the value holds something else, or the run is over.
@@ -790,15 +795,15 @@ class Group:
         return number
 
     def joint_metric(self, metric: _Model) -> _Model:
-        """Let a metric of torchmetrics compute over all workers, until the end of the `with`.
+        """Make a metric of torchmetrics compute over all workers, until the end of the `with`.
 
             accuracy = group.joint_metric(torchmetrics.Accuracy("multiclass", num_classes=10))
 
         All workers call its `compute`, which waits as `average` does. Metrics that are modules of the distributed model
-        do so by themselves.
+        need no call of this method.
 
         Args:
-            metric: or a collection of metrics.
+            metric: a metric, or a collection of metrics.
 
         Returns:
             The same metric.
@@ -808,19 +813,20 @@ class Group:
         return metric
 
     def log(self, **values: float | Tensor) -> None:
-        """Note numbers of this worker's loop for the report of `join(report=…)`; without one, do nothing.
+        """Log values of this worker's loop for the report of `join(report=…)`; without one, do nothing.
 
             group.log(loss=loss, accuracy=accuracy)
 
         Args:
-            **values: by name. `loss` is the training loss of the latest batch, which reports have over images seen.
-                `test_top1`, `test_top5` and `test_loss`, logged by the worker that leads, are the curves of tests.
+                **values: numbers by name. `loss` is the training loss of the latest batch, plotted in reports over
+                    images seen. `test_top1`, `test_top5` and `test_loss`, logged by the coordinator, are the curves of
+                    tests.
         """
         if self._meter is not None:
             self._coordination.log({name: _number(value) for name, value in values.items()})
 
     def print(self, *values: object) -> None:
-        """Print on the worker that leads."""
+        """Print on the coordinator."""
         if self.leads:
             print(*values, flush=True)
 
@@ -853,11 +859,11 @@ class Group:
         if error is not None:
             self._coordination.fail(error)
         own, store = self._home.rendezvous.own, self._home.rendezvous.store
-        with suppress(RuntimeError):  # the store may be gone, and the error that is under way matters more
+        with suppress(RuntimeError):  # the store may be closed already, and the raised error matters more
             if isinstance(error, LetGo):
                 store.set(f"{LET_GO_KEY}/{own.rank}/{own.generation}", "")
             elif not isinstance(error, RunError):
-                # That would be what this worker has noticed of another's end.
+                # A RunError is this worker's report of another worker's end.
                 store.set(FAILED_KEY, str(own.rank))
 
     def _check_stages_counted(self) -> None:
@@ -902,7 +908,7 @@ class Group:
 
 
 def process_rank() -> int:
-    """Return the rank of this process, as whoever started it says; 0 where nobody does."""
+    """Return the rank of this process as set by its launcher; 0 without one."""
     return int(os.environ.get("RANK", "0"))
 
 

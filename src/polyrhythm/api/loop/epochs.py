@@ -1,16 +1,16 @@
-"""The epochs of a worker's loop, and how workers enter them: when a run begins, and as successors.
+"""The epochs of a worker's loop, and how workers enter them: when a run begins, and as replacements.
 
-A worker may be lost in the middle of an epoch, and its successor begins anew:
+A worker may fail in the middle of an epoch, and its replacement starts the script again:
 
     worker 0   ◇ epoch 3 ─────────────── ◇ epoch 4 ─────── ◇ epoch 5
-    worker 1   ◇ epoch 3 ─── ✝              its successor ▷ ◇ epoch 5        in lockstep
-    worker 1   ◇ epoch 3 ─── ✝  ▷ ── its rest ── ◇ epoch 5                   each at its own pace
+    worker 1   ◇ epoch 3 ─── ✝            its replacement  ▷ ◇ epoch 5        in lockstep
+    worker 1   ◇ epoch 3 ─── ✝  ▷ ── its rest ── ◇ epoch 5                   asynchronous
 
-The first worker that comes to the beginning of an epoch (◇) leaves a mark for all: which workers have a share
-of it, and where the loop is. So all deal it out alike, though they learn of a loss at different moments, and
+The first worker at the beginning of an epoch (◇) posts a mark for all: the workers that have a share
+of it, and the position of the loop. So all divide it alike, though they learn of a failure at different moments, and
 no worker waits for another.
 
-`EpochProgress` counts how much of the current epoch a worker has taken, and notes it for a successor of worker 0.
+`EpochProgress` counts how much of the current epoch a worker has taken, and records it for a replacement of worker 0.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Begun:
     """The beginning of an epoch.
 
     Attributes:
-        loop: how many loops over epochs the script has been through before.
-        epoch: in this loop.
-        steps: that the worker had taken, or worker 0.
+            loop: number of loops over epochs that the script has finished before.
+            epoch: number of the epoch in this loop.
+            steps: steps that the worker had taken, or worker 0.
     """
 
     loop: int
@@ -49,54 +49,54 @@ class Begun:
     steps: int
 
     def to_text(self) -> str:
-        """Write it for the store."""
+        """Serialize it for the store."""
         return json.dumps([self.loop, self.epoch, self.steps])
 
     @classmethod
     def from_text(cls, text: str | None) -> Begun:
-        """Read what `to_text` wrote; without it, the very first."""
+        """Parse the result of `to_text`; without it, return the very first beginning."""
         return cls(0, 0, 0) if text is None else cls(*json.loads(text))
 
 
 class Entry(Protocol):
-    """How a worker comes among the others.
+    """How a worker enters the loop of the others.
 
     Attributes:
-        rejoins: whether it is a successor, and the others are under way.
-        waits: whether successors wait for the beginning of an epoch.
+        rejoins: whether the worker is a replacement, and the others are training already.
+        waits: whether replacements wait for the beginning of an epoch.
     """
 
     rejoins: bool
     waits: bool
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
-        """Let those in who wait, if this worker leads."""
+        """Admit waiting workers, if this worker is the coordinator."""
 
     def entered(self) -> Begun:
-        """Report that this worker, a successor, is there; return the epoch with which it begins."""
+        """Report that this worker, a replacement, is present; return the epoch with which it begins."""
 
     def present(self) -> tuple[list[int], list[int]]:
-        """Return the workers that are to have a share of what begins, and who of them wait to be let in."""
+        """Return the workers that will have a share of the next epoch, and those of them that wait for admission."""
 
     def go_on(self, begun: Begun) -> None:
-        """An epoch begins in which this worker, a successor, takes what is left of its share."""
+        """Begin an epoch in which this worker, a replacement, takes the rest of its share."""
 
     def begins(self, begun: Begun) -> None:
-        """An epoch begins for this worker."""
+        """Note that an epoch begins for this worker."""
 
 
 class Epochs:
-    """Goes through the epochs of one worker's loop.
+    """Iterates over the epochs of one worker's loop.
 
     Args:
-        worker: its index.
-        board: where marks are left.
-        loop_progress: how far its loop has come.
-        entry: how it comes among the others.
+        worker: index of the worker.
+        board: board on which marks are posted.
+        loop_progress: progress of its loop.
+        entry: how it enters the loop of the others.
 
     Attributes:
-        present: the workers that have a share of the epoch under way; None outside of epochs.
-        resumed: the epoch with which a resumed run begins; None: it begins anew.
+        present: workers that have a share of the current epoch; None outside of epochs.
+        resumed: epoch with which a resumed run begins; None: the run is new.
     """
 
     def __init__(self, worker: int, board: StoreBoard, loop_progress: LoopProgress, entry: Entry) -> None:
@@ -113,8 +113,8 @@ class Epochs:
         """Return the epochs of a loop in which this worker has a share.
 
         Args:
-            count: of epochs.
-            start: starts the replica, with the others; a successor is among them when it returns.
+                count: number of epochs.
+                start: function that starts the replica with the others; on return a replacement is a member.
         """
         loop, self._loops = self._loops, self._loops + 1
         start()
@@ -125,13 +125,13 @@ class Epochs:
             return self._epochs(loop, range(resumed.epoch, count), None) if loop == resumed.loop else iter(())
         if entered is None or loop > entered.loop:
             return self._epochs(loop, range(count), None)
-        if loop < entered.loop:  # which its predecessor was through with
+        if loop < entered.loop:  # finished by its predecessor
             return iter(())
         return self._epochs(loop, range(entered.epoch, count), entered)
 
     def _epochs(self, loop: int, epochs: range, entered: Begun | None) -> Iterator[int]:
         behind = entered is not None
-        away = False  # who had no share of an epoch does not know where the loop is after it
+        away = False  # without a share of an epoch, this worker does not know the loop's position after it
         try:
             for epoch in epochs:
                 mark = self._mark(loop, epoch, away=away)
@@ -146,7 +146,7 @@ class Epochs:
                     continue
                 self.present = mark.present
                 self._begin(Begun(loop, epoch, mark.steps), mark, entered)
-                behind = entered is not None  # what it steps each batch was stepped by another
+                behind = entered is not None  # its schedulers by batch were stepped by another process
                 entered = None
                 yield epoch
         finally:
@@ -188,17 +188,17 @@ def _end_key(loop: int) -> str:
 
 
 class EpochProgress:
-    """Counts the training batches of one worker in the epoch under way, over all shards together.
+    """Counts the training batches of one worker in the current epoch, over all shards together.
 
     Args:
-        loop_progress: of its loop.
-        logbook: takes the loop's positions; None where nobody will ask for them.
+        loop_progress: progress of its loop.
+        logbook: recorder of the loop's positions; None where they are not needed.
 
     Attributes:
         loop_progress: as given.
-        at: the epoch under way, or the last one; None before the first.
-        is_over: whether a share of it has been handed out to its end, or the user has broken off.
-        leaves_out: batches of it that whoever came before has taken, and that no share has left out yet.
+        at: the current epoch, or the last one; None before the first.
+        is_over: whether a share of it has been handed out to its end, or the user has left the loop.
+        leaves_out: batches of it that a predecessor has taken, and that no share has left out yet.
     """
 
     def __init__(self, loop_progress: LoopProgress, logbook: Logbook | None) -> None:
@@ -211,7 +211,7 @@ class EpochProgress:
         self._seated_in: Begun | None = None
 
     def begin(self, at: Begun) -> None:
-        """An epoch begins, of which nothing is taken yet, nor left out."""
+        """Begin an epoch, of which nothing is taken or left out yet."""
         self.at = at
         self.is_over = False
         self.leaves_out = self._taken = self._taken_by_steps = 0
@@ -223,35 +223,35 @@ class EpochProgress:
         return self.leaves_out
 
     def left_out(self, batches: int) -> None:
-        """So many batches of a share need not be taken again."""
+        """Note that this number of batches of a share need not be taken again."""
         self.leaves_out -= batches
         self._taken += batches
         self._taken_by_steps = self._taken
 
     def took(self) -> None:
-        """One more batch is taken."""
+        """Note that one more batch is taken."""
         self._taken += 1
 
     def through(self, *, broken_off: bool) -> None:
-        """A share is handed out to its end, or the user has broken off; an iterator that was kept may say so late."""
+        """Note that a share has ended, or the user has left the loop; an iterator that was kept may call this late."""
         if self._seated_in is self.at:
             self.is_over = True
             self._note(ALL if broken_off else self._taken, at_end=True)
 
     def step_begins(self) -> None:
-        """A step is about to be taken, of the batches since the one before."""
+        """Note that a step begins, with the batches since the previous one."""
         self._note(self._taken_by_steps)
 
     def step_done(self) -> None:
-        """A step has been taken."""
+        """Note that a step has been taken."""
         self._taken_by_steps = self._taken
 
     def leave(self) -> None:
-        """No more steps will be taken."""
+        """Note that no more steps will be taken."""
         self._note(ALL, at_end=True)
 
     def next_epoch(self) -> Begun:
-        """Return the epoch with which a run goes on that is saved now: the one under way, or after it the next."""
+        """Return the epoch with which a run saved now will resume: the current one, or the next if that is over."""
         assert self.loop_progress.optimizer is not None, "a loop has something to train"
         steps = self.loop_progress.optimizer.steps
         if self.at is None:
@@ -271,19 +271,19 @@ class LoopEntry(Entry):
     """Brings one worker into the loop of the others; see `Entry`.
 
     Args:
-        world: where this rank is.
-        strategy: says which losses the run survives.
-        board: where workers leave word.
-        statuses: of the workers.
-        progress: how far this worker has come in its loop.
-        control: this worker's control plane.
+        world: context of this rank.
+        strategy: strategy, whose fault policy decides which failures the run survives.
+        board: board of the workers.
+        statuses: statuses of the workers.
+        progress: progress of this worker in its loop.
+        control: control plane of this worker.
 
     Attributes:
-        rejoins: whether this worker is a successor, and the others are under way.
-        waits: whether successors wait for the beginning of an epoch; one of worker 0 does not.
-        reform: regroups with whoever is there, between two steps; set once something is distributed.
-        duties: of the leader; None on other workers.
-        trainer: of the worker; None until it begins.
+        rejoins: whether this worker is a replacement, and the others are training already.
+        waits: whether replacements wait for the beginning of an epoch; one of worker 0 does not.
+        reform: regroups with the present workers, between two steps; set once something is distributed.
+        duties: duties of the coordinator; None on other workers.
+        trainer: trainer of the worker; None until it begins.
         started: called when training starts, with the seconds for which the others have been training.
     """
 
@@ -318,8 +318,8 @@ class LoopEntry(Entry):
         """Start a replica with all others, or among them; return the step to begin with.
 
         Args:
-            trainer: of the worker.
-            step: where it would start.
+                trainer: trainer of the worker.
+                step: step at which it would start.
         """
         self.trainer = trainer
         if self.rejoins:
@@ -331,9 +331,9 @@ class LoopEntry(Entry):
         return began
 
     def let_in(self, begun: Begun, entering: Sequence[int]) -> None:
-        """Let those in who wait, if this worker leads; the others break their next step off for it."""
+        """Admit waiting workers, if this worker is the coordinator; the others interrupt their next step for it."""
         position, self._position = self._position, None
-        # In the middle of an epoch whoever led before has let others into it.
+        # In the middle of an epoch the previous coordinator has admitted others to it.
         inside = position is not None and position.taken > 0
         if self.duties is None or not entering or inside:
             return
@@ -343,10 +343,11 @@ class LoopEntry(Entry):
             self.reform()
 
     def present(self) -> tuple[list[int], list[int]]:
-        """Return the workers that are to have a share of what begins, and who of them wait to be let in.
+        """Return the workers that will have a share of the next epoch, and those of them that wait for admission.
 
-        Those who go in step know who does, and worker 0 always does again; but where they meet seldom, the launcher may
-        know earlier that one of them is lost. Others hear of losses from it alone, some earlier than others.
+        Workers in lockstep know their members, and worker 0 is always present again; but where they rarely meet, the
+        launcher may learn of a failure earlier. Other workers learn of failures from the launcher alone, at various
+        times.
         """
         statuses = self._statuses.read()
         waiting = [worker for worker, status in enumerate(statuses) if status is WorkerStatus.WAITING]
@@ -361,7 +362,7 @@ class LoopEntry(Entry):
         return sorted({*there, *waiting}), waiting
 
     def entered(self) -> Begun:
-        """Report that this worker, a successor, is there; return the epoch with which it begins."""
+        """Report that this worker, a replacement, is present; return the epoch with which it begins."""
         waited = self.waits and self.duties is None
         begun = Begun.from_text(
             self._board.read(_entered_key(self._worker) if waited else begun_key(self._worker))
@@ -385,7 +386,7 @@ class LoopEntry(Entry):
         self._progress.begin(begun)
 
     def _come_to_position(self, begun: Begun) -> Begun:
-        """Wait until one of those who go in step has said at which batch they are; return the epoch of that."""
+        """Wait until one of the workers in lockstep has posted its position; return the epoch of that."""
         regroup = None if self.trainer is None else self.trainer.regroup
         generation = self._world.generation
         assert regroup is not None, "who goes in step regroups"

@@ -1,37 +1,37 @@
 """One worker's share of what a loader loads, and the weight of each step.
 
-A map-style torch `DataLoader` is dealt out, so that each worker gets its share of every batch of the whole
+A map-style torch `DataLoader` is divided, so that each worker gets its share of every batch of the whole
 group:
 
     sampler's order   a b c d e f | g h i j k A | l m        3 workers, batch size 2; the last step is ragged
     worker 0          a     d     | g     j     | l
     worker 1            b     e   |   h     k   |   m
-    worker 2              c     f |     i     A |     (l)    nothing is left: l again, with weight 0
+        worker 2              c     f |     i     A |     (l)    no image remains: l again, with weight 0
 
-So all workers together see what one worker with three times the batch size would see, step by step; and the
+So all workers together process the images of one worker with three times the batch size, step by step; and the
 user's loop runs equally often on all workers, with everything in it (schedulers, accumulated gradients, means
 over workers). An evaluation (without gradients) leaves the repeated images out, so that each counts once. Where the
 last step would have fewer than two images a worker, which layers such as `BatchNorm1d` cannot be trained on, the last
 two steps share theirs. Of any other iterable, each worker takes every N-th batch.
 
-At the beginning of each epoch workers compare a digest of the order: the first to come posts it in the store.
+At the beginning of each epoch workers compare a digest of the order: the first to reach it posts it in the store.
 
-Where workers go each at its own pace they may draw their batches instead (`Drawing`), so that a fast one takes more:
+Asynchronous workers may draw their batches instead (`Drawing`), so that a fast one takes more:
 
     sampler's order   a b | c d | e f | g h | i j | k l | m        batch size 2
     worker 0          a b   c d               i j   k l
     worker 1                      e f   g h               m
 
-On uneven machines that take their steps together, parts of every step by weight, here 3, 2, 1 at batch size 2:
+On uneven machines with a synchronous strategy, shares of every step by weight, here 3, 2, 1 at batch size 2:
 
     worker 0          a b c       | g h i       | l
     worker 1                d e   |       j k   |   m
     worker 2                    f |           A |    (l)
 
-The gradient of a step counts as much as the batches that were handed out for it (`StepWeight`).
+The gradient of a step is weighted by the batches that were handed out for it (`StepWeight`).
 
-A run that is resumed in the middle of an epoch draws the same order again, and deals out what is left of it, among as
-many workers as there are now:
+A run that is resumed in the middle of an epoch draws the same order again, and divides its rest among the present
+number of workers:
 
     2 workers    a b c d | e f g h |            saved here, with 8 of the order
     3 workers                        i j k l m n | o p …
@@ -73,10 +73,10 @@ from polyrhythm.training.checkpoint import restoring
 
 
 class StepWeight:
-    """Notes every batch that a shard hands out, and every step.
+    """Records every batch that a shard hands out, and every step.
 
-    Shards may be nested (a validation pass in the middle of a training epoch), so each iteration keeps a list of its
-    own, and the innermost one is in use.
+    Shards may be nested (a validation pass in the middle of a training epoch), so each iteration has its own list of
+    weights, and the innermost one is in use.
 
     Attributes:
         batch: shard, epoch and batch, each from 0, that was handed out last for training; None before the first.
@@ -88,7 +88,7 @@ class StepWeight:
         self.batch: tuple[int, int, int] | None = None
 
     def use(self, weights: list[float]) -> list[float]:
-        """Take the weights of another iteration's batches since its last step; return those in use before."""
+        """Use the weights of another iteration's batches since its last step; return those in use before."""
         if weights is not self._weights:
             self._latest = 1.0
         before, self._weights = self._weights, weights
@@ -96,7 +96,7 @@ class StepWeight:
 
     @property
     def now(self) -> float:
-        """Weight of a pass that is under way, as far as it is known: that of the step, if this is its only pass."""
+        """Weight of the current pass, as far as it is known: that of the step, if this is its only pass."""
         return sum(self._weights) / len(self._weights) if self._weights else self._latest
 
     def take(self) -> float:
@@ -111,13 +111,13 @@ class StepWeight:
 
 
 class Seat(NamedTuple):
-    """Which share of an epoch a worker has.
+    """Share of an epoch that a worker has.
 
     Attributes:
-        place: of the worker among those who have one.
-        of: how many have one.
-        taken: batches of it that need not be taken again.
-        passed: how many of the epoch's order were dealt out before the run was resumed, and are not any more.
+        place: place of the worker among those that have a share.
+        of: number of workers that have a share.
+        taken: batches of the share that need not be taken again.
+        passed: length of the epoch's order that was dealt out before the run was resumed, and is not any more.
     """
 
     place: int
@@ -128,19 +128,19 @@ class Seat(NamedTuple):
 
 DealOfShard = Literal["fixed", "drawn"]
 _STRETCHES = 16
-"""Parts of what is left of an epoch, for each worker: few messages, and a slow worker never holds much of it."""
+"""Stretches of the rest of an epoch, for each worker: few messages, and a slow worker never holds much of it."""
 
 
 class Drawing:
-    """Draws one worker's batches: an epoch is cut into stretches, and whoever comes first to one has it.
+    """Draws one worker's batches: an epoch is cut into stretches, each taken by the first worker that requests it.
 
-    A stretch is 1/(16 N) of the batches that are left, at least one. Who has it stands in the store, so a successor
-    finds those of the worker that it replaces.
+    A stretch is 1/(16 N) of the remaining batches, at least one. Its holder is recorded in the store, so a replacement
+    finds the stretches of its predecessor.
 
     Args:
-        board: where that stands.
-        name: tells its keys from others'.
-        worker: this one's index.
+        board: board with the holders.
+        name: prefix of its keys.
+        worker: index of this worker.
     """
 
     def __init__(self, board: StoreBoard, name: str, worker: int) -> None:
@@ -149,12 +149,12 @@ class Drawing:
         self._own = str(worker)
 
     def stretches(self, epoch: int, batches: int, workers: int, *, again: bool) -> Iterator[range]:
-        """Yield this worker's stretches of an epoch, drawing each when it is asked for.
+        """Yield this worker's stretches of an epoch, drawing each when it is requested.
 
         Args:
-            epoch: its number.
-            batches: in it, of all workers.
-            workers: that share it.
+            epoch: number of the epoch.
+            batches: number of batches in it, of all workers.
+            workers: number of workers that share it.
             again: whether this worker's predecessor may have drawn some, which then come first.
         """
         number, cut = 0, stretches(batches, workers)
@@ -162,7 +162,7 @@ class Drawing:
             if self._board.post_if_absent(self._key(epoch, number), self._own) == self._own:
                 self._board.post(self._key(epoch, "next"), str(number + 1))
                 yield cut[number]
-            elif not again:  # those before the one that was drawn last are gone as well
+            elif not again:  # stretches before the last drawn one are taken as well
                 number = max(number, int(self._board.read(self._key(epoch, "next")) or 0) - 1)
             number += 1
 
@@ -181,7 +181,7 @@ class Drawing:
 
 
 def stretches(batches: int, workers: int) -> list[range]:
-    """Cut an epoch of so many batches for so many workers; see `Drawing`."""
+    """Cut an epoch of `batches` batches into stretches for `workers` workers; see `Drawing`."""
     found, start = list[range](), 0
     while start < batches:
         stop = start + max(1, (batches - start) // (_STRETCHES * workers))
@@ -194,26 +194,27 @@ class Deal(Sampler[Any]):
     """One worker's batches of indices, an epoch at each iteration.
 
     Args:
-        sampler: gives an epoch's indices in order, the same on all workers if torch's generators are.
-        batch_size: of one worker.
+        sampler: sampler of an epoch's indices, in the same order on all workers if torch's generators are the same.
+        batch_size: batch size of one worker.
         drop_last: whether a ragged last step is left out.
-        workers: of which this is one.
-        seed: of torch's global generator while the sampler runs; the same on all workers.
-        drawing: draws batches; None: each worker has a fixed share.
-        parts: relative ones of every step, for each worker; empty: equal. So are they while some workers are absent.
-        size_of: returns the images of an item of the order, where items are whole batches; None: one each.
+        workers: numbers that worker 0 posts, with the rank of this worker.
+        seed: seed of torch's global generator while the sampler runs; the same on all workers.
+        drawing: source of drawn batches; None: each worker has a fixed share.
+        parts: relative share of each worker in every step; empty: equal. Shares are equal while workers are absent.
+        size_of: function that returns the images of an item of the order, where items are whole batches; None: one
+            each.
 
     Attributes:
-        epoch: which one the next iteration deals, from 0.
-        seat: whose share is dealt.
-        weights: of the batches of the latest iteration, in units of a full batch.
+        epoch: epoch of the next iteration, from 0.
+        seat: share that is dealt.
+        weights: weights of the batches of the latest iteration, in units of a full batch.
         batch_size: as given.
-        seed: likewise.
-        explicit: the order of the epoch that was resumed, where the seed does not tell it; else None.
+        seed: as given.
+        explicit: order of the resumed epoch, where it does not follow from the seed; else None.
         drawing: as given.
-        parts: likewise.
-        held: batches that have been drawn in the latest iteration.
-        leaves_repeats_out: whether a worker for which nothing is left of a step gets no batch.
+        parts: as given.
+        held: number of batches drawn in the latest iteration.
+        leaves_repeats_out: whether a worker without an image of a step gets no batch.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ class Deal(Sampler[Any]):
 
     @property
     def left(self) -> int:
-        """Length of what is left of the epoch's order."""
+        """Length of the rest of the epoch's order."""
         images = len(self._sampler) if self.explicit is None else len(self.explicit)
         return max(0, images - self.seat.passed)
 
@@ -279,12 +280,12 @@ class Deal(Sampler[Any]):
         return len(items) if self._size_of is None else sum(map(self._size_of, items))
 
     def begins(self, step: int, n: int, workers: int | None = None) -> int:
-        """Return the place in an order of `n` at which a step begins; that after the last begins at the end.
+        """Return the position in an order of `n` at which a step begins; the step after the last begins at the end.
 
         Args:
-            step: from 0.
+            step: number of the step, from 0.
             n: length of the order.
-            workers: that share it; None: those of the seat.
+            workers: number of workers that share it; None: those of the seat.
         """
         workers = self.seat.of if workers is None else workers
         together = workers * self.batch_size
@@ -297,7 +298,7 @@ class Deal(Sampler[Any]):
         return min(step * together, n)
 
     def not_handed(self, order: list[Any], handed: Sequence[int]) -> list[Any]:
-        """Return what is left of an order of which each of some workers has got its own number of batches."""
+        """Return the rest of an order from which each of some workers has taken its own number of batches."""
         left, step, workers = list[Any](), 0, len(handed)
         while (begin := self.begins(step, len(order), workers)) < len(order):
             end = self.begins(step + 1, len(order), workers)
@@ -310,7 +311,7 @@ class Deal(Sampler[Any]):
         return left
 
     def _check_alike(self, order: list[Any]) -> None:
-        """Compare the order of the epoch with that of the worker that came to it first.
+        """Compare the order of the epoch with that of the worker that reached it first.
 
         Raises:
             RequestError: they differ.
@@ -328,7 +329,7 @@ class Deal(Sampler[Any]):
             )
 
     def _own(self, step: Tensor) -> Tensor:
-        """Return this worker's part of what a step has of the order."""
+        """Return this worker's share of a step's positions in the order."""
         seat = self.seat
         if len(self.parts) != seat.of:
             return step[seat.place :: seat.of]
@@ -364,12 +365,12 @@ class Deal(Sampler[Any]):
 
 
 _SEEDING = RLock()
-"""Global generators are shared by the threads of a process: seeds of two would mix."""
+"""Global generators are shared by the threads of a process: seeds of two threads would mix."""
 
 
 @contextmanager
 def _seeded(purpose: str, *numbers: int) -> Iterator[None]:
-    """Seed the global generators of torch, Python and NumPy inside, and set them back."""
+    """Seed the global generators of torch, Python and NumPy inside, and restore them."""
     seed = seed_for(purpose, *numbers)
     with _SEEDING:
         python, numpy = random.getstate(), np.random.get_state()
@@ -394,7 +395,7 @@ def _plain_index(index: Any) -> Any:
 
 
 class SingleItems(Sampler[Any]):
-    """Batches of one index each as plain indices: for loaders whose sampler gives whole batches."""
+    """Batches of one index each as plain indices: for loaders whose sampler yields whole batches."""
 
     def __init__(self, deal: Deal) -> None:
         self._deal = deal
@@ -410,14 +411,14 @@ class DealtLoader:
     """A copy of a map-style loader that loads one worker's share only.
 
     Args:
-        loader: the user's; not changed but for the state of its generators, which become worker 0's.
-        workers: hands worker 0's random generators on.
-        drawing: draws batches; None: each worker has a fixed share.
-        parts: see `Deal`.
+            loader: loader of the user; not changed except for the state of its generators, which become worker 0's.
+            workers: numbers that worker 0 posts, such as its random generators.
+            drawing: source of drawn batches; None: each worker has a fixed share.
+            parts: see `Deal`.
 
-    Raises:
-        RequestError: the loader shares out its images itself, or has too few of them, or gives whole batches of which
-            nobody can have a part.
+        Raises:
+            RequestError: the loader divides its images itself, or has too few of them, or yields whole batches that
+                cannot be divided.
     """
 
     def __init__(
@@ -457,7 +458,7 @@ class DealtLoader:
 
     @property
     def seat(self) -> Seat:
-        """The share that is handed out."""
+        """Share that is handed out."""
         return self._deal.seat
 
     @seat.setter
@@ -475,7 +476,7 @@ class DealtLoader:
         self._deal.leaves_repeats_out = leaves_repeats_out
         set_generators(self._generators, self._begins_with)
         self._begins_with = []
-        if shared := _generators(self._plain):  # a successor's, and those of who tests more, are elsewhere
+        if shared := _generators(self._plain):  # those of a replacement, or after more tests, have other states
             own = json.dumps(generator_states(shared))
             set_generators(shared, json.loads(self._workers.first(f"{epoch}/generators", own)))
         self._began = generator_states(self._generators)
@@ -483,7 +484,7 @@ class DealtLoader:
             yield batch, self._deal.weights[step]
 
     def share(self, epoch: int) -> int:
-        """Return the batches of an epoch that are this worker's, as far as they have been dealt."""
+        """Return the number of this worker's batches of an epoch, as far as they have been dealt."""
         if self._deal.epoch == epoch and self._deal.held:
             return self._deal.held
         before = self._deal.drawn_before(epoch)
@@ -495,18 +496,18 @@ class DealtLoader:
         return self._deal.drawing is not None
 
     def passed(self, handed: int) -> int:
-        """Return how many of the epoch's order all workers have got with so many batches each; see `Batches`."""
+        """Return the length of the epoch's order that is taken after `handed` batches per worker; see `Batches`."""
         return self.seat.passed + self._deal.begins(handed, self._deal.left)
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
-        """Return what the order of an epoch depends on, JSON-able; see `Batches`."""
+        """Return the state that determines the order of an epoch, JSON-able; see `Batches`."""
         began = self._began if under_way else generator_states(self._generators)
         order = {"order": self._deal.explicit} if under_way and self._deal.explicit is not None else {}
         parts = {"parts": list(self._deal.parts)} if self._deal.parts else {}
         return {"dealt": True, "seed": self._deal.seed, "generators": began, **order, **parts}
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
-        """Draw the order that others drew; see `Batches`."""
+        """Draw the order that the other run drew; see `Batches`."""
         passed, handed = int(state["passed"]), state.get("handed_to_each")
         self._deal.epoch = state["epoch"]
         if state["dealt"]:
@@ -523,14 +524,14 @@ class DealtLoader:
                 "workers with parts by weight had taken unequal numbers of batches when this was saved: go on from a "
                 "state of an epoch's end"
             )
-        if handed:  # each its own number: nobody has a place in the order before which all is taken
+        if handed:  # each its own number: there is no position in the order before which all is taken
             order = self._deal.order() if self._deal.explicit is None else self._deal.explicit
             self._deal.explicit = self._deal.not_handed(order[state["before"] :], handed)
             passed = 0
         return passed
 
     def _drawn_alone(self, state: dict[str, Any], batches: int) -> tuple[list[Any], int]:
-        """Return the order that one worker drew for its plain loader, and how many of it are in so many batches."""
+        """Return the order of a single worker with its plain loader, and the number of items in `batches` batches."""
         plain = self._plain
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(tensor_of(state["random"]["torch"]))
@@ -549,7 +550,7 @@ class DealtLoader:
 
 
 class _Positions(Dataset[Any]):
-    """Holds each index itself, so that a loader gives what its sampler draws."""
+    """Holds each index itself, so that a loader yields the indices of its sampler."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
@@ -562,7 +563,7 @@ def _unchanged(batch: Any) -> Any:
 def _choice(
     loader: DataLoader[Any], workers: Posted, seed: int, drawing: Drawing | None, parts: Sequence[float]
 ) -> tuple[Deal, dict[str, Any]]:
-    """Deal the loader's indices out; return the arguments that make a loader take this worker's."""
+    """Divide the loader's indices; return the arguments that make a loader take this worker's."""
     if loader.batch_size is not None:
         deal = Deal(loader.sampler, loader.batch_size, loader.drop_last, workers, seed, drawing, parts)
         return deal, {"batch_sampler": deal}
@@ -576,12 +577,12 @@ def _choice(
 
 
 def _size_of_item(item: Any) -> int:
-    """Return how many images an item of a sampler stands for whose loader makes no batches of its own."""
+    """Return the number of images of an item of a sampler whose loader makes no batches of its own."""
     return len(item) if isinstance(item, list) else 1
 
 
 def _own_generator(seed: int, worker: int) -> torch.Generator:
-    """Make the generator that seeds a worker's loading processes: they must not all augment alike."""
+    """Make the generator that seeds a worker's loading processes: their augmentations must differ."""
     return generator_for("loading of a shard", seed, worker)
 
 
@@ -607,19 +608,19 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
 
 
 class Batches(Protocol):
-    """What a shard hands out.
+    """Batches that a shard hands out.
 
     Attributes:
-        seat: the share that is handed out.
+        seat: share that is handed out.
     """
 
     seat: Seat
 
     def __len__(self) -> int:
-        """Batches an epoch; in the mean over the workers where they draw them."""
+        """Return the batches of an epoch; the mean over the workers where they draw them."""
 
     def share(self, epoch: int) -> int:
-        """Return the batches of an epoch that are this worker's, as far as they have been dealt."""
+        """Return the number of this worker's batches of an epoch, as far as they have been dealt."""
 
     @property
     def draws(self) -> bool:
@@ -629,64 +630,64 @@ class Batches(Protocol):
         """Return the batches of an epoch, each with its weight in units of a full batch.
 
         Args:
-            epoch: its number.
-            leaves_repeats_out: whether a worker for which nothing is left of the last step gets no batch there; else
-                one of another worker's, with weight 0.
+                epoch: number of the epoch.
+                leaves_repeats_out: whether a worker without an image of the last step gets no batch there; else
+                    it gets one of another worker's, with weight 0.
         """
 
     def passed(self, handed: int) -> int:
-        """Return how many of an epoch's order all workers have got once each has got so many batches."""
+        """Return the length of an epoch's order that all workers have taken after `handed` batches each."""
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
-        """Return what the order of an epoch depends on, JSON-able.
+        """Return the state that determines the order of an epoch, JSON-able.
 
         Args:
-            under_way: whether of the epoch that was begun last; else of the next one.
+            under_way: whether for the latest begun epoch; else for the next one.
         """
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
-        """Draw the next epoch's order as a run did that is resumed.
+        """Draw the next epoch's order as in the run that is resumed.
 
         Args:
-            state: what `chance` returned there, with how many of the order were `passed`.
-            random: of this worker, to be set once as many are passed over.
+            state: result of `chance` in that run, with the length of the order that was `passed`.
+            random: random state of this worker, to be restored once that length is skipped.
 
         Returns:
-            How many of the order are to be passed over.
+            The length of the order to skip.
         """
 
 
 class Host(Protocol):
-    """Where a shard belongs."""
+    """Loop to which a shard belongs."""
 
     def seat(self, shard: int, epoch: int) -> Seat:
-        """An iteration begins: gives this worker's share of it."""
+        """Return this worker's share of an iteration that begins."""
 
     def left_out(self, batches: int) -> None:
-        """So many batches of it need not be taken again."""
+        """Note that this number of batches of it need not be taken again."""
 
     def rest(self) -> None:
-        """An iteration for training begins."""
+        """Note that an iteration for training begins."""
 
     def took(self, taken: int, of: int, batch: Any) -> None:
-        """One more batch of an epoch is taken, for training, after so many."""
+        """Note that one more batch of an epoch is taken for training, after `taken` others."""
 
     def through(self, of: int, *, broken_off: bool) -> None:
-        """Nothing more of the share is taken, for training: it is at its end, or the user has broken off."""
+        """Note that no more of the share is taken for training: it has ended, or the user has left the loop."""
 
 
 class EveryNth:
     """Each worker takes every N-th batch of a stream that is the same on all.
 
-    For whom nothing is left in the last round, the last batch comes again, with weight 0.
+    Workers without a batch in the last round repeat the last batch, with weight 0.
 
     Args:
         stream: any iterable.
-        worker: takes this one of every round.
-        workers: batches in a round.
+        worker: place of this worker's batch in every round.
+        workers: number of batches in a round.
 
     Attributes:
-        seat: the share that is handed out.
+        seat: share that is handed out.
     """
 
     def __init__(self, stream: Iterable[Any], worker: int, workers: int) -> None:
@@ -700,24 +701,24 @@ class EveryNth:
         return -(-max(0, len(self._stream) - self.seat.passed) // self.seat.of)  # type: ignore[arg-type]
 
     def share(self, epoch: int) -> int:
-        """Return the batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self)
 
     @property
     def draws(self) -> bool:
-        """Return False: each has its own."""
+        """Return False: each worker has a fixed share."""
         return False
 
     def passed(self, handed: int) -> int:
-        """Return how many batches of the stream all workers have got; see `Batches`."""
+        """Return the number of batches of the stream that all workers have taken; see `Batches`."""
         return self.seat.passed + handed * self.seat.of
 
     def chance(self, *, under_way: bool) -> dict[str, Any]:
-        """Return what the stream depends on; see `Batches`."""
+        """Return the state that determines the stream; see `Batches`."""
         return {"dealt": False, **(self._began if under_way else self._drawing())}
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> int:
-        """Begin the stream as it was begun, and pass over what was taken; see `Batches`."""
+        """Begin the stream as in the other run, and skip the batches taken there; see `Batches`."""
         if state["passed"]:
             self._resumed = state, random
         else:
@@ -728,7 +729,7 @@ class EveryNth:
         return {"random": random_state(torch.device("cpu")), "generators": generator_states(self._generators)}
 
     def epoch(self, epoch: int, *, leaves_repeats_out: bool = False) -> Iterator[tuple[Any, float]]:
-        """Return this worker's batches; each counts the same, but for one that comes again."""
+        """Return this worker's batches; each counts the same, except for a repeated one."""
         mine, seat, random = None, self.seat, None
         position, batch = -1, None
         if self._resumed is not None:
@@ -757,18 +758,19 @@ class Shard:
     """This worker's batches; each iteration is the next epoch.
 
     Args:
-        batches: to hand out.
-        weight: is told of each.
-        host: where it belongs.
-        number: of this shard there.
-        dealt: makes batches that are dealt out, where a single worker goes on for several.
-        name: of what it is a share of.
+            batches: batches to hand out.
+            weight: recorder of each batch's weight.
+            host: loop to which the shard belongs.
+            number: number of this shard in the loop.
+            dealt: maker of dealt batches, where a single worker resumes a run of several.
+            name: name of the data set or loader.
 
-    Attributes:
-        name: as given.
-        epoch: which one the next iteration is, from 0; set it to resume.
-        weight: of the latest batch; 0 where this worker had nothing left, and has seen one of the others'.
-        repeats: whether an evaluation, too, gives every worker as many batches, the last ones with weight 0.
+        Attributes:
+            name: as given.
+            epoch: epoch of the next iteration, from 0; set it to resume.
+            weight: weight of the latest batch; 0 where this worker had none left, and repeats one of the others'.
+            repeats: whether evaluations, too, give every worker the same number of batches, the last ones with weight
+                0.
     """
 
     def __init__(
@@ -797,13 +799,13 @@ class Shard:
         return len(self._batches)
 
     def state(self, *, ends: bool = False) -> dict[str, Any]:
-        """Return which epoch is next or under way, how many of its order are passed, and what that depends on.
+        """Return the next or unfinished epoch, the passed length of its order, and the state that determines the order.
 
         Args:
-            ends: whether an epoch is over with its last batch, though the loop has not asked for another.
+            ends: whether an epoch is over with its last batch, though the loop has not requested another.
 
         Raises:
-            RequestError: an epoch is under way whose batches are drawn.
+            RequestError: an epoch is unfinished whose batches are drawn.
         """
         handed, seat = self._handed, self._batches.seat
         if handed is None or (ends and handed == self.steps):
@@ -818,11 +820,11 @@ class Shard:
         return place | self._batches.chance(under_way=True)
 
     def resume(self, state: dict[str, Any], random: RandomStateToRestore) -> None:
-        """Go on where a shard was that returned a state, among as many workers or others.
+        """Resume a shard from its state, with the same number of workers or another.
 
         Args:
-            state: what `state` returned.
-            random: of this worker, the same for all its shards.
+            state: result of `state`.
+            random: random state of this worker, the same for all its shards.
         """
         with restoring("the saved place in the data"):
             for name in ("epoch", "passed", "before", "handed"):
@@ -880,11 +882,11 @@ class Shard:
 
     @property
     def steps(self) -> int:
-        """How many batches there are; 0 where nobody knows."""
+        """Number of batches; 0 where it is unknown."""
         return self._length()
 
     def _share(self, epoch: int) -> int:
-        """Return how many batches there are for this worker; 0 where nobody knows."""
+        """Return the number of batches of this worker; 0 where it is unknown."""
         try:
             return self._batches.share(epoch)
         except TypeError:
@@ -898,10 +900,10 @@ class Shard:
 
 
 def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return where a shard was, of which each worker had taken its own number of batches, for others to go on.
+    """Return the place of a shard from which each worker had taken its own number of batches, for other workers.
 
     Args:
-        states: that `Shard.state` returned on all workers, in their order.
+        states: results of `Shard.state` on all workers, in their order.
 
     Raises:
         RequestError: they were in different epochs.
@@ -933,19 +935,19 @@ def shard_of(
     drawing: Drawing | None = None,
     parts: Sequence[float] = (),
 ) -> Shard:
-    """Share a loader out; a worker on its own gets the loader's own batches, whatever it is.
+    """Divide a loader among the workers; a single worker gets the loader's own batches, of any loader.
 
     Args:
-        loader: the user's.
-        workers: of which this is one.
-        weight: is told of each batch.
-        host: where the shard belongs.
-        number: of the shard there.
-        drawing: draws batches; None: each worker has a fixed share.
-        parts: relative ones of every step, for each worker; empty: equal.
+        loader: loader of the user.
+        workers: numbers that worker 0 posts, with the rank of this worker.
+        weight: recorder of each batch's weight.
+        host: loop to which the shard belongs.
+        number: number of the shard in the loop.
+        drawing: source of drawn batches; None: each worker has a fixed share.
+        parts: relative share of each worker in every step; empty: equal.
 
     Raises:
-        RequestError: batches shall be drawn, or parts be unequal, of what is no map-style loader.
+        RequestError: drawn batches or unequal shares were requested without a map-style loader.
     """
     name = type(loader.dataset if isinstance(loader, DataLoader) else loader).__name__
     dealt: Callable[[], Batches] | None = None

@@ -1,21 +1,21 @@
-"""The leader: the control plane of worker 0, which trains like any other worker and listens to all ranks.
+"""The coordinator: the control plane of worker 0, which trains like any other worker and receives from all ranks.
 
-Events, states and final reports come in; losses, successors and permissions to leave go out. What it does for
-the run beside that (tests, checkpoints, figures) are its `Duties`. `WorkerStates` holds the workers' latest
-states, and announces losses and successors. `ServerReports` asks servers for the states of their shards and
-their final reports. `Neighbours` says who is in lockstep with whom where groups regroup apart, which a leader
-that waits must know of a loss. `EventEmitter` emits its own events.
-`Introductions` is the list of workers as a new leader hears it from themselves:
+It receives events, states and final reports; it sends losses, replacements and permissions to leave. Its other work
+for the run (tests, checkpoints, metrics) is in its `Duties`. `WorkerStates` holds the workers' latest
+states, and announces failed workers and replacements. `ServerReports` requests the states of shards and the
+final reports from servers. `Neighbours` lists the workers in lockstep with each other where groups regroup apart,
+which a waiting coordinator must notify of a failure. `EventEmitter` emits the coordinator's own events.
+`Introductions` is the list of workers of a new coordinator, from their own messages:
 
-worker    ── Introduction, its latest state ─▶ new leader      has been there
-newcomer  ── EnterWorker ─▶ waits to be admitted, until some worker has told the leader what its admission must hold
+worker    ── Introduction, its latest state ─▶ new coordinator  was present before
+newcomer  ── EnterWorker ─▶ waits for admission, until some worker has sent the coordinator its untrained tensors
 
 `Stragglers` names workers whose own steps take much longer than the others':
 
     own time of a step = (time between two reports - waiting - pauses) / steps,   over the last `WINDOW_S` seconds
     straggler          = own time > median * (1 + max(EXCESS, SPREAD / sqrt(steps)))
 
-The second term keeps drawn step times, whose spread is as large as their mean, from being taken for slowness.
+The second term prevents random step times, whose spread is as large as their mean, from counting as slowness.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ from polyrhythm.strategies.strategy import Strategy, Traits
 
 
 class Duties:
-    """What worker 0 does for the run because it leads: training, a dry run and a user's own loop each have theirs.
+    """Work of worker 0 for the run as its coordinator: training, a dry run and a user's own loop each have theirs.
 
     Attributes:
-        leader: whose duties they are.
-        deal: from which workers draw their batches; None where they have fixed shares.
-        dry: whether this is a dry run: successors are given nothing, and hand in accounts in place of states.
-        begun: what other numbers of workers did of epochs that are not over.
+        leader: coordinator that has these duties.
+        deal: source of the workers' batches; None where they have fixed shares.
+        dry: whether this is a dry run: replacements receive no state, and workers hand in accounts instead of states.
+        begun: progress of other numbers of workers in unfinished epochs.
         elapsed_s: seconds since training started.
-        paused_s: for how long the leader was away from training to test and save.
+        paused_s: seconds that the coordinator spent outside of training, on tests and checkpoints.
     """
 
     leader: Leader
@@ -91,12 +91,12 @@ class Duties:
     dry = False
 
     def attach(self, leader: Leader) -> None:
-        """Take on the duties of a leader that has just been made."""
+        """Attach the duties to a coordinator that has just been made."""
         self.leader = leader
 
     @property
     def begun(self) -> Begun:
-        """What other numbers of workers did of epochs that are not over."""
+        """Progress of other numbers of workers in unfinished epochs."""
         return Begun()
 
     @property
@@ -106,28 +106,28 @@ class Duties:
 
     @property
     def paused_s(self) -> float:
-        """For how long the leader was away from training."""
+        """Seconds that the coordinator spent outside of training."""
         return 0.0
 
     def say(self, event: Event) -> None:
-        """Emit an event of the leader's own, whose time is not set: a loss, or a successor."""
+        """Emit an event of the coordinator's own, with no time set: a loss, or a replacement."""
         raise NotImplementedError
 
     def restore(self) -> WorkerState | None:
-        """Hand out the newest checkpoint, if the run goes on from one; return worker 0's part of it."""
+        """Distribute the newest checkpoint, if the run resumes from one; return worker 0's part of it."""
         return None
 
     def take_up(self) -> None:
-        """This worker, a successor, is about to announce that it leads."""
+        """Prepare this worker, a replacement, which is about to announce itself as coordinator."""
 
     def inherit(self) -> None:
-        """It has announced itself, and has what nobody trains."""
+        """Continue after it has announced itself and received the untrained tensors."""
 
     def begin(self, epoch: int) -> None:
-        """Training starts."""
+        """Note that training starts."""
 
     def after_step(self) -> None:
-        """A step is over; must not wait."""
+        """Handle the end of a step; must not wait."""
 
     def boundary(
         self,
@@ -140,42 +140,42 @@ class Duties:
         """Test and save, where the duties are to do so; see `ControlPlane.boundary`."""
 
     def end(self) -> FinalModel | None:
-        """All workers have handed in their last states: let the servers and then the workers go."""
+        """Release the servers and then the workers, once all workers have handed in their last states."""
         raise NotImplementedError
 
     def holds_back(self, rank: int, generation: int) -> bool:
-        """Whether the duties keep a successor waiting that asks to take part; see `Leader.admit`."""
+        """Whether the duties keep a replacement waiting that asks to take part; see `Leader.admit`."""
         return False
 
     def regrouping(self, number: int) -> None:
-        """The leader is about to wait for all workers, since this view has broken."""
+        """Prepare to wait for all workers, since this view has broken."""
 
     def took(self, worker: int, batches: TakenBatches) -> None:
-        """A worker has taken batches of its share."""
+        """Record that a worker has taken batches of its share."""
 
     def server_ready(self, rank: int, generation: int) -> None:
-        """The successor of a lost server has all of its shards."""
+        """Note that the replacement of a failed server has all of its shards."""
 
 
 class Leader(ControlPlane):
     """The control plane of rank 0; see `ControlPlane`.
 
-    Where the run survives the loss of a worker, a lost one is not waited for, and its successor is let in.
+    Where the run survives the failure of a worker, a failed one is not awaited, and its replacement is admitted.
 
     Args:
-        world: where the leader is.
-        strategy: says which losses the run survives.
-        duties: what the leader does beside.
-        ledger: of the run so far, which a leader's successor takes over.
-        replica: this worker's; None in a dry run, or where a user makes it later.
+        world: context of this rank.
+        strategy: strategy, whose fault policy decides which failures the run survives.
+        duties: further work of the coordinator.
+        ledger: record of the run so far, which a replacement of the coordinator takes over.
+        replica: replica of this worker; None in a dry run, or where a user makes it later.
 
     Attributes:
         replica: as given, or set before `enter`.
-        attendance: of the workers.
-        workers: the latest state of each.
-        servers: their reports and states.
-        views: makes the workers' views.
-        introductions: of the ranks to a new leader.
+        attendance: attendance of the workers.
+        workers: latest state of each worker.
+        servers: reports and states of the servers.
+        views: maker of the workers' views.
+        introductions: introductions of the ranks to a new coordinator.
     """
 
     def __init__(
@@ -208,12 +208,12 @@ class Leader(ControlPlane):
         self._meets = traits.lockstep
         self._reads_each_step = faults.goes_on and not duties.dry
         self._leaves_behind = faults.rejoin is Rejoin.BEHIND
-        # Neighbours of worker 0 take steps by themselves, and then wait for it; so does a newcomer.
+        # Neighbors of worker 0 take steps by themselves, and then wait for it; so does a newcomer.
         self._group_in_rounds = faults.regroups_apart and traits.exchange_every != 1
         self._meets_rarely = self._leaves_behind and traits.exchange_every != 1
         self._unheard: set[int] = set()
-        """Workers that may wait for this new leader in a round before they have heard that it leads."""
-        # How many of each worker are lost, and of how many of these servers have reported what counts.
+        """Workers that may wait for this new coordinator in a round before its announcement has reached them."""
+        # By worker: its failures, and those of them for which servers have reported the steps that count.
         self._struck_off: Counter[int] = Counter()
         self._counted: Counter[int] = Counter()
         self._counts: dict[tuple[int, int], dict[int, int]] = {}
@@ -222,7 +222,7 @@ class Leader(ControlPlane):
         self._newer_servers: set[int] = set()
         duties.attach(self)
 
-    # What a worker asks of the control plane.
+    # Requests of a worker to the control plane.
 
     def wait_with(self, regroup: Regroup | GroupRegroup) -> None:
         """Set what regroups all workers, or worker 0's group, while this worker waits for states."""
@@ -235,7 +235,7 @@ class Leader(ControlPlane):
         return False
 
     def call_due(self, number: int, step: int, *, wait: bool) -> bool:
-        """Whether somebody is let in before this step, or before the next."""
+        """Whether a worker is admitted before this step, or before the next."""
         return self.views.call_due(number, step, wait=wait)
 
     def next_view(self, word: StepBroken) -> MembershipView:
@@ -261,12 +261,12 @@ class Leader(ControlPlane):
         if self.deal is not None:
             self.deal.begin()
             if self._world.rejoins and not self._world.roles.servers:
-                # It has drawn what its predecessor had not done, unless it counts its steps otherwise.
+                # It has drawn batches that its predecessor had not done, unless it counts its steps otherwise.
                 losses = self.attendance.losses(LEADER)
                 self._give_back(LEADER, self.attendance.last_step(LEADER), losses)
 
     def after_step(self) -> None:
-        """Let successors in, who wait for an answer."""
+        """Admit replacements, which wait for an answer."""
         self._duties.after_step()
         if self._reads_each_step:
             self.read()
@@ -314,7 +314,7 @@ class Leader(ControlPlane):
 
     @property
     def deal(self) -> Deal | None:
-        """From which workers draw their batches; None where they have fixed shares."""
+        """Source of the workers' batches; None where they have fixed shares."""
         return self._duties.deal
 
     def _open_deal(self) -> None:
@@ -331,7 +331,7 @@ class Leader(ControlPlane):
         if self.deal is not None:
             self.deal.lose(worker, step, losses, said=said)
 
-    # What duties ask of the leader.
+    # Requests of the duties to the coordinator.
 
     def hand_out(
         self, workers: dict[int, WorkerState], servers: list[State], behind: Collection[int] = ()
@@ -339,9 +339,9 @@ class Leader(ControlPlane):
         """Send every other rank the state that it resumes from.
 
         Args:
-            workers: every other's state.
-            servers: the state of every shard.
-            behind: workers that have done fewer steps than the leader.
+                workers: state of every other worker.
+                servers: state of every shard.
+                behind: workers that have done fewer steps than the coordinator.
         """
         self._behind.update(behind)
         for server, rank in enumerate(self._world.roles.servers):
@@ -351,10 +351,10 @@ class Leader(ControlPlane):
             self._send(self._world.roles.workers[worker], state)
 
     def admit(self, rank: int, generation: int) -> None:
-        """Let a successor of a lost worker in; where workers regroup, it waits for the next view."""
+        """Admit a replacement of a failed worker; where workers regroup, it waits for the next view."""
         worker = self._world.roles.workers.index(rank)
         self._see(worker, generation)
-        self.views.left.discard(worker)  # the one that left was killed before this coordinator had let it go
+        self.views.left.discard(worker)  # the one that left was killed before this coordinator had released it
         self.workers.forget(worker)
         if not self._dry:
             duties, untrained = self._duties, {} if self.replica is None else self.replica.untrained
@@ -369,7 +369,7 @@ class Leader(ControlPlane):
         self.read_until(lambda: self.introductions.complete(self.attendance.present, self.workers.states))
 
     def let_leave(self) -> None:
-        """Let the workers leave that have sent their final state; until now they kept it for a new leader."""
+        """Permit workers to leave that have sent their final state; until now they kept it for a new coordinator."""
         if self._world.goes_on_without(LEADER, self._faults):
             for worker in self.workers.states:
                 if worker != LEADER:
@@ -378,27 +378,27 @@ class Leader(ControlPlane):
     def wait_for_step(self, step: int) -> None:
         """Wait until every worker has sent its state of this step, or has stopped before it.
 
-        A successor that is behind, and so may wait for the leader, is not waited for.
+        A replacement that is behind, and so may wait for the coordinator, is not awaited.
         """
         self._wait_for_all(lambda account: account.step >= step or account.stopped)
 
     def wait_for_work_done(self) -> None:
-        """Wait until every worker has stopped, or found that nothing is left to draw."""
+        """Wait until every worker has stopped, or found that there are no more batches to draw."""
         self._wait_for_all(lambda account: account.through or account.stopped)
 
     def wait_for_stop(self, steps: int) -> None:
         """Wait until every worker has stopped early, or taken all steps; it may not have left yet.
 
         Args:
-            steps: that every worker takes.
+                steps: steps that every worker takes.
         """
         self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
 
     def tell_worker(self, worker: int, message: ControlMessage) -> None:
-        """Send a worker a message, unless it is lost."""
+        """Send a worker a message, unless it has failed."""
         self._send_if_there(self._world.roles.workers[worker], message.message())
 
-    # Listening.
+    # Received messages.
 
     def read(self) -> None:
         """Handle the messages that have arrived, without waiting."""
@@ -415,7 +415,7 @@ class Leader(ControlPlane):
         return self.workers.is_final(worker)
 
     def _wait_for_all(self, done: Callable[[Account], bool]) -> None:
-        """Wait until `done` holds for every present worker that cannot be waiting for the leader; regroup meanwhile."""
+        """Wait until `done` holds for every present worker that cannot be waiting for the coordinator; may regroup."""
         states = self.workers.states
         while not all(
             self._may_wait(worker) or (worker in states and done(states[worker].account))
@@ -425,7 +425,7 @@ class Leader(ControlPlane):
 
     def _wait_for_all_final(self) -> None:
         final, present = self.workers.final, self.attendance.present
-        # Thousands hand their last states in one by one: all are looked at only where their number is right.
+        # Thousands hand in their last states one by one: all are checked only once their number is right.
         while len(final) < len(present) or not present <= final:
             self._hear_or_regroup()
 
@@ -438,7 +438,7 @@ class Leader(ControlPlane):
             self._hear(self._control.receive)
 
     def _may_wait(self, worker: int) -> bool:
-        """Whether a worker may be waiting for the leader's next step, so that waiting for it would be a deadlock."""
+        """Whether a worker may be waiting for the coordinator's next step, so that waiting for it would deadlock."""
         if worker not in self._behind and worker not in self._unheard:
             return False
         return self._leaves_behind or self._neighbours.beside_leader(worker)
@@ -455,7 +455,7 @@ class Leader(ControlPlane):
             if server:
                 self.servers.lose(loss.rank)
                 self._newer_servers.add(loss.rank)
-                if not self._counting_servers:  # nobody may be left who reports what counts
+                if not self._counting_servers:  # no server remains that would report the steps that count
                     self._struck_off.clear()
                 self._settle_counts()
             else:
@@ -514,14 +514,14 @@ class Leader(ControlPlane):
         if not isinstance(event, WorkerProgress):
             emit(event)
             return
-        if self._dry:  # a successor says by its first report that it is there
+        if self._dry:  # a replacement announces itself by its first report
             self.workers.see(event.worker, 0)
         self.attendance.note(event)
         emit(event)
         if news := self.workers.stragglers.on_progress(event, paused_s):
             emit(news)
 
-    # Losses, and newcomers.
+    # Failed workers, and newcomers.
 
     def _strike_off(self, rank: int) -> None:
         worker = self._worker(rank)
@@ -533,20 +533,20 @@ class Leader(ControlPlane):
             self._lose(worker)
             if self.deal is not None and (self._counting_servers or self._has_leaves):
                 self._struck_off[worker] = self.attendance.losses(worker)
-            self._behind.update(self._neighbours.held_up_by(worker))  # who cannot finish a step without it
+            self._behind.update(self._neighbours.held_up_by(worker))  # they cannot finish a step without it
             if self._group is not None and self._neighbours.beside_leader(worker):
                 self._group.lose(worker, self.attendance.losses(worker))
 
     @property
     def _counting_servers(self) -> set[int]:
-        """Servers of which each reports the steps that count of every lost worker.
+        """Servers that each report the steps that count of every failed worker.
 
-        A leaf knows of its own workers alone, and the successor of a lost server of later losses alone.
+        A leaf knows only of its own workers, and the replacement of a failed server only of later failures.
         """
         return set() if self._has_leaves else {*self.servers.attendance.present} - self._newer_servers
 
     def _settle_counts(self) -> None:
-        """Give back the batches of lost workers once all servers have reported what counts: what all of them have."""
+        """Return the batches of failed workers once all servers have reported the steps that count: those of all."""
         for (worker, losses), steps in sorted(self._counts.items()):
             if self._counting_servers <= steps.keys():
                 del self._counts[worker, losses]
@@ -554,7 +554,7 @@ class Leader(ControlPlane):
                 self._give_back(worker, min(steps.values()), losses)
 
     def _lose(self, worker: int) -> None:
-        """Give a worker up for lost; without servers, which say what counts of it, by what it has said of itself."""
+        """Remove a failed worker; without servers, its own latest report determines which of its steps count."""
         attendance = self.attendance
         said = attendance.has_spoken(worker)
         self.workers.lose(worker)
@@ -562,7 +562,7 @@ class Leader(ControlPlane):
             self._give_back(worker, attendance.last_step(worker), attendance.losses(worker), said=said)
 
     def _see(self, worker: int, generation: int) -> None:
-        """Enter a worker that is there; who came before it must be lost."""
+        """Enter a present worker; its predecessors must have failed."""
         while self.attendance.losses(worker) < generation:
             self._lose(worker)
         self.workers.see(worker, generation)
@@ -574,7 +574,7 @@ class Leader(ControlPlane):
             self.admit(rank, generation)
 
     def _meet(self, source: int, message: Introduction) -> None:
-        """Take a worker's introduction to this new leader."""
+        """Record a worker's introduction to this new coordinator."""
         worker = self._worker(source)
         self._unheard.discard(worker)
         self._see(worker, message.generation)
@@ -583,7 +583,7 @@ class Leader(ControlPlane):
         self.introductions.on_message(worker, message)
 
     def _take_over(self) -> None:
-        """Announce this rank, a successor of the leader, as the new one; all then send their latest state again."""
+        """Announce this rank, a replacement, as the new coordinator; all then send their latest state again."""
         generation = self._world.generation
         self.workers.see(LEADER, generation)
         rarely = self._meets_rarely or self._group_in_rounds
@@ -593,11 +593,11 @@ class Leader(ControlPlane):
                 self._behind.update(self._neighbours.held_up_by(worker))
         word = EnterLeader(generation).message()
         for rank in range(self._world.network.size):
-            if rank != LEADER:  # in the background: one that hangs keeps nobody else waiting
+            if rank != LEADER:  # in the background, so that a hanging rank does not delay the others
                 self._control.start(partial(self._send_if_there, rank, word))
 
     def _inherit_untrained(self) -> None:
-        """Take what is not trained from the first worker that is heard; successors, who need it too, wait meanwhile."""
+        """Take untrained tensors from the first worker that sends them; replacements, which need them too, wait."""
         if self.replica is None or not self.replica.untrained:
             return
         known, present = self.introductions, self.attendance.present
@@ -609,7 +609,7 @@ class Leader(ControlPlane):
             self.admit(rank, generation)
 
     def _send_if_there(self, rank: int, message: Message) -> None:
-        with suppress(PeerLost):  # which a receive reports
+        with suppress(PeerLost):  # a receive reports it as well
             self._control.send(rank, message)
 
     def _send(self, rank: int, message: ControlMessage) -> None:
@@ -621,17 +621,17 @@ class Leader(ControlPlane):
 
 
 class WorkerStates:
-    """Records the workers' latest states, and announces losses and successors.
+    """Records the workers' latest states, and announces failed workers and replacements.
 
     Args:
-        ranks: the workers', by their indices.
-        attendance: of the workers.
-        say: takes the leader's own events, whose times it sets.
+        ranks: ranks of the workers, by their indices.
+        attendance: attendance of the workers.
+        say: receiver of the coordinator's own events, whose times it sets.
 
     Attributes:
-        states: the latest of every worker that is there.
-        final: the workers whose latest state is their last.
-        stragglers: among the workers.
+        states: latest state of every present worker.
+        final: workers whose latest state is their last.
+        stragglers: detector of stragglers among the workers.
     """
 
     def __init__(self, ranks: tuple[int, ...], attendance: Attendance, say: Callable[[Event], None]) -> None:
@@ -658,22 +658,22 @@ class WorkerStates:
         (self.final.add if account.final else self.final.discard)(account.worker)
 
     def forget(self, worker: int) -> None:
-        """Drop the state of a worker that is gone."""
+        """Drop the state of a worker that has left or failed."""
         self.states.pop(worker, None)
         self.final.discard(worker)
 
     def lose(self, worker: int) -> None:
-        """Strike a worker off, and say so."""
+        """Remove a failed worker, and announce it."""
         self.forget(worker)
         step = self._attendance.lose(worker)
         self._say(WorkerLost(time_s=0, worker=worker, rank=self._ranks[worker], step=step))
 
     def see(self, worker: int, generation: int) -> None:
-        """Enter a worker that is there, and say so, unless it is known. Who came before it must be lost.
+        """Enter a present worker, and announce it, unless it is known. Its predecessors must have failed.
 
         Args:
-            worker: its index.
-            generation: how many have had its rank before.
+            worker: index of the worker.
+            generation: number of previous processes of its rank.
         """
         while self._attendance.losses(worker) < generation:
             self.lose(worker)
@@ -684,18 +684,18 @@ class WorkerStates:
 
 
 class ServerReports:
-    """Asks servers for what the leader needs, and collects it.
+    """Requests from servers what the coordinator needs, and collects it.
 
     Args:
-        world: where it is.
-        faults: says which shards each server holds, and which losses the run survives.
-        losses: so far.
-        say: emits an event of the leader's, and sets its time.
-        read_until: handles messages until a condition holds.
+        world: context of this rank.
+        faults: fault policy: the shards of each server, and the failures that the run survives.
+        losses: losses of servers so far.
+        say: emitter of the coordinator's events, which sets their time.
+        read_until: function that handles messages until a condition holds.
 
     Attributes:
-        attendance: of the servers.
-        reports: every server's final report, by its rank.
+        attendance: attendance of the servers.
+        reports: final report of every server, by its rank.
     """
 
     def __init__(
@@ -714,11 +714,11 @@ class ServerReports:
         self._states: dict[int, State] | None = None
 
     def wait(self) -> None:
-        """Wait for the final report of every server, sent once it has been let go."""
+        """Wait for the final report of every server, sent once it has been released."""
         self._read_until(lambda: all(rank in self.reports for rank in self.attendance.present))
 
     def ask(self) -> list[State]:
-        """Return the state of every shard, asked of the servers that hold it now."""
+        """Return the state of every shard, requested from the servers that hold it now."""
         shards = range(len(self._world.roles.servers))
         found = self._states = {}
         for shard in shards:
@@ -728,7 +728,7 @@ class ServerReports:
         return [found[shard] for shard in shards]
 
     def on_message(self, source: int, message: Message) -> None:
-        """Take a server's final report, or a shard's state if one was asked for."""
+        """Record a server's final report, or a shard's state if one was requested."""
         assert message.tensor is not None, "both carry a payload"
         if message.kind is Kind.REPORT:
             self.reports[source] = unpack_json(message.tensor)
@@ -737,10 +737,10 @@ class ServerReports:
             self._states[state.shard] = state.tensors, state.facts
 
     def lose(self, rank: int) -> None:
-        """Note that a server is lost, unless it had sent its final report; ask others for shards that it still owed.
+        """Note that a server has failed, unless it had sent its final report; request its missing shards from others.
 
         Raises:
-            PeerLost: nobody has kept its shard.
+            PeerLost: no other server holds its shard.
         """
         if rank in self.reports or not self.attendance.lose(rank):
             return
@@ -754,21 +754,21 @@ class ServerReports:
                     self._ask_for(shard)
 
     def enter(self, rank: int) -> None:
-        """Note that a successor of a lost server has all of its shards."""
+        """Note that a replacement of a failed server has all of its shards."""
         self.attendance.losses.join(rank)
         text = f"{self.attendance.name(rank)} is there again, and has its shards from its neighbours"
         self._say(ServerJoined(time_s=0, text=text, rank=rank))
 
     def _ask_for(self, shard: int) -> None:
-        with suppress(PeerLost):  # as is heard on the other communicator as well, and then others are asked
+        with suppress(PeerLost):  # the other communicator reports it as well, and then other servers are asked
             self._world.network.send(self.attendance.holder(shard), ShardStateRequest(shard).message())
 
 
 class Introductions:
-    """One leader's list.
+    """Introductions of the workers to one new coordinator.
 
     Attributes:
-        untrained: what the first has told that it holds and nobody trains, by name.
+        untrained: untrained tensors by name, from the first worker that sent them.
     """
 
     def __init__(self) -> None:
@@ -778,12 +778,12 @@ class Introductions:
         self._asking: dict[int, tuple[int, int]] | None = None
 
     def on_message(self, worker: int, message: Introduction) -> None:
-        """Take a worker's introduction, which says as well whether a state follows."""
+        """Record a worker's introduction, which includes whether a state follows."""
         self._follows[worker] = message.record_follows
         self.untrained = self.untrained or message.untrained
 
     def on_newcomer(self, worker: int, rank: int, generation: int) -> bool:
-        """Note that a newcomer asks to be let in; return whether that can be done now."""
+        """Note that a newcomer asks for admission; return whether it can be admitted now."""
         self._newcomers.add(worker)
         if self._asking is None:
             return True
@@ -791,29 +791,29 @@ class Introductions:
         return False
 
     def lose(self, worker: int) -> None:
-        """Forget a newcomer that is gone."""
+        """Forget a newcomer that has failed."""
         if self._asking is not None:
             self._asking.pop(worker, None)
 
     def hold_back(self) -> None:
-        """Has newcomers wait from now on."""
+        """Make newcomers wait from now on."""
         self._asking = {}
 
     def held_back(self) -> list[tuple[int, int]]:
-        """Return those who wait, by rank and generation; from now on nobody need."""
+        """Return waiting newcomers, by rank and generation; from now on they need not wait."""
         asking, self._asking = self._asking or {}, None
         return list(asking.values())
 
     def none_left(self, present: Collection[int]) -> bool:
-        """Whether all others who are there are newcomers."""
+        """Whether all other present workers are newcomers."""
         return set(present) <= {LEADER} | self._newcomers
 
     def complete(self, present: Collection[int], handed_in: Collection[int]) -> bool:
-        """Whether all who are there have introduced themselves, and their states have come.
+        """Whether all present workers have introduced themselves, and their states have arrived.
 
         Args:
-            present: who is there.
-            handed_in: whose states have come.
+            present: present workers.
+            handed_in: workers whose states have arrived.
         """
         return all(
             worker in self._newcomers or not self._follows.get(worker, True) or self._has(worker, handed_in)
@@ -826,11 +826,11 @@ class Introductions:
 
 
 class Neighbours:
-    """The groups of a run.
+    """Groups of a run.
 
     Args:
-        traits: of the run.
-        faults: of the run; where groups do not regroup apart, each worker is a group of its own.
+        traits: traits of the strategy.
+        faults: fault policy of the strategy; where groups do not regroup apart, each worker is a group of its own.
     """
 
     def __init__(self, traits: Traits, faults: FaultPolicy) -> None:
@@ -847,15 +847,15 @@ class Neighbours:
 
 
 class EventEmitter:
-    """Emits the leader's own events, with their times in seconds since training started.
+    """Emits the coordinator's own events, with their times in seconds since training started.
 
     Args:
-        world: where the leader is.
-        ledger: of the run so far.
+        world: context of this rank.
+        ledger: record of the run so far.
 
     Attributes:
         earlier_s: seconds of training before this session.
-        paused_s: for how long the leader was away from training to test and save.
+        paused_s: seconds that the coordinator spent outside of training, on tests and checkpoints.
     """
 
     def __init__(self, world: World, ledger: Ledger) -> None:
@@ -871,12 +871,12 @@ class EventEmitter:
 
     @property
     def total_s(self) -> float:
-        """The same, with those of the runs that it resumes."""
+        """Seconds of training, including those of the runs that it resumes."""
         return self._world.clock.now() - self._started_at + self.earlier_s
 
     @property
     def trained_s(self) -> float:
-        """Seconds of this session without those in which the leader was away."""
+        """Seconds of this session that the coordinator spent in training."""
         return self._world.clock.now() - self._started_at - self.paused_s
 
     def begin(self) -> None:
@@ -884,23 +884,23 @@ class EventEmitter:
         self._started_at = self._world.clock.now()
 
     def take_up(self, began_at_s: float) -> None:
-        """Note that training started at a time of this rank's clock."""
+        """Set the time of this rank's clock at which training started."""
         self._started_at = began_at_s
 
     def say(self, event: Event) -> None:
-        """Emit an event of the leader's own, with its time set."""
+        """Emit an event of the coordinator's own, with its time set."""
         self._world.emit(replace(event, time_s=self.elapsed_s))
 
 
 REPORTS, WINDOW_S = 3, 5.0
-"""At least so many reports, and so many seconds, are judged by."""
+"""Minimum number of reports and of seconds for a judgment."""
 
 EXCESS, SPREAD = 0.5, 5.0
 _ENOUGH = 0.5
-"""Of the excess: whoever has less than this share of it keeps up again."""
+"""Share of the excess below which a straggler counts as recovered."""
 
 _WORSE = 1.5
-"""Whoever has kept up again is named anew only if it is so many times as slow as it was said to be before."""
+"""Least ratio to its previously reported slowdown at which a recovered straggler is reported again."""
 
 
 class _Stretch(NamedTuple):
@@ -910,7 +910,7 @@ class _Stretch(NamedTuple):
 
 
 class Stragglers:
-    """The leader's view of how fast everyone is."""
+    """Step times of all workers, as far as the coordinator knows them."""
 
     def __init__(self) -> None:
         self._reported_s: dict[int, tuple[float, float]] = {}
@@ -922,11 +922,11 @@ class Stragglers:
         self._since_usual = 0
 
     def on_progress(self, event: WorkerProgress, paused_s: float = 0.0) -> Straggler | None:
-        """Take what a worker says of itself; return what there is to say of it.
+        """Record a worker's progress; return an event if it becomes a straggler or recovers.
 
         Args:
-            event: of the worker.
-            paused_s: for which it has not trained since it began, as the leader while it tests.
+            event: progress of the worker.
+            paused_s: seconds spent outside of training since it began, as by the coordinator during tests.
         """
         worker = event.worker
         before = self._reported_s.get(worker)
@@ -946,7 +946,7 @@ class Stragglers:
         return self._judge(event, steps) if enough and len(self._step_s) > 1 else None
 
     def forget(self, worker: int) -> None:
-        """A worker is gone; its successor is another."""
+        """Drop the times of a worker that has left or failed; its replacement starts without any."""
         for known in (self._reported_s, self._stretches, self._step_s, self._said):
             known.pop(worker, None)
         self._named.discard(worker)
@@ -973,7 +973,7 @@ class Stragglers:
         return Straggler(time_s=event.time_s, worker=worker, slowdown=slowdown, text=text)
 
     def _usual(self) -> float:
-        """Return the median over workers; of very many it is taken anew only when all have reported once more."""
+        """Return the median over workers; with many workers it is updated only once all have reported again."""
         self._since_usual += 1
         if self._since_usual >= len(self._step_s) // 2 or not self._usual_s:
             self._since_usual = 0
