@@ -87,24 +87,21 @@ def join(
     until all workers have left, and then ends the process.
 
     Args:
-            strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
-                `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process exits, and the script is
-                started again with the next strategy, whose `epochs` continues with model, optimizer, schedules and
-                counts.
-            threads: compute threads of this worker; None: a share of the host's cores; a single worker is left
-                unchanged.
-            report: folder for the files that `train` writes to its run folder: events, phases of each step, TensorBoard
-                files and, at the end, `report.html`. Losses and test results are those that the loop passes to
-                `Group.log`.
-            observers: receivers of every event, in the coordinator's process.
+        strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
+            `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process exits, and the script is
+            started again with the next strategy, whose `epochs` continues with model, optimizer, schedules and counts.
+        threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
+        report: folder for the files that `train` writes to its run folder: events, phases of each step, TensorBoard
+            files and, at the end, `report.html`. Losses and test results are those that the loop passes to `Group.log`.
+        observers: receivers of every event, in the coordinator's process.
 
     Returns:
-            The group of this worker, to be used in a `with`.
+        The group of this worker, to be used in a `with`.
 
     Raises:
-            RequestError: no such strategy, too few processes for it, or another one than rank 0's; or the report's
-                folder is in use for something else.
-            RunError: the other processes cannot be reached.
+        RequestError: no such strategy, too few processes for it, or another one than rank 0's; or the report's folder
+            is in use for something else.
+        RunError: the other processes cannot be reached.
     """
     if observers and report is None:
         raise RequestError("observers receive the events of a report: give join a folder for it, report=…")
@@ -163,7 +160,7 @@ class LoopStage:
         """Return how many epochs of a loop are done at the end of this stage; None: it is the last.
 
         Raises:
-                RequestError: a stage would have no epoch.
+            RequestError: a stage would have no epoch.
         """
         last = self.number == len(self.stages.stages) - 1
         return None if last else self.stages.ends(epochs)[self.number]
@@ -177,7 +174,7 @@ def stage_of(spec: str) -> LoopStage | None:
     """Return the stage for which this process was started; None: the spec is that of one strategy.
 
     Raises:
-            RequestError: stages are not possible here, or not with these strategies and targets.
+        RequestError: stages are not possible here, or not with these strategies and targets.
     """
     stages = Stages.parse(spec)
     if stages is None:
@@ -203,10 +200,10 @@ def refuse_stages(strategy: str | Strategy, trainer: str) -> None:
 
     Args:
         strategy: as for `join`.
-            trainer: name of that trainer, for the error message.
+        trainer: name of that trainer, for the error message.
 
-        Raises:
-            RequestError: `strategy` has several stages.
+    Raises:
+        RequestError: `strategy` has several stages.
     """
     if Stages.parse(str(strategy)) is not None:
         raise RequestError(
@@ -272,17 +269,17 @@ class Group:
     killed and the strategy can continue without it, the others continue, and divide the next epoch among themselves.
 
     Args:
-            strategy: strategy of the run.
-            world: context of this rank.
-            home: connections of this rank.
-            meter: meter of this worker's loop; None without a report.
-            log: writer of the report, on the coordinator.
-            stage: present stage, where the run has several.
+        strategy: strategy of the run.
+        world: context of this rank.
+        home: connections of this rank.
+        meter: meter of this worker's loop; None without a report.
+        log: writer of the report, on the coordinator.
+        stage: present stage, where the run has several.
 
-        Attributes:
-            rank: index of this worker; it does not change when others fail.
-            leads: whether this worker prints and saves: rank 0, whether the first process or its replacement.
-            staleness: after the `with`, on the coordinator: number of gradients applied at each staleness.
+    Attributes:
+        rank: index of this worker; it does not change when others fail.
+        leads: whether this worker prints and saves: rank 0, whether the first process or its replacement.
+        staleness: after the `with`, on the coordinator: number of gradients applied at each staleness.
     """
 
     def __init__(
@@ -325,8 +322,8 @@ class Group:
         count.
 
         Args:
-                model: model on its final device; changed in place: its parameters become views of one vector.
-                optimizer: optimizer of the model's parameters, which it must treat elementwise, as SGD and Adam do.
+            model: model on its final device; changed in place: its parameters become views of one vector.
+            optimizer: optimizer of the model's parameters, which it must treat elementwise, as SGD and Adam do.
 
         Returns:
             The same model, and the optimizer to use from now on.
@@ -583,15 +580,14 @@ class Group:
         """Return this worker's share of a loader; all workers must call it at the same place of their programs.
 
         - A `DataLoader` over a map-style data set: its batch size is that of one worker. Every step deals
-            N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
-            cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
-            draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
-            differs between workers is an error. If the last step has fewer images than workers, some workers repeat an
-            image of another worker, in a step whose gradient does not count; inside of `torch.no_grad()` they do not.
-          - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
-            workers: each takes every N-th batch. If the last round has fewer batches than workers, the others repeat
-                the
-            last batch, as above.
+          N x batch_size images of the sampler's order out among the N workers, so workers' images are disjoint and
+          cover everything. A sampler that shuffles does so again each epoch, the same on all; one of your own must
+          draw from a global generator of torch, Python or NumPy, or from one that is seeded alike. An order that
+          differs between workers is an error. If the last step has fewer images than workers, some workers repeat an
+          image of another worker, in a step whose gradient does not count; inside of `torch.no_grad()` they do not.
+        - A `DataLoader` with a batch sampler, or over an `IterableDataset`, or any other iterable, the same on all
+          workers; each takes every N-th batch. If the last round has fewer batches than workers, the others repeat the
+          last batch, as above.
 
         After the failure of a worker, N is smaller from the next epoch on, and an epoch has more steps.
 
@@ -606,13 +602,13 @@ class Group:
         images. While a worker is absent the others' shares are equal.
 
         Args:
-                loader: loader with the same batches on all workers.
-                deal: `fixed` or `drawn`.
-                weights: one per worker, above 0, the same on all; empty: equal shares.
+            loader: loader with the same batches on all workers.
+            deal: `fixed` or `drawn`.
+            weights: one per worker, above 0, the same on all; empty: equal shares.
 
-            Raises:
-                RequestError: `deal` is `drawn` for a synchronous strategy or without a map-style
-                    loader; or the number of weights differs from that of workers, or the strategy cannot have weights.
+        Raises:
+            RequestError: `deal` is `drawn` for a synchronous strategy or without a map-style
+                loader; or the number of weights differs from that of workers, or the strategy cannot have weights.
         """
         board, number = self._coordination.board, self._coordination.loop_progress.next_shard
         workers = len(self._world.roles.workers)
@@ -645,11 +641,11 @@ class Group:
                 averages of the weights. Their numbers, texts and tensors are saved.
 
         Returns:
-                Tensors, numbers and texts in dicts and lists, on the coordinator (`group.leads`); elsewhere an empty
-                dict.
+            Tensors, numbers and texts in dicts and lists, on the coordinator (`group.leads`); elsewhere an empty
+            dict.
 
-            Raises:
-                RequestError: nothing was distributed, or a step is unfinished and has gradients.
+        Raises:
+            RequestError: nothing was distributed, or a step is unfinished and has gradients.
         """
         optimizer = self._optimized()
         replica = self._replica
@@ -679,7 +675,6 @@ class Group:
             state_dict: state of the whole run, from its coordinator.
             *kept: the same objects as were given to `state_dict`; those of `group.epochs` get their state there.
 
-        Raises:
         Raises:
             RequestError: training has begun, or the state is of another model or optimizer.
         """
@@ -720,7 +715,7 @@ class Group:
         """Resume from a folder that `save` has written; see `load_state_dict`.
 
         Raises:
-                RequestError: the folder holds no state, or a damaged one, or one of something else.
+            RequestError: the folder holds no state, or a damaged one, or one of something else.
         """
         self.load_state_dict(read_folder(Path(folder)), *kept)
 
@@ -742,7 +737,7 @@ class Group:
         """Refuse weights that cannot be used.
 
         Raises:
-                RequestError: with the reason and a remedy.
+            RequestError: with the reason and a remedy.
         """
         size = getattr(loader, "batch_size", None)
         batch = workers * size if isinstance(size, int) else workers
@@ -818,9 +813,8 @@ class Group:
             group.log(loss=loss, accuracy=accuracy)
 
         Args:
-                **values: numbers by name. `loss` is the training loss of the latest batch, plotted in reports over
-                    images seen. `test_top1`, `test_top5` and `test_loss`, logged by the coordinator, are the curves of
-                    tests.
+            **values: numbers by name. `loss` is the training loss of the latest batch, plotted in reports over images
+                seen. `test_top1`, `test_top5` and `test_loss`, logged by the coordinator, are the curves of tests.
         """
         if self._meter is not None:
             self._coordination.log({name: _number(value) for name, value in values.items()})

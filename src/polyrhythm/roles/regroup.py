@@ -92,9 +92,9 @@ class RegroupControl(Protocol):
         """Whether this worker must regroup before a step, since another waits for a view.
 
         Args:
-                number: number of the present view.
-                step: number of the step.
-                wait: whether regrouping before the following step would do as well.
+            number: number of the present view.
+            step: number of the step.
+            wait: whether regrouping before the following step would do as well.
         """
 
     def next_view(self, word: StepBroken) -> MembershipView:

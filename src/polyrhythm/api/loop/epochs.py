@@ -39,9 +39,9 @@ class Begun:
     """The beginning of an epoch.
 
     Attributes:
-            loop: number of loops over epochs that the script has finished before.
-            epoch: number of the epoch in this loop.
-            steps: steps that the worker had taken, or worker 0.
+        loop: number of loops over epochs that the script has finished before.
+        epoch: number of the epoch in this loop.
+        steps: steps that the worker had taken, or worker 0.
     """
 
     loop: int
@@ -113,8 +113,8 @@ class Epochs:
         """Return the epochs of a loop in which this worker has a share.
 
         Args:
-                count: number of epochs.
-                start: function that starts the replica with the others; on return a replacement is a member.
+            count: number of epochs.
+            start: function that starts the replica with the others; on return a replacement is a member.
         """
         loop, self._loops = self._loops, self._loops + 1
         start()
@@ -318,8 +318,8 @@ class LoopEntry(Entry):
         """Start a replica with all others, or among them; return the step to begin with.
 
         Args:
-                trainer: trainer of the worker.
-                step: step at which it would start.
+            trainer: trainer of the worker.
+            step: step at which it would start.
         """
         self.trainer = trainer
         if self.rejoins:

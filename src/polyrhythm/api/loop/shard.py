@@ -6,7 +6,7 @@ group:
     sampler's order   a b c d e f | g h i j k A | l m        3 workers, batch size 2; the last step is ragged
     worker 0          a     d     | g     j     | l
     worker 1            b     e   |   h     k   |   m
-        worker 2              c     f |     i     A |     (l)    no image remains: l again, with weight 0
+    worker 2              c     f |     i     A |     (l)    no image remains: l again, with weight 0
 
 So all workers together process the images of one worker with three times the batch size, step by step; and the
 user's loop runs equally often on all workers, with everything in it (schedulers, accumulated gradients, means
@@ -411,14 +411,14 @@ class DealtLoader:
     """A copy of a map-style loader that loads one worker's share only.
 
     Args:
-            loader: loader of the user; not changed except for the state of its generators, which become worker 0's.
-            workers: numbers that worker 0 posts, such as its random generators.
-            drawing: source of drawn batches; None: each worker has a fixed share.
-            parts: see `Deal`.
+        loader: loader of the user; not changed except for the state of its generators, which become worker 0's.
+        workers: numbers that worker 0 posts, such as its random generators.
+        drawing: source of drawn batches; None: each worker has a fixed share.
+        parts: see `Deal`.
 
-        Raises:
-            RequestError: the loader divides its images itself, or has too few of them, or yields whole batches that
-                cannot be divided.
+    Raises:
+        RequestError: the loader divides its images itself, or has too few of them, or yields whole batches that
+            cannot be divided.
     """
 
     def __init__(
@@ -630,9 +630,9 @@ class Batches(Protocol):
         """Return the batches of an epoch, each with its weight in units of a full batch.
 
         Args:
-                epoch: number of the epoch.
-                leaves_repeats_out: whether a worker without an image of the last step gets no batch there; else
-                    it gets one of another worker's, with weight 0.
+            epoch: number of the epoch.
+            leaves_repeats_out: whether a worker without an image of the last step gets no batch there; else
+                it gets one of another worker's, with weight 0.
         """
 
     def passed(self, handed: int) -> int:
@@ -758,19 +758,18 @@ class Shard:
     """This worker's batches; each iteration is the next epoch.
 
     Args:
-            batches: batches to hand out.
-            weight: recorder of each batch's weight.
-            host: loop to which the shard belongs.
-            number: number of this shard in the loop.
-            dealt: maker of dealt batches, where a single worker resumes a run of several.
-            name: name of the data set or loader.
+        batches: batches to hand out.
+        weight: recorder of each batch's weight.
+        host: loop to which the shard belongs.
+        number: number of this shard in the loop.
+        dealt: maker of dealt batches, where a single worker resumes a run of several.
+        name: name of the data set or loader.
 
-        Attributes:
-            name: as given.
-            epoch: epoch of the next iteration, from 0; set it to resume.
-            weight: weight of the latest batch; 0 where this worker had none left, and repeats one of the others'.
-            repeats: whether evaluations, too, give every worker the same number of batches, the last ones with weight
-                0.
+    Attributes:
+        name: as given.
+        epoch: epoch of the next iteration, from 0; set it to resume.
+        weight: weight of the latest batch; 0 where this worker had none left, and repeats one of the others'.
+        repeats: whether evaluations, too, give every worker the same number of batches, the last ones with weight 0.
     """
 
     def __init__(

@@ -339,9 +339,9 @@ class Leader(ControlPlane):
         """Send every other rank the state that it resumes from.
 
         Args:
-                workers: state of every other worker.
-                servers: state of every shard.
-                behind: workers that have done fewer steps than the coordinator.
+            workers: state of every other worker.
+            servers: state of every shard.
+            behind: workers that have done fewer steps than the coordinator.
         """
         self._behind.update(behind)
         for server, rank in enumerate(self._world.roles.servers):
@@ -390,7 +390,7 @@ class Leader(ControlPlane):
         """Wait until every worker has stopped early, or taken all steps; it may not have left yet.
 
         Args:
-                steps: steps that every worker takes.
+            steps: steps that every worker takes.
         """
         self._wait_for_all(lambda account: account.stopped or account.final or account.step >= steps)
 
