@@ -476,7 +476,7 @@ class DealtLoader:
         self._deal.leaves_repeats_out = leaves_repeats_out
         set_generators(self._generators, self._begins_with)
         self._begins_with = []
-        if shared := _generators(self._plain):  # those of a replacement, or after more tests, have other states
+        if shared := _generators(self._plain):  # those of a replacement may have other states
             own = json.dumps(generator_states(shared))
             set_generators(shared, json.loads(self._workers.first(f"{epoch}/generators", own)))
         self._began = generator_states(self._generators)

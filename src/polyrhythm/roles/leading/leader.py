@@ -354,7 +354,7 @@ class Leader(ControlPlane):
         """Admit a replacement of a failed worker; where workers regroup, it waits for the next view."""
         worker = self._world.roles.workers.index(rank)
         self._see(worker, generation)
-        self.views.left.discard(worker)  # the one that left was killed before this coordinator had released it
+        self.views.left.discard(worker)  # it was killed before this coordinator had released it
         self.workers.forget(worker)
         if not self._dry:
             duties, untrained = self._duties, {} if self.replica is None else self.replica.untrained
@@ -760,7 +760,7 @@ class ServerReports:
         self._say(ServerJoined(time_s=0, text=text, rank=rank))
 
     def _ask_for(self, shard: int) -> None:
-        with suppress(PeerLost):  # the other communicator reports it as well, and then other servers are asked
+        with suppress(PeerLost):  # the other communicator reports it, and other servers are asked
             self._world.network.send(self.attendance.holder(shard), ShardStateRequest(shard).message())
 
 
