@@ -1,17 +1,17 @@
-"""The optimiser that a user's loop calls: it exchanges the gradients, and the strategy does the rest.
+"""The optimizer that a user's loop calls: it exchanges the gradients, and the strategy does the rest.
 
 Lazy start: a replica starts at its model's first use in training. Replicas become equal when they start, and
-servers get their parameters then. So the start waits as long as it can, and weights and states that are
+servers get their parameters then. So the start is as late as possible, and weights and states that are
 loaded after `distribute` still count.
 
-Step retry: a step is repeated with a copy of its gradients when another worker is lost in the middle of it.
+Step retry: a step is repeated with a copy of its gradients when another worker fails in the middle of it.
 
     backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange, with the remaining workers
 
-A user's loop cannot be asked to compute the gradients again, and an exchange that broke may have changed some
+A user's loop cannot compute the gradients again, and a failed exchange may have changed some
 of them.
 
-Saved states: the leader asks the servers for their side of a saved optimiser, and sends it back when a state
+Saved states: the coordinator requests the servers' side of a saved optimizer, and sends it back when a state
 is loaded.
 """
 
@@ -45,11 +45,11 @@ from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
 class PlacedParameters:
-    """Where a model holds its distributed parameters, and of which dtype and device they are.
+    """Places of the distributed parameters in the model, with their dtypes and device.
 
     Args:
-        model: distributed; its parameters are those of the vector.
-        flat: these.
+        model: distributed model; its parameters are those of the vector.
+        flat: flat parameters.
     """
 
     def __init__(self, model: nn.Module, flat: FlatParameters) -> None:
@@ -61,15 +61,15 @@ class PlacedParameters:
             self._placed.append((view, modules[module]._parameters, name, view.parameter.dtype))
 
     def check(self) -> None:
-        """Refuse parameters that training would miss from here on, or whose bits it would change.
+        """Refuse parameters that training would miss from here on, or would round differently.
 
         Raises:
-            RequestError: one has another dtype or device than at `distribute`, or the model holds another in its place.
+            RequestError: a parameter has changed its dtype or device since `distribute`, or was replaced in the model.
         """
         device = self._flat.vector.device
         for view, held, name, dtype in self._placed:
             parameter = view.parameter
-            if held.get(name, parameter) is not parameter:  # of a parametrization it has another name
+            if held.get(name, parameter) is not parameter:  # a parametrization changes its name
                 raise RequestError(
                     f"{view.name} was replaced by another parameter after group.distribute, which would not be "
                     "trained: replace and move parameters before, and load weights without assign=True"
@@ -88,13 +88,13 @@ class LazyStart:
     """Starts a replica once, at its model's first use in training.
 
     Args:
-        replica: all workers' must start at the same place of their programs.
-        begin: starts it with those of the others, at a step; returns the step where it has started.
+        replica: replica to start; those of all workers must start at the same place of their programs.
+        begin: function that starts it with the others, at a step; returns the step at which it has started.
 
     Attributes:
-        step: where the replica starts; then where it has started.
+        step: step at which the replica starts, then at which it has started.
         past: whether it has started.
-        placed: the parameters of the model.
+        placed: parameters of the model.
     """
 
     def __init__(self, replica: Replica, begin: Callable[[int], int]) -> None:
@@ -120,7 +120,7 @@ class LazyStart:
         for hook in self._hooks:
             hook.remove()
         self.placed.check()
-        self._flat.gather_parameters()  # weights that were loaded meanwhile
+        self._flat.gather_parameters()  # weights may have been loaded since
         self._flat.gather_gradients()  # `model.to(memory_format=…)` moves them as well
         self.step = self._begin(self.step)
         self._flat.spread_parameters()
@@ -133,12 +133,12 @@ class LazyStart:
 
 
 class ServerStates:
-    """The leader's way to them.
+    """Access of the coordinator to the servers' states.
 
     Args:
-        world: where the leader is.
-        faults: says which server has what.
-        ask: asks for the state of every shard.
+        world: context of the coordinator.
+        faults: fault policy, by which shards belong to servers.
+        ask: function that requests the state of every shard.
     """
 
     def __init__(self, world: World, faults: FaultPolicy, ask: Callable[[], list[State]]) -> None:
@@ -147,7 +147,7 @@ class ServerStates:
         self._ask = ask
 
     def ask(self) -> list[dict[str, Any]]:
-        """Ask for the state of every shard: tensors by name, and facts."""
+        """Request the state of every shard: tensors by name, and facts."""
         return [{"tensors": tensors, "facts": facts} for tensors, facts in self._ask()]
 
     def give(self, states: list[dict[str, Any]]) -> None:
@@ -159,39 +159,39 @@ class ServerStates:
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Stands for a user's optimiser, which the strategy runs on workers or servers.
+    """Replaces a user's optimizer, which the strategy runs on workers or servers.
 
     It has the same `param_groups`, so schedulers of the one and of the other change both. Where every worker holds the
     mean of all gradients, the user's own object makes the steps. Elsewhere only learning rates may change during
     training, and those of several groups must keep their ratio. After a step all gradients are zero.
 
     Args:
-        optimizer: the user's.
+        optimizer: optimizer of the user.
         steps: takes the steps of the replica that it trains.
-        lazy_start: when the replica starts.
-        weight: knows how much the next step counts.
+        lazy_start: start of the replica.
+        weight: weights of the steps.
         mean: when a worker holds the mean of all gradients.
-        strategy: the strategy's spec, for saved states.
-        servers: their side of saved states, on the worker that leads.
+        strategy: spec of the strategy, for saved states.
+        servers: servers' side of saved states, on the coordinator.
         identical: whether all workers hold the same parameters after every step.
-        meets: whether workers take their steps together, each with its own gradient: one that a `GradScaler` would
-            leave out is then a step without a gradient, since the others count on it.
+        meets: whether workers are synchronous, each with its own gradient: a step that a `GradScaler` would
+            leave out is then a step without a gradient, since the others wait for it.
         all_take_part: whether every exchange needs all workers.
 
     Attributes:
         exchange_begins: called before gradients are exchanged.
-        where_all_are: returns what to say of workers that are not at the same place, given where this one is.
+        where_all_are: returns a description of all workers' places when they differ, given this worker's.
         waiting: entered while this worker waits for others, with its place where these need it.
         over: whether the run has ended.
-        gradients: of the step under way.
+        gradients: gradients of the current step.
         uneven: whether workers may be at different places of their loops.
-        was_uneven: whether they were once.
-        steps: that this worker has done.
+        was_uneven: whether they have been at different places before.
+        steps: steps done by this worker.
         has_grown: whether parameters have been added that had no place in the vector.
-        on_growth: called when such are.
+        on_growth: called when such parameters are added.
         gather: returns the values of all workers, in their order.
         found_inf: set by a `GradScaler` for a step that it leaves to this object: whether a gradient is not finite.
-        grad_scale: likewise, what the gradients are still scaled with; 1 where the loop has unscaled them.
+        grad_scale: set by a `GradScaler` as well: scale of the gradients; 1 where the loop has unscaled them.
     """
 
     found_inf: Tensor | None = None
@@ -256,21 +256,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Exchanges the gradients and updates the parameters, as the strategy does.
+        """Exchange the gradients and update the parameters, as the strategy does.
 
-        Where the others have not waited for this worker (`backup_workers`), steps are left out until it is where they
-        are: they change nothing, so that all loops end after as many.
+        Where the others have not waited for this worker (`backup_workers`), its steps are left out until it has caught
+        up: they change nothing, so that all loops have the same number of steps.
 
         Args:
-            closure: computes the loss and its gradients; called once, first, or as the optimizer wants it (LBFGS).
+            closure: computes the loss and its gradients; called once, first, or as the optimizer requires it (LBFGS).
 
         Returns:
-            What the closure gave.
+            The result of the closure.
 
         Raises:
             RequestError: an option other than the learning rate has changed, or a ratio of learning rates; or the run
                 is over.
-            RunError: a rank is gone.
+            RunError: a rank has failed.
         """
         if self.over:
             raise RequestError("the run is over: call optimizer.step inside the `with` of polyrhythm.join")
@@ -324,9 +324,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._steps
 
     def finish(self) -> None:
-        """Agree with the others that no step is left, where every worker holds the mean of all gradients.
+        """Agree with the others that no step remains, where every worker holds the mean of all gradients.
 
-        Where servers hold the parameters, they get what the loop has written to them after its last step.
+        Servers that hold the parameters receive the changes that the loop made to them after its last step.
 
         Raises:
             OutOfStep: another worker takes more steps.
@@ -346,20 +346,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Begin a loop that may end sooner on some workers than on others; `take_part_until` ends it."""
         self.start()
         self.uneven = self.was_uneven = True
-        self._exchanges = self.steps  # the same on all, successors among them
+        self._exchanges = self.steps  # the same on all, replacements among them
 
     def take_part_until(self, ends: Ends, loop: str, together: int) -> None:
-        """Take part with nothing in what the others exchange, until the loops of all have ended.
+        """Take part in the others' exchanges without a gradient, until the loops of all have ended.
 
-        Every worker then goes on from the state of one that has taken most steps. Who is lost is not waited for.
+        Every worker then continues from the state of one that has taken most steps. Failed workers are not awaited.
 
         Args:
-            ends: by which all say that they have come to the end.
-            loop: tells it apart from others, alike on all workers.
-            together: steps from one exchange to the next.
+            ends: shared record of the loops' ends.
+            loop: name of the loop, the same on all workers.
+            together: number of steps from one exchange to the next.
 
         Raises:
-            RequestError: the optimiser asks for a closure, which nobody could evaluate here.
+            RequestError: the optimizer requires a closure, which cannot be evaluated here.
         """
         own = self._replica.plan.own
         if own is not None and own.asks_for_closure:
@@ -379,7 +379,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.gradients.mean is Mean.STEP:
             self.gradients.note_missing()
             self._steps_average(0.0, 0)
-            # What comes of it is overwritten in the end; so this worker is at the others' step if one is lost.
+            # Its result is overwritten in the end; so this worker is at the others' step if one fails.
             self._logged.update(self.steps, self._lead_rate)
             self.steps += 1
             return
@@ -392,10 +392,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._exchanges += 1
 
     def _go_on_from_one(self, taken: int) -> None:
-        """Go on from the state of the first worker that has taken most steps itself; all call it.
+        """Continue from the state of the first worker that has taken most steps itself; all call it.
 
         Args:
-            taken: steps that this worker has taken with gradients of its own, and all before its loop.
+            taken: steps of this worker with gradients of its own, and all before its loop.
         """
         trainer, replica = self._steps.trainer, self._replica
         logged, view = replica.part.logged, trainer.members
@@ -447,16 +447,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Steps that are done, and means of the step under way; None where not all take part in each exchange."""
+        """Steps done, and means of the current step; None where not all take part in each exchange."""
         if not self._all_take_part or self.uneven:
             return None
         return self.steps, self._replica.part.averaged
 
     def _check_view(self, view: tuple[int, ...] | None) -> None:
-        """Called where loops may be of unequal length, after an exchange that began in a view.
+        """Check a view after an exchange that began in it, where loops may be of unequal length.
 
         Raises:
-            RunError: a worker was lost, and who takes part with nothing has counted passes of others as steps.
+            RunError: a worker has failed, and workers whose loops had ended have counted passes of others as steps.
         """
         if self._several and self._steps.trainer.members != view:
             raise RunError(
@@ -465,14 +465,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def _place(self) -> int:
-        """Return a number for the batch under way, which differs from those of the batches around it."""
+        """Return a number for the current batch, which differs from those of the batches around it."""
         if self.uneven:
             return 0
         shard, epoch, batch = self._weight.batch or (0, 0, 0)
         return (13 * shard + 7 * epoch + batch + self._digest()) % (PLACES - 2)
 
     def _digest(self) -> int:
-        """Return a number of the options of all groups; it changes now and then, so that unequal ones are not missed.
+        """Return a number of the options of all groups; it is varied from time to time, so that differences are found.
 
         A place is a small number, which may be the same for other options.
         """
@@ -501,7 +501,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _exchange(self) -> None:
         """Take a step of a strategy whose workers do not hold the mean of all gradients by themselves."""
         self._lazy_start.placed.check()
-        self._replica.flat.gather_parameters()  # of which the strategy updates the vector
+        self._replica.flat.gather_parameters()  # the strategy updates their vector
         if self.found_inf is not None and bool(self.found_inf):
             self.zero_grad()
         elif isinstance(self.grad_scale, Tensor):
@@ -513,7 +513,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._say_whose_gradients()
         if not self._has_stepped and self.gradients.averages:
             changed = self._replica.flat.vector.new_tensor([float(self.gradients.changed_by_loop())])
-            self._steps.sum(changed)  # they go on alike
+            self._steps.sum(changed)  # all decide alike
             self.gradients.averages = bool(changed)
         self._has_stepped = True
         self._was_averaged = self.gradients.averaged
@@ -551,7 +551,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def settle(self) -> None:
-        """Finish what is under way, so that the parameters hold all steps so far.
+        """Finish pending updates, so that the parameters hold all steps so far.
 
         A forward pass and `state_dict` do so by themselves. It is for programs that read parameters directly, with a
         strategy that updates them only just before their use.
@@ -566,7 +566,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return True
 
     def begin_epoch(self) -> None:
-        """Start the replica, or catch up with what others did while the user evaluated."""
+        """Start the replica, or catch up with the others' steps during the user's evaluation."""
         if self.start() or self.steps == self._epoch_began_at:
             return
         self.settle()
@@ -574,11 +574,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._epoch_began_at = self.steps
 
     def regroup(self) -> None:
-        """Regroup with whoever is there; see `StepRetry.regroup`."""
+        """Regroup with the present workers; see `StepRetry.regroup`."""
         self._between_steps(self._steps.regroup)
 
     def _between_steps(self, act: Callable[[], None]) -> None:
-        """Let the strategy change the parameters; what the loop has written stays, and is told with the next step."""
+        """Have the strategy change the parameters; changes by the loop are kept, and sent with the next step."""
         flat = self._replica.flat
         flat.gather_parameters()
         change = self._change() if self._stepped is not None else None
@@ -595,18 +595,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             flat.spread_parameters()
 
     def go_on_at(self, step: int) -> None:
-        """Go on with a step at which the others are, whatever this worker, a successor, was told at its start."""
+        """Continue at the others' step, whatever this worker, a replacement, received at its start."""
         self.steps = self._lazy_start.step = self._epoch_began_at = step
         self._steps.trainer.step = step
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero in place, and to None for the optimizer where `set_to_none` says so."""
+        """Set all gradients to zero in place, and to None for the optimizer if `set_to_none`."""
         self.gradients.zero(to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's state: the options of all groups, and what its strategy needs to go on.
+        """Return this worker's state: the options of all groups, and the state of its strategy.
 
-        That of the worker that leads holds the servers' as well (parameters, optimisers, clocks) while a run goes on.
+        During a run, the coordinator's state contains the servers' as well (parameters, optimizers, clocks).
 
         Returns:
             Tensors, numbers and texts in dicts and lists, which `torch.load` reads with `weights_only`.
@@ -628,9 +628,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; on every worker, before its first step.
+        """Load the result of `state_dict`; on every worker, before its first step.
 
-        Where it is the leader's, servers go on from theirs: their parameters then count, not those of worker 0.
+        With the coordinator's, servers continue from their states: then their parameters count, not those of worker 0.
 
         Raises:
             RequestError: training has begun, or the state is of another strategy or other groups.
@@ -661,7 +661,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def settings(self) -> dict[str, Any]:
-        """Return what a run's state holds of this object beside the state of the strategy's part."""
+        """Return the state of this object in a run's state, without that of the strategy's part."""
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params"} for group in self.param_groups
@@ -671,12 +671,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         }
 
     def begin_with(self, settings: dict[str, Any], step: int, servers: list[State]) -> None:
-        """Go on where another run was, with the strategy's part as it was there; all workers call it.
+        """Continue from another run, whose state of the strategy's part was loaded; all workers call it.
 
         Args:
-            settings: that `settings` returned there.
-            step: steps that this worker has done.
-            servers: of every shard, on the worker that leads.
+            settings: result of `settings` in that run.
+            step: steps done by this worker.
+            servers: state of every shard, on the coordinator.
         """
         if self._servers is not None and servers:
             self._servers.give([{"tensors": tensors, "facts": facts} for tensors, facts in servers])
@@ -694,10 +694,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Add parameters of the model that are trained from now on; all workers call it at the same place.
 
         Args:
-            param_group: as for the optimizer's own.
+            param_group: as for the optimizer's own method.
 
         Raises:
-            RequestError: the strategy cannot train what it was not given at the start; or a step is under way, or the
+            RequestError: the strategy cannot train parameters added later; or a step is unfinished, or the
                 parameters are not the model's, or other workers add others.
         """
         if not self._closed:
@@ -740,7 +740,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._begin_groups()
 
     def _begin_groups(self) -> None:
-        """Note the options of all groups, and the parameters that they have, from which on changes count."""
+        """Record the options of all groups, and their parameters, as the reference for later changes."""
         before = self.gradients
         self.gradients = before.of(each for group in self.param_groups for each in group["params"])
         self._trained = [view.parameter.requires_grad for view in self._replica.flat.views]
@@ -749,14 +749,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._lead = _first_in_vector(self.param_groups, self._replica)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what only the user's optimizer has, such as `train` and `eval`, or `first_step`."""
+        """Return attributes of the user's optimizer alone, such as `train` and `eval`, or `first_step`."""
         inner = self.__dict__.get("_inner")
         if inner is None or name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(inner, name)
 
     def second_step(self, *arguments: Any, **options: Any) -> None:
-        """Take the step of a sharpness-aware optimizer of two; `first_step` is its own."""
+        """Take the second step of a sharpness-aware optimizer; `first_step` is its own."""
         own = self._replica.plan.own
         if own is None or not hasattr(self._inner, "second_step"):
             raise AttributeError(f"{type(self._inner).__name__!r} object has no attribute 'second_step'")
@@ -767,10 +767,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             own.step_of_inner = None
 
     def _terms(self) -> tuple[float, OptimizerPlan | None]:
-        """Return the learning rate of the step under way, and the optimiser's plan where that has changed.
+        """Return the learning rate of the current step, and the optimizer's plan where that has changed.
 
         Raises:
-            RequestError: it has changed, and nothing of it travels with the steps of this strategy.
+            RequestError: the optimizer has changed, and steps of this strategy do not carry such changes.
         """
         follows, flat = self._replica.part.follows, self._replica.flat
         lead = self._lead_rate
@@ -789,7 +789,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return float(self.param_groups[self._lead]["lr"])
 
     def _has_changed(self) -> bool:
-        """Whether the optimiser is another one than at the start, but for a learning rate of all groups."""
+        """Whether the optimizer has changed since the start, except for a common factor of all learning rates."""
         if self._has_added:
             return True
         if any(
@@ -810,10 +810,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def _change(self) -> Tensor | None:
-        """Return how far the loop has moved the parameters since the last step, `(size,)`; None if it has not.
+        """Return the loop's change of the parameters since the last step, `(size,)`; None if there is none.
 
         Raises:
-            RequestError: the strategy overwrites what it has written.
+            RequestError: the strategy would overwrite the change.
         """
         flat, part = self._replica.flat, self._replica.part
         if part.writes is Writes.KEPT:
@@ -832,7 +832,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return change
 
     def _learning_rate(self) -> float:
-        """Return that of the group which leads, to which the strategy keeps the others' ratio."""
+        """Return the learning rate of the lead group, to which the strategy keeps the others' ratio."""
         lead = float(self.param_groups[self._lead]["lr"])
         for number, (group, options) in enumerate(zip(self.param_groups, self._options, strict=True)):
             for key, value in options.items():
@@ -862,7 +862,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def whose_gradients(strategy: str, mean: Mean) -> str:
-    """Return a line that says what clipping and the like apply to, where that is not the workers' mean."""
+    """Return a line that explains to which gradients clipping applies, where that is not the workers' mean."""
     if mean is Mean.ASKED:
         return (
             f"gradients were changed after backward(); with {strategy} they are each worker's own there, not the mean "
@@ -884,7 +884,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def _comparable(option: Any) -> Any:
-    """Return an option as what is written alike on all workers; None where it is none such, as parameters are."""
+    """Return an option in a form that is the same on all workers; None where it has none, such as parameters."""
     if isinstance(option, tuple | list) and not any(isinstance(each, nn.Parameter) for each in option):
         return [_comparable(each) for each in option]
     if isinstance(option, Tensor):
@@ -893,7 +893,7 @@ def _comparable(option: Any) -> Any:
 
 
 def _first_in_vector(groups: list[dict[str, Any]], replica: FlatReplica) -> int:
-    """Return the group of the first trained number: its learning rate is what an optimiser on the vector is told."""
+    """Return the group of the first trained number: an optimizer on the vector uses its learning rate."""
     starts = {view.parameter: view.start for view in replica.flat.views if view.parameter.requires_grad}
     first = [
         min((starts[each] for each in group["params"] if each in starts), default=replica.flat.size)

@@ -1,17 +1,18 @@
 """A board in a run's key-value store, on which a loop's workers agree without waiting for any one of them.
 
-It carries texts by key, numbers that worker 0 broadcasts, and means over the workers, which need no worker
-that might be lost:
+It carries texts by key, numbers that worker 0 broadcasts, and means over the workers, which do not depend on any
+single worker:
 
     worker  ── its part ──▶ store ◀── its part ── worker       the first that finds the parts of all present workers
-                        parts ◀── the first to have all ──   leaves them for all: every worker has the same
+                        parts ◀── the first to have all ──   posts them for all: every worker has the same
 
-It also shows who keeps the others waiting in a loop (`LoopWatch`): the worker, its step, and the line of its script.
+It also shows the workers for which others wait in a loop (`LoopWatch`): the worker, its step, and its line of the
+script.
 
-    worker 0   waits in an exchange ──▶ asks on the board ──▶ says where all are
+    worker 0   waits in an exchange ──▶ asks on the board ──▶ prints the places of all
     worker 1   computes, hangs or waits   ◀── its watch answers for it, from a thread of its own
 
-Whoever does not answer is stopped, or its machine is. Nobody is ended: a step may take as long as the script wants.
+A worker without an answer is stopped, or its machine is. No worker is ended: a step may take any time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Found = TypeVar("Found")
 _PATIENCE_S = 3.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 WATCH_PATIENCE_S = 5.0
-"""Of waiting in a loop, before the others are asked where they are."""
+"""Seconds of waiting in a loop before the other workers are asked for their places."""
 _LOOK_EVERY_S = 0.5
 _SPEAK_EVERY_S = 60.0
 _ASK_EVERY_S = 2.0
@@ -47,8 +48,8 @@ class StoreBoard:
     """One worker's access to the board.
 
     Args:
-        store: where the ranks meet.
-        attend: called now and then while this worker waits; handles messages that have arrived.
+        store: key-value store of the run.
+        attend: called at intervals while this worker waits; handles messages that have arrived.
     """
 
     def __init__(self, store: Any, attend: Callable[[], None]) -> None:
@@ -60,7 +61,7 @@ class StoreBoard:
         self._store.set(key, text)
 
     def post_if_absent(self, key: str, text: str) -> str:
-        """Set the text of a key that has none; return the text that it has now, the same to all workers."""
+        """Set the text of a key that has none; return its present text, the same for all workers."""
         return bytes(self._store.compare_set(key, "", text)).decode()
 
     def read(self, key: str) -> str | None:
@@ -68,20 +69,20 @@ class StoreBoard:
         return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
-        """Return the texts of all keys, or None as long as one is missing."""
+        """Return the texts of all keys, or None as long as one has none."""
         if not self._store.check(list(keys)):
             return None
         return [bytes(text).decode() for text in self._store.multi_get(list(keys))]
 
     def await_one(self, keys: Sequence[str], awaited: str) -> str:
-        """Wait until one of the keys has a text; print once, if that takes long, what it waits for.
+        """Wait until one of the keys has a text; after a long wait, print once what is awaited.
 
         Args:
-            keys: any of them will do.
-            awaited: who must do what, in words.
+            keys: keys of which one suffices.
+            awaited: description of the awaited action.
 
         Returns:
-            The text of the first of them that there is.
+            The text of the first key that has one.
         """
 
         def look() -> str | None:
@@ -90,11 +91,11 @@ class StoreBoard:
         return self.await_found(look, awaited)
 
     def await_found(self, look: Callable[[], Found | None], awaited: str) -> Found:
-        """Wait until `look` returns something; print once, if that takes long, what it waits for.
+        """Wait until `look` returns a value; after a long wait, print once what is awaited.
 
         Args:
-            look: returns it, or None as long as it is not there.
-            awaited: who must do what, in words.
+            look: returns the value, or None as long as there is none.
+            awaited: description of the awaited action.
         """
         pause_s = _SHORTEST_PAUSE_S
         with speaking_up(lambda: f"still waiting for {awaited}"):
@@ -106,13 +107,13 @@ class StoreBoard:
 
 
 def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str:
-    """Return a line that says where all workers are that do not go in step any more.
+    """Return a line with the places of all workers, after they have diverged.
 
     Args:
-        board: on which each of them says so.
-        worker: this one's index.
-        workers: how many there are.
-        own: where it is.
+        board: board on which each of them posts its place.
+        worker: index of this worker.
+        workers: number of workers.
+        own: place of this worker.
     """
     board.post(f"script/where/{worker}", own)
     keys = [f"script/where/{each}" for each in range(workers)]
@@ -128,13 +129,13 @@ def where_all_are(board: StoreBoard, worker: int, workers: int, own: str) -> str
 
 
 class Posted:
-    """Numbers that worker 0 leaves for all others, be they there or still to come.
+    """Numbers that worker 0 posts for all present and future workers.
 
     Args:
-        board: where.
-        name: tells them apart from others' numbers.
-        rank: of this worker.
-        size: how many workers there are.
+        board: board of the workers.
+        name: prefix of the keys.
+        rank: index of this worker.
+        size: number of workers.
     """
 
     def __init__(self, board: StoreBoard, name: str, rank: int, size: int) -> None:
@@ -145,11 +146,11 @@ class Posted:
         self._count = 0
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Overwrite a tensor of whole numbers with worker 0's; all call it equally often."""
+        """Overwrite a tensor of integers with worker 0's; all call it equally often."""
         key, self._count = f"{self._name}/{self._count}", self._count + 1
         if self.size == 1:
             return
-        if self.rank == 0:  # its successor takes what the first one has left
+        if self.rank == 0:  # its replacement uses the numbers of its predecessor
             own = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes().hex()
             found = bytearray.fromhex(self._board.post_if_absent(key, own))
         else:
@@ -157,22 +158,22 @@ class Posted:
         tensor.copy_(torch.frombuffer(found, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape))
 
     def first(self, what: str, text: str) -> str:
-        """Return the text of the worker that has come to this first, the same to all; nobody is waited for.
+        """Return the text of the first worker that has called this, the same for all; there is no waiting.
 
         Args:
-            what: names it.
-            text: this worker's.
+            what: name of the text.
+            text: text of this worker.
         """
         return text if self.size == 1 else self._board.post_if_absent(f"{self._name}/{what}", text)
 
 
 class Ends:
-    """Says for one worker when its loop has ended, and hears when all have.
+    """Posts the end of one worker's loop, and determines when all have ended.
 
     Args:
-        worker: its index.
-        board: where all say so.
-        statuses: of the workers; who is lost, or behind the others, is not waited for.
+        worker: index of the worker.
+        board: board of the workers.
+        statuses: statuses of the workers; those that have failed, or are behind the others, are not awaited.
     """
 
     def __init__(self, worker: int, board: StoreBoard, statuses: WorkerStatuses) -> None:
@@ -181,23 +182,23 @@ class Ends:
         self._statuses = statuses
 
     def say(self, loop: str) -> None:
-        """Say that this worker's loop has ended.
+        """Post that this worker's loop has ended.
 
         Args:
-            loop: its name, the same on all.
+            loop: name of the loop, the same on all.
         """
         self._board.post(_end_key(loop, self._worker), "")
 
     def last(self, loop: str, exchanges: int, together: int) -> int | None:
-        """Return after how many exchanges all go on from the end of their loops; None while one goes on.
+        """Return the number of exchanges after which all have reached the end of their loops; None while one continues.
 
-        Whoever finds first that no loop goes on says it for all, since a worker may be lost between two of them. Others
-        may be in an exchange then that waits for this worker, so that it is not the present one that is the last.
+        The first worker that finds all loops ended posts the number for all, since a worker may fail between two of
+        them. Others may then be in an exchange that waits for this worker, so the last exchange is not the present one.
 
         Args:
-            loop: its name.
-            exchanges: that this worker has taken part in.
-            together: by how many exchanges nobody can be ahead of another.
+            loop: name of the loop.
+            exchanges: number of exchanges in which this worker has taken part.
+            together: greatest number of exchanges by which a worker can be ahead of another.
         """
         key = f"script/ended/{loop}"
         if (told := self._board.read(key)) is None:
@@ -217,13 +218,13 @@ class Means:
     """Takes part in means, and in other meetings of all workers, for one of them.
 
     Args:
-        worker: its index.
-        board: where parts are left.
-        statuses: of the workers; who is lost, or behind the others, is not waited for.
-        awaited: gives the workers that have a share of what is under way.
+        worker: index of the worker.
+        board: board on which parts are posted.
+        statuses: statuses of the workers; those that have failed, or are behind the others, are not awaited.
+        awaited: returns the workers that have a share of the current epoch.
 
     Attributes:
-        place: returns the steps that this worker has done, and the means of gradients of the step under way; None where
+        place: returns the steps done by this worker, and the means of gradients of the current step; None where
             workers do not all take part in every exchange.
     """
 
@@ -239,12 +240,12 @@ class Means:
         self._asked_at = self._looked_at = 0.0
 
     def mean(self, number: int, value: float, weight: float, called: str = "group.average") -> float:
-        """Return the weighted mean of the workers' values, in their order; wait for all who are there.
+        """Return the weighted mean of the workers' values, in their order; wait for all present workers.
 
         Args:
-            number: of the meeting, from 0; the mean of one that is over is given again.
-            value: of this worker.
-            weight: how much it counts.
+            number: number of the meeting, from 0; that of a finished one returns its mean again.
+            value: value of this worker.
+            weight: weight of the value.
             called: as for `gather`.
         """
         pairs = self.gather(number, [value * weight, weight], called)
@@ -252,17 +253,17 @@ class Means:
         return float(total / weights)
 
     def gather(self, number: int, value: Any, called: str = "group.gather") -> list[Any]:
-        """Return the values of all workers who are there, in their order, the same on all.
+        """Return the values of all present workers, in their order, the same on all.
 
         Args:
-            number: of the meeting, from 0; what one has come to that is over is given again.
-            value: of this worker, JSON-able.
-            called: what all must call.
+            number: number of the meeting, from 0; that of a finished one returns its result again.
+            value: value of this worker, JSON-able.
+            called: name of the method that all must call.
 
         Raises:
             RequestError: another worker is in another meeting, has left, or waits in an exchange for this one.
         """
-        # Doubles come back with all their bits.
+        # JSON keeps all bits of doubles.
         self._board.post(_part_key(number, self._worker), json.dumps([called, value]))
         self._asked_at = self._looked_at = time.monotonic()
         told = self._board.await_found(lambda: self._parts(number, called), f"the others to come to {called}")
@@ -287,15 +288,15 @@ class Means:
         return self._board.post_if_absent(key, json.dumps(parts))
 
     def check_others(self, number: int, called: str, awaited: Collection[int]) -> None:
-        """Ask now and then where those are that are awaited, and end a wait that no other worker can end.
+        """Request the places of the awaited workers at intervals, and end a wait that no other worker can end.
 
         Args:
-            number: of the meeting.
+            number: number of the meeting.
             called: as for `gather`.
-            awaited: indices of the workers that must come.
+            awaited: indices of the awaited workers.
 
         Raises:
-            RequestError: one has left, or waits in an exchange that this worker has not come to.
+            RequestError: one has left, or waits in an exchange that this worker has not reached.
         """
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
@@ -321,7 +322,7 @@ class Means:
 
 
 def left_key(worker: int) -> str:
-    """Return the key under which a worker says that it has come to the end of its loop."""
+    """Return the key that a worker sets at the end of its loop."""
     return f"script/left/{worker}"
 
 
@@ -337,15 +338,15 @@ class LoopWatch:
     """One worker's watch, on a thread of its own; it watches the thread that makes it.
 
     Args:
-        board: to ask and answer on; used by nobody else at the same time.
-        worker: its index.
-        workers: how many there are.
-        steps: returns how many steps this worker has done.
-        say: takes a line to be printed.
-        patience_s: of waiting, before the others are asked where they are.
+        board: board for requests and answers; not used by others at the same time.
+        worker: index of the worker.
+        workers: number of workers.
+        steps: returns the steps done by this worker.
+        say: prints a line.
+        patience_s: seconds of waiting before the other workers are asked for their places.
 
     Attributes:
-        exchange: that with all others in which this worker waits: its step, and mean of gradients in it; else None.
+        exchange: exchange with all others in which this worker waits: its step, and mean of gradients; else None.
     """
 
     def __init__(
@@ -377,7 +378,7 @@ class LoopWatch:
 
     @contextmanager
     def waiting(self, exchange: tuple[int, int] | None = None) -> Iterator[None]:
-        """Take note that this worker waits for others inside.
+        """Record that this worker waits for others inside.
 
         Args:
             exchange: as the attribute.

@@ -1,20 +1,20 @@
-"""Checkpoints of a whole run: every rank's state at one moment, in one file, written beside training.
+"""Checkpoints of a whole run: every rank's state at one moment, in one file, written in parallel with training.
 
-    leader     copy ─▶ begin ── train ── train ── look ─▶ CheckpointSaved, or a notice that it could not be written
+    coordinator copy ─▶ begin ── train ── train ── look ─▶ CheckpointSaved, or a notice that it could not be written
     thread              └─ write ─ fsync ─ rename ─┘
 
-What is saved is a copy that is not changed any more. At most one write is under way, and the next checkpoint
+A copy of the state is saved, which does not change any more. At most one write is running, and the next checkpoint
 waits for it: a disk that is slower than an epoch would otherwise fall behind ever further. The end of the run
 and an interruption wait as well.
 
 A checkpoint can be resumed with another number of workers than it was written by, at any step of an epoch:
 
-    checkpoint      3 workers, in the middle of epoch 2 ─▶ steps that count (the strategy says which)
-    what is left    of epoch 2, image by image          ─▶ dealt out among 5 (`data/dealing.py`)
-    state           parameters, optimisers, servers     ─▶ merged (the strategy says how)
+    checkpoint      3 workers, in the middle of epoch 2 ─▶ steps that count (by the strategy's rule)
+    rest            of epoch 2, image by image          ─▶ divided among 5 (`data/dealing.py`)
+    state           parameters, optimizers, servers     ─▶ merged (by the strategy's rule)
 
-Steps are counted anew, as `Calendar` does. Workers that were there keep their batch-norm statistics, and
-others get those of worker 0. With another number of servers, their shards are cut anew.
+Steps are counted again, as by `Calendar`. Workers of the checkpoint keep their batch-norm statistics, and
+others get those of worker 0. With another number of servers, the shards are cut again.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from polyrhythm.training.checkpoint import (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment.
+    """State of a run at one moment.
 
     Attributes:
-        epoch: whole epochs done by the leader.
-        step: steps done by the leader.
-        seconds: trained so far.
-        parameters: `(n,)`, the leader's.
-        workers: the latest state of every worker that had sent one.
-        servers: one state a server.
-        average: the moving average of the weights, if there is one.
-        presented: `(n,)`, the parameters that were tested, where they are neither the leader's nor the average.
-        begun: what other numbers of workers did of epochs that were not over.
-        deal: what had been drawn, where workers draw their batches, as `Dealer` writes it; else empty.
-        was: the strategy that wrote it, where another goes on; see `handing_over`.
-        by: how many workers wrote it, likewise.
+        epoch: whole epochs done by the coordinator.
+        step: steps done by the coordinator.
+        seconds: seconds of training so far.
+        parameters: `(n,)`, those of the coordinator.
+        workers: latest state of every worker that had sent one.
+        servers: one state per server.
+        average: moving average of the weights, if there is one.
+        presented: `(n,)`, the parameters that were tested, where they are neither the coordinator's nor the average.
+        begun: progress of other numbers of workers in unfinished epochs.
+        deal: record of the drawn batches, where workers draw, as `Dealer` writes it; else empty.
+        was: strategy that wrote it, where another resumes; see `handing_over`.
+        by: number of workers that wrote it, where another strategy resumes.
     """
 
     epoch: int
@@ -89,19 +89,19 @@ class Snapshot:
 
     @property
     def tested(self) -> Tensor:
-        """The parameters, `(n,)`, of the model as it is tested and saved."""
+        """Parameters, `(n,)`, of the model that is tested and saved."""
         if self.average:
             return self.average["value"]
         return self.parameters if self.presented is None else self.presented
 
     def worker(self, index: int, replicated: bool) -> WorkerState:
-        """Return a worker's state; where it had sent none, or its part is everybody's, that comes from worker 0."""
+        """Return a worker's state; where it had sent none, or the part is replicated, that of worker 0 is used."""
         leader = self.workers[0]
         own = replace(self.workers.get(index, leader), begun=self.begun.to_json())
         return replace(own, part=leader.part, part_facts=leader.part_facts) if replicated else own
 
     def behind(self, workers: int) -> set[int]:
-        """Return those of so many workers that had done fewer steps than the leader, or had said nothing."""
+        """Return indices of workers that had done fewer steps than the coordinator, or had sent no state."""
         return {
             index
             for index in range(workers)
@@ -126,7 +126,7 @@ class Snapshot:
         return named | prefixed("average.", self.average)
 
     def facts(self) -> dict[str, Any]:
-        """All that is not a tensor, JSON-able."""
+        """Return all values other than tensors, JSON-able."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -178,13 +178,13 @@ _MOST_WORKERS = 100_000
 
 
 class Archive:
-    """The checkpoints of a run folder.
+    """Checkpoints of a run folder.
 
     Args:
-        job: what is trained; a checkpoint of another job is refused.
+        job: training job; a checkpoint of another job is refused.
 
     Attributes:
-        remarks: what is to be said of the checkpoint that was loaded.
+        remarks: remarks on the checkpoint that was loaded.
     """
 
     def __init__(self, job: Job) -> None:
@@ -202,11 +202,11 @@ class Archive:
 
         Raises:
             RunError: it cannot be written; older ones are untouched.
-            Superseded: the folder is another's.
+            Superseded: the folder belongs to a later run.
         """
         path = checkpoint_path(self._folder, snapshot.step)
         try:
-            self._claim.draft(path)  # which makes a folder again that was deleted
+            self._claim.draft(path)  # it makes a deleted folder again
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"cannot write checkpoint {path}: {error.strerror or error}") from error
@@ -218,23 +218,23 @@ class Archive:
         return f"{FOLDER}/{path.name}"
 
     def keep_best(self, step: int, top1: float) -> None:
-        """Keep the checkpoint of a step besides the newest ones, if that is wanted and it is the best so far.
+        """Keep the checkpoint of a step in addition to the newest ones, if that is enabled and it is the best so far.
 
         Raises:
             RunError: the system could not do so.
-            Superseded: the folder is another's.
+            Superseded: the folder belongs to a later run.
         """
         if self._keep_best:
             keep_best(checkpoint_path(self._folder, step), top1, self._claim)
 
     def load(self) -> Snapshot:
-        """Read the newest checkpoint that is whole; what is newer and damaged goes when the next one is written.
+        """Read the newest undamaged checkpoint; newer damaged ones are removed when the next one is written.
 
-        That of another strategy is returned as it is, with `was`.
+        A checkpoint of another strategy is returned unchanged, with `was`.
 
         Raises:
-            RequestError: there is none, all are damaged, it is of another job, or its workers were others and the
-                strategy needs as many.
+            RequestError: there is none, all are damaged, it is of another job, or it is of another number of workers
+                and the strategy needs the same number.
         """
         with restoring(f"the checkpoint in {self._folder}"):
             return self._load()
@@ -305,7 +305,7 @@ class Archive:
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """Return what tells a job from others, JSON-able."""
+    """Return the properties that identify a job, JSON-able."""
     return {
         "strategy": str(job.strategy),
         "workers": job.workers,
@@ -319,14 +319,14 @@ def identity(job: Job) -> dict[str, Any]:
 
 
 class Archivist:
-    """Saves one checkpoint after the other. What cannot be written is said, and training goes on.
+    """Saves one checkpoint after the other. A failed write is reported, and training continues.
 
-    But not in a folder that a later start has: all that looks at what has been written then raises `Superseded`.
+    Only where a later run has taken the folder, all methods that check finished writes raise `Superseded`.
 
     Args:
-        archive: where to.
-        activity: of the rank, for its watchdog.
-        say: takes events, whose times it sets; called on the thread that calls this object.
+        archive: archive to write to.
+        activity: activity of the rank, for its watchdog.
+        say: receiver of events, which sets their times; called on the thread that calls this object.
         beside: whether to write on another thread; in virtual time, where writing takes none, it is done at once.
     """
 
@@ -338,14 +338,14 @@ class Archivist:
         self._say = say
         self._beside = beside
         self._writing: tuple[Snapshot, float | None, Future[str]] | None = None
-        self._saved_step: int | None = None  # of the last one, if it could be written
+        self._saved_step: int | None = None  # of the last one, if it was written
 
     def begin(self, snapshot: Snapshot, top1: float | None = None) -> None:
         """Begin to write a checkpoint, when the one before is done.
 
         Args:
-            snapshot: nothing of it may change any more.
-            top1: the model's test accuracy, a fraction, if it was tested.
+            snapshot: state that does not change any more.
+            top1: test accuracy of the model, a fraction, if it was tested.
         """
         self.wait()
         thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -355,19 +355,19 @@ class Archivist:
             self.wait()
 
     def look(self) -> None:
-        """Report what has become of the checkpoint under way, if it is done."""
+        """Report the result of the current write, if it is done."""
         if self._writing is not None and self._writing[-1].done():
             self._tell()
 
     def wait(self) -> None:
-        """Wait until no checkpoint is under way."""
+        """Wait until no checkpoint is being written."""
         if self._writing is not None:
             with self._activity.doing("writing a checkpoint", takes_long=True):
                 self._writing[-1].exception()
             self._tell()
 
     def tested(self, top1: float) -> None:
-        """Take the test accuracy, a fraction, of the model that was saved last, and keep it if it is the best."""
+        """Record the test accuracy, a fraction, of the model saved last, and keep its checkpoint if it is the best."""
         self.wait()
         if self._saved_step is not None:
             try:
@@ -394,7 +394,7 @@ class Archivist:
 
 
 def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Return a checkpoint whose workers are given the states of all, since they may train other parts than before."""
+    """Return a checkpoint whose workers receive the states of all, since they may train other layers than before."""
     states = snapshot.workers
     held = held_by(states, job.workers, snapshot.parameters, snapshot.servers)
     given = job.strategy.resharding(job.workers, job.workers).worker_states(held, snapshot.step)
@@ -406,15 +406,15 @@ def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
 
 
 def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]:
-    """Return a checkpoint as if the job's number of workers had written it, and what is to be said of that.
+    """Return a checkpoint as if the job's number of workers had written it, and a remark on the change.
 
     Args:
-        snapshot: written by `before` workers.
-        job: that goes on.
-        before: how many there were.
+        snapshot: checkpoint of `before` workers.
+        job: job that resumes.
+        before: previous number of workers.
 
     Raises:
-        RequestError: the strategy needs as many workers as it had.
+        RequestError: the strategy needs the same number of workers as before.
     """
     if job.learning.updates is not None:
         raise RequestError(
@@ -441,12 +441,12 @@ def resharded(snapshot: Snapshot, job: Job, before: int) -> tuple[Snapshot, str]
 
 
 def counted_steps(snapshot: Snapshot, old: Job, rule: Resharding) -> tuple[Held, list[int]]:
-    """Return what a checkpoint holds of its strategy, and how many steps of each worker count.
+    """Return the strategy's state in a checkpoint, and the number of each worker's steps that count.
 
     Args:
-        snapshot: the checkpoint.
-        old: the job that wrote it.
-        rule: of its strategy.
+        snapshot: checkpoint.
+        old: job that wrote it.
+        rule: resharding rule of its strategy.
     """
     held = held_by(snapshot.workers, old.workers, snapshot.parameters, snapshot.servers)
     return held, rule.counted(held)
@@ -454,14 +454,14 @@ def counted_steps(snapshot: Snapshot, old: Job, rule: Resharding) -> tuple[Held,
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left of a run, for those who go on with it.
+    """Rest of a run, for the workers that resume it.
 
     Attributes:
         epoch: whole epochs that are done.
-        step: that all take first.
-        begun: what others did of epochs that are not over.
-        deal: what had been drawn, as `Dealer` writes it, where workers draw; else empty.
-        text: of the epoch under way, for people; empty between two.
+        step: first step of all workers.
+        begun: progress of other numbers of workers in unfinished epochs.
+        deal: record of the drawn batches, as `Dealer` writes it, where workers draw; else empty.
+        text: description of the unfinished epoch; empty between two.
     """
 
     epoch: int
@@ -472,17 +472,17 @@ class Rest:
 
 
 def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequence[int]) -> Rest:
-    """Deal out what is left of a run's images among the workers that there are now.
+    """Divide the rest of a run's images among the present number of workers.
 
     Args:
-        snapshot: the checkpoint.
-        old: the job that wrote it.
-        job: that goes on.
-        held: by the checkpoint.
-        steps: of each worker that count.
+        snapshot: checkpoint.
+        old: job that wrote it.
+        job: job that resumes.
+        held: strategy's state in the checkpoint.
+        steps: number of each worker's steps that count.
 
     Raises:
-        RequestError: an epoch is under way, and images were dealt in one way where they are dealt in the other now.
+        RequestError: an epoch is unfinished, and its images were drawn and are to be shared out now, or vice versa.
     """
     dealt = Dealt(old.dealer(snapshot.deal), old.units) if old.draws else None
     left_out = snapshot.begun.left_out + _images_left_out(old, held, dealt)
@@ -498,7 +498,7 @@ def dealt_out(snapshot: Snapshot, old: Job, job: Job, held: Held, steps: Sequenc
         epochs = [epoch for epoch, ranges in free.items() if ranges not in ([], [(0, deck.images[epoch])])]
     lost = ""
     if epochs and old.draws is not job.draws and epochs[-1] < snapshot.epoch:
-        # Of epochs that are over: gradients that servers held, or that worker 0 had not heard of.
+        # Of finished epochs: gradients that servers held, or that worker 0 did not know of.
         count = (
             sum(stop - start for epoch in epochs for start, stop in free[epoch])
             if dealt is not None
@@ -540,7 +540,7 @@ def _state(index: int, step: int, states: dict[int, WorkerState], merged: Merged
 
 
 def _images_left_out(job: Job, held: Held, dealt: Dealt | None) -> int:
-    """Count the images of steps that count as done and of which servers applied no gradient."""
+    """Count the images of steps that count as done although servers applied no gradient of them."""
     images_of = job.calendar.images if dealt is None else dealt.images
     most = job.calendar.total_steps if dealt is None else MOST_STEPS
     images = sum(
@@ -554,7 +554,7 @@ def _images_left_out(job: Job, held: Held, dealt: Dealt | None) -> int:
 
 
 def _notice(job: Job, before: int, merged: Merged, rest: Rest, *, buffers: bool) -> str:
-    """Return what became of the workers' states, and of the epoch."""
+    """Describe the changes to the workers' states, and to the epoch."""
     more, gone = max(0, job.workers - before), max(0, before - job.workers)
     new = f"; of batch-norm statistics, {more} new ones have worker 0's" if more and buffers else ""
     left = f"; the batch-norm statistics of {gone} are left out" if gone and buffers else ""
@@ -567,10 +567,10 @@ def _notice(job: Job, before: int, merged: Merged, rest: Rest, *, buffers: bool)
 
 
 def other_strategy(job: Job, before: str) -> Strategy | None:
-    """Return the strategy, given as text, that the job's takes the place of; None where it goes on as it was.
+    """Return the previous strategy, given as text, that the job's replaces; None where it is the same.
 
     Raises:
-        RequestError: there is no such strategy any more.
+        RequestError: the strategy does not exist any more.
     """
     if str(job.strategy) == before:
         return None
@@ -585,7 +585,7 @@ def other_strategy(job: Job, before: str) -> Strategy | None:
 
 
 def differ_by_rate(before: str, now: str) -> bool:
-    """Whether two specs of optimizers are equal but for their learning rate, which no state of theirs depends on."""
+    """Whether two optimizer specs are equal except for the learning rate, on which no optimizer state depends."""
     was, wanted = parse(before), parse(now)
     return replace(was, arguments={**was.arguments, "lr": None}) == replace(
         wanted, arguments={**wanted.arguments, "lr": None}
@@ -593,7 +593,7 @@ def differ_by_rate(before: str, now: str) -> bool:
 
 
 def recutting_notice(job: Job, states: Sequence[State]) -> str:
-    """Return what becomes of the servers' states."""
+    """Describe the changes to the servers' states."""
     columns = zip(*(facts["steps"] for _, facts in states), strict=True)
     apart = sum(max(steps) - min(steps) for steps in columns)
     merged = "" if not apart else f"; {apart} gradients that not all servers had yet count as applied"

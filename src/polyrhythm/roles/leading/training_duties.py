@@ -1,17 +1,17 @@
-"""What the leader does for a training run: it tests, saves, and makes the run's figures and its recording.
+"""Work of the coordinator for a training run: tests, checkpoints, the run's results and its recording.
 
-`RunFigures` makes the figures and the recording of a run that is over. `Inheritance` is what the lost leader
-has left undone, and how its successor finishes it:
+`RunFigures` makes the results and the recording of a finished run. `Inheritance` is the unfinished work of a failed
+coordinator, and how its replacement finishes it:
 
-where all hold the same            the parameters of now are tested and saved
-where each has a model of its own  what they handed in at the end of an epoch (`Stock`), before regrouping
+where replicas are identical       the present parameters are tested and saved
+where each has its own model       the models handed in at the end of an epoch (`Stock`), before regrouping
 
 Batch-norm statistics, accounts and states are handed in again by the workers, the average of the weights is in the
-archive, the parameters are on the servers, and the ledger says what has been announced: nothing of it again.
+archive, the parameters are on the servers, and the ledger lists what has been announced: nothing is announced twice.
 
-`CheckpointCollector` collects a checkpoint of all ranks, and tests the model. The result of a test goes with the
-checkpoint that is saved after it, by which the best one is known. The model as it is tested and saved is not
-always the model as it is trained: `Presentation` puts averaged weights and the mean batch-norm statistics of all
+`CheckpointCollector` collects a checkpoint of all ranks, and tests the model. The result of a test is stored in the
+checkpoint that is saved after it, by which the best one is known. The tested and saved model is not
+always the trained one: `Presentation` puts averaged weights and the mean batch-norm statistics of all
 workers in its place.
 """
 
@@ -63,16 +63,16 @@ from polyrhythm.training.weight_averaging import WeightAverage
 
 
 class TrainingDuties(Duties):
-    """The leader's duties in training: it tests, saves, and makes the figures of the run.
+    """Duties of the coordinator in training: tests, checkpoints, and the results of the run.
 
     Args:
-        job: what is learned.
-        world: where this rank is.
-        replica: this worker's.
-        ledger: of the run so far.
+        job: training job.
+        world: context of this rank.
+        replica: replica of this worker.
+        ledger: record of the run so far.
 
     Attributes:
-        job: what is learned; once a checkpoint has been read, with what others did of it.
+        job: training job; once a checkpoint has been read, with the progress that it records.
     """
 
     def __init__(self, job: Job, world: World, replica: Replica, ledger: Ledger) -> None:
@@ -85,11 +85,11 @@ class TrainingDuties(Duties):
         if job.draws and not (job.checkpointing.resume and world.ledger is None):
             self._deal_from(ledger.deal, ledger.drawn)
         self._too_few: int | None = None
-        """How many workers were left when there were too few."""
+        """Number of remaining workers when there were too few."""
         self._images_before: int | None = None
-        """Images that counted as done in the checkpoint that this run goes on from."""
+        """Images that counted as done in the checkpoint from which this run resumes."""
         self._untested: Snapshot | None = None
-        """The checkpoint that this run goes on from, where it was written and killed before its model was tested."""
+        """Checkpoint from which this run resumes, where its run was killed before its model was tested."""
 
     def attach(self, leader: Leader) -> None:
         super().attach(leader)
@@ -113,7 +113,7 @@ class TrainingDuties(Duties):
         return self._emitter.paused_s
 
     def say(self, event: Event) -> None:
-        """Emit a loss or a successor; stop the run where too few workers are left."""
+        """Emit a loss or a replacement; stop the run where too few workers remain."""
         self._emitter.say(event)
         attendance, losses = self.leader.attendance, self.job.fault_tolerance
         left = len(attendance.present)
@@ -161,7 +161,7 @@ class TrainingDuties(Duties):
         return own
 
     def _images_done(self, snapshot: Snapshot) -> int | None:
-        """Return the images of the run that count as done in a checkpoint; None where nobody knows."""
+        """Return the images of the run that count as done in a checkpoint; None where they are unknown."""
         workers = self.job.workers
         try:
             rule = self.job.strategy.resharding(workers, workers)
@@ -179,15 +179,15 @@ class TrainingDuties(Duties):
         self._emitter.take_up(self._ledger.began_at_s)
 
     def inherit(self) -> None:
-        """Test and save what others handed in at the end of an epoch, before they go on."""
+        """Test and save the states handed in at the end of an epoch, before workers continue."""
         self._inheritance.take_up()
 
     def begin(self, epoch: int) -> None:
-        """Say that training starts, unless that has been said."""
+        """Announce that training starts, unless that has been announced."""
         if self._ledger.began:
             return
         folder = self.job.checkpointing.folder
-        if folder is not None:  # of what this run goes on from
+        if folder is not None:  # of the run that is resumed
             self.job.checkpointing.claim.remove(folder / ARRIVALS_FILE)
         self._emitter.begin()
         opening = self._figures.opening(epoch, self._emitter.earlier_s)
@@ -230,7 +230,7 @@ class TrainingDuties(Duties):
         presented: Tensor | None,
         test: EvaluatesPart | None = None,
     ) -> None:
-        """Test and save where an epoch or this session is over, or the lost leader did not come to it."""
+        """Test and save where an epoch or this session is over, or the failed coordinator had not done so."""
         step = record.account.step
         if why is Boundary.EPOCH:
             self._end_epoch(epochs, step, presented, test)
@@ -240,7 +240,7 @@ class TrainingDuties(Duties):
             self._inheritance.finish(step)
 
     def end(self) -> None:
-        """Let the servers go, test and save the final model, let the workers go, and say that the run is over."""
+        """Release the servers, test and save the final model, release the workers, and announce the end of the run."""
         self._replica.part.let_go()
         self.leader.servers.wait()
         trained_s = self._emitter.trained_s
@@ -264,7 +264,7 @@ class TrainingDuties(Duties):
 
     @property
     def _reached(self) -> bool:
-        """Whether the newest test has reached what was to be reached."""
+        """Whether the newest test has reached the target."""
         until, found = self.job.until, self._collector.found
         return (
             until is not None
@@ -275,16 +275,16 @@ class TrainingDuties(Duties):
     def _end_epoch(
         self, epochs: int, step: int, presented: Tensor | None, test: EvaluatesPart | None
     ) -> None:
-        """Evaluate and save, with the other workers' states: all where they go in lockstep, else the latest.
+        """Evaluate and save, with the other workers' states: those of this step in lockstep, else the latest.
 
-        What the lost leader did is not done again, though its successor may have had to take steps again before it.
+        Work of a failed coordinator is not repeated, though its replacement may have had to repeat steps.
         """
         leader = self.leader
         last = epochs == self.job.learning.epochs
         leader.read()
         if last and self.deal is not None:
             leader.wait_for_work_done()
-        elif last:  # hears the slower ones while they train, and not only once the servers let go
+        elif last:  # receives from slower workers while they train, and not only once the servers are released
             leader.wait_for_step(step)
         paused_at = self._world.clock.now()
         tests = (
@@ -301,7 +301,7 @@ class TrainingDuties(Duties):
         self._emitter.paused_s += self._world.clock.now() - paused_at
 
     def _tested(self, step: int) -> list[PartialEvaluation]:
-        """Return what others have found who hold the same model, after so many steps."""
+        """Return the results of workers that hold the same model, after `step` steps."""
         others = [state for state in self._figures.states if state.account.worker != LEADER]
         return [
             PartialEvaluation.from_tensors(state.tested)
@@ -310,7 +310,7 @@ class TrainingDuties(Duties):
         ]
 
     def _end_early(self, step: int) -> None:
-        """Save, once every worker has stopped where it will stop."""
+        """Save, once every worker has stopped."""
         calendar = self.job.calendar
         if self._in_step:
             self.leader.wait_for_step(step)
@@ -327,7 +327,7 @@ class TrainingDuties(Duties):
         return Inheritance(self.job, self._replica, self.leader, self._collector, self._emitter, self._ledger)
 
     def _deal_from(self, told: dict[str, Any], drawn: Sequence[tuple[int, ...]] = ()) -> None:
-        """Make the deal, where a run goes on as it was written, with what was drawn since."""
+        """Make the deal, as recorded where a run resumes, with the batches drawn since."""
         dealer = self.job.dealer(told)
         for unit, *grant in drawn:
             dealer.note(unit, Grant(*grant))
@@ -336,7 +336,7 @@ class TrainingDuties(Duties):
         )
 
     def _go_on(self, begun: Begun) -> None:
-        """Take up what others did of epochs that are not over."""
+        """Continue with the recorded progress in unfinished epochs."""
         self.job = self._figures.job = self._collector.job = self.job.going_on(begun)
 
 
@@ -344,9 +344,9 @@ def training_leader(job: Job, world: World, replica: Replica) -> Leader:
     """Return the control plane of worker 0 in training.
 
     Args:
-        job: what is learned.
-        world: where this rank is.
-        replica: this worker's.
+        job: training job.
+        world: context of this rank.
+        replica: replica of this worker.
     """
     ledger = world.ledger or Ledger.of(job.workers)
     return Leader(world, job.strategy, TrainingDuties(job, world, replica, ledger), ledger, replica)
@@ -354,13 +354,13 @@ def training_leader(job: Job, world: World, replica: Replica) -> Leader:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What the lost leader owed to the last epoch that it had come through.
+    """Unfinished work of a failed coordinator for the last epoch that it had completed.
 
     Attributes:
-        epochs: that are over.
+        epochs: number of finished epochs.
         test: whether the model has not been tested.
         save: whether no checkpoint has been written.
-        is_last: whether no epoch comes after.
+        is_last: whether this was the last epoch.
         at_its_end: whether no step has been done since.
     """
 
@@ -373,12 +373,12 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Stock:
-    """What the others held at the end of an epoch, as they handed it in to the lost leader, and again to its successor.
+    """States of the other workers at the end of an epoch, handed in to the failed coordinator and its replacement.
 
     Attributes:
-        states: theirs, and that of one of them in place of worker 0's.
-        first: `(size,)`, the model of the first of them.
-        mean: `(size,)`, of all their models.
+        states: states of the workers; that of one of them stands for worker 0's.
+        first: `(size,)`, model of the first of them.
+        mean: `(size,)`, mean of all their models.
     """
 
     states: dict[int, WorkerState]
@@ -387,15 +387,15 @@ class Stock:
 
 
 class Inheritance:
-    """A new leader's.
+    """Unfinished work that a new coordinator takes over.
 
     Args:
-        job: what is learned, with what others did of it.
-        replica: the leader's.
-        leader: hears the others.
-        collector: tests and saves.
-        emitter: says what is not as it would have been.
-        ledger: of the run so far.
+        job: training job, with the recorded progress.
+        replica: replica of the coordinator.
+        leader: coordinator, which receives from the other workers.
+        collector: collector that tests and saves.
+        emitter: emitter of notices about deviations.
+        ledger: record of the run so far.
     """
 
     def __init__(
@@ -417,16 +417,16 @@ class Inheritance:
         self._regroups = job.faults.regroups
 
     def take_up(self) -> None:
-        """Test and save what the others held when an epoch was over, where each has a model of its own."""
+        """Test and save the other workers' states at the end of an epoch, where each has its own model."""
         if self._has_stock:
             self._leader.await_introductions()
             self._finish_with_stock()
 
     def finish(self, step: int) -> None:
-        """Test and save what the lost leader did not come to, with the parameters of now.
+        """Test and save where the failed coordinator had not, with the present parameters.
 
         Args:
-            step: steps that the leader has done, as far as they count.
+            step: steps of the coordinator that count.
         """
         self._collector.inherit()
         if self._has_stock:
@@ -450,7 +450,7 @@ class Inheritance:
             self._collector.save(
                 self._collector.snapshot(missing.epochs, step, presented), tested=missing.test
             )
-        if not self._regroups:  # who go in step wait meanwhile
+        if not self._regroups:  # workers in lockstep wait for this
             self._replica.part.catch_up()
 
     @property
@@ -459,7 +459,7 @@ class Inheritance:
         return self._regroups and not self._agree and not self._collector.averages
 
     def _finish_with_stock(self) -> None:
-        """Test and save what the others held when an epoch was over, if that is left undone: they have gone on."""
+        """Test and save the other workers' states at the end of an epoch, if that is missing: they have continued since."""
         reached = [
             state.account.step for worker, state in self._leader.workers.states.items() if worker != LEADER
         ]
@@ -483,12 +483,12 @@ class Inheritance:
 
 
 def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> Stock | None:
-    """Return what is known of a step; None where nobody has handed in a model of its own after it.
+    """Return the states handed in after a step; None where no worker has handed in its own model.
 
     Args:
-        states: the workers'.
-        part: of the leader, which knows what is in them.
-        step: at the end of an epoch.
+        states: states of the workers.
+        part: worker part of the coordinator, which can read them.
+        step: step at the end of an epoch.
     """
     found = {
         worker: state for worker, state in sorted(states.items()) if worker and state.account.step == step
@@ -508,13 +508,13 @@ def stock_of(states: dict[int, WorkerState], part: WorkerCalls, step: int) -> St
 def unfinished(
     ledger: Ledger, job: Job, step: int, drawn_epochs: int | None = None, *, saves: bool
 ) -> Unfinished:
-    """Return what is left to be done of the epochs before.
+    """Return the unfinished work of the previous epochs.
 
     Args:
-        ledger: of the run so far.
-        job: what is learned.
-        step: steps that the leader has done, as far as they count.
-        drawn_epochs: epochs before that of the leader's next batch, where batches are drawn.
+        ledger: record of the run so far.
+        job: training job.
+        step: steps of the coordinator that count.
+        drawn_epochs: number of epochs before that of the coordinator's next batch, where batches are drawn.
         saves: whether the run writes checkpoints.
     """
     epochs = job.calendar.epoch_of(step) if drawn_epochs is None else drawn_epochs
@@ -529,7 +529,7 @@ def unfinished(
 
 
 def tested_before(ledger: Ledger) -> Evaluation | None:
-    """Return what the newest test came to, but for its classes, of which nobody was told."""
+    """Return the result of the newest test, without that of each class, which the ledger does not contain."""
     found = ledger.tested
     if found is None:
         return None
@@ -544,7 +544,7 @@ def tested_before(ledger: Ledger) -> Evaluation | None:
 
 
 def inherit_average(average: WeightAverage, archive: Archive | None, replica: Replica) -> None:
-    """Go on with the average of the newest checkpoint, or begin one at the present parameters."""
+    """Continue with the average of the newest checkpoint, or begin one at the present parameters."""
     average.value.copy_(replica.flat.vector)
     if archive is None:
         return
@@ -558,11 +558,11 @@ def inherit_average(average: WeightAverage, archive: Archive | None, replica: Re
 
 @dataclass(frozen=True)
 class Spent:
-    """The time of a run.
+    """Time of a run.
 
     Attributes:
-        seconds: in all, with those of the runs that it resumes.
-        trained_s: in this session, without what the leader was away to test.
+        seconds: total, including that of the runs that it resumes.
+        trained_s: time of this session, without the coordinator's tests.
     """
 
     seconds: float
@@ -570,16 +570,16 @@ class Spent:
 
 
 class RunFigures:
-    """What the leader knows of a run.
+    """Results of a run, as known to the coordinator.
 
     Args:
-        job: what is learned.
-        world: where the leader is.
-        replica: the leader's.
-        leader: what it has been told.
+        job: training job.
+        world: context of this rank.
+        replica: replica of the coordinator.
+        leader: coordinator, with the reports of all ranks.
 
     Attributes:
-        job: what is learned, with what others did of it.
+        job: training job, with the recorded progress.
     """
 
     def __init__(self, job: Job, world: World, replica: Replica, leader: Leader) -> None:
@@ -590,7 +590,7 @@ class RunFigures:
 
     @property
     def states(self) -> list[WorkerState]:
-        """The latest of every worker that is there, in the workers' order."""
+        """Latest state of every present worker, in the workers' order."""
         return self._leader.workers.in_order
 
     @property
@@ -599,10 +599,10 @@ class RunFigures:
         return any(state.account.stopped for state in self.states)
 
     def opening(self, epoch: int, earlier_s: float) -> RunStarted:
-        """Return what is said of a run when its training starts.
+        """Return the event that announces the start of training.
 
         Args:
-            epoch: that it starts in.
+            epoch: epoch in which it starts.
             earlier_s: seconds of training before this session.
         """
         job, roles = self.job, self._world.roles
@@ -626,14 +626,14 @@ class RunFigures:
         )
 
     def keep_arrivals(self, outcome: str) -> None:
-        """Write down whom every rank has heard, so that the run can be replayed."""
+        """Write the order of all received messages, so that the run can be replayed."""
         folder = self.job.checkpointing.folder
         if folder is None or self._world.arrivals is None:
             return
         roles = self._world.roles
         told = {roles.workers[state.account.worker]: state.account.arrivals for state in self.states}
         told |= {rank: report["arrivals"] for rank, report in self._leader.servers.reports.items()}
-        # With what this one heard while others left.
+        # With messages that this rank received while others left.
         told[self._world.network.rank] = self._world.arrivals.to_json()
         ranks = {rank: Arrivals.from_json(entry) for rank, entry in told.items() if entry}
         digest = result.digest(self._replica.flat.vector)
@@ -644,11 +644,11 @@ class RunFigures:
         ).write(folder, self.job.checkpointing.claim)
 
     def result(self, spent: Spent, found: Evaluation | None) -> dict[str, Any]:
-        """Return the figures, as `train --json` prints them.
+        """Return the results, as `train --json` prints them.
 
         Args:
-            spent: the time of the run.
-            found: by the last test, if there was one.
+            spent: time of the run.
+            found: result of the last test, if there was one.
         """
         job = self.job
         accounts = [state.account for state in self.states]
@@ -681,26 +681,26 @@ class RunFigures:
         }
 
     def _of_stages(self) -> dict[str, Any]:
-        """Return what was said of the stages of a pipeline, and what memory each took."""
+        """Return the predictions for the stages of a pipeline, and the memory used by each."""
         outlook = self._replica.part.outlook
         if outlook is None:
             return {}
         taken = {state.account.worker: state.account.peak_bytes for state in self.states}
-        if self._replica.peak is not None:  # which has written the network since
+        if self._replica.peak is not None:  # it has written the network since
             taken[LEADER] = self._replica.peak()
         return {
             "pipeline": outlook.to_json() | {"measured_bytes": [taken[worker] for worker in sorted(taken)]}
         }
 
     def _epochs_done(self, step: int) -> float:
-        """Return the epochs that the run has come to."""
+        """Return the number of epochs done."""
         deal, job = self._leader.deal, self.job
         if deal is None:
             return job.calendar.epochs_done(step)
         *whole, last = job.deck.images
         an_epoch = whole[0] if whole else last if job.learning.updates is None else len(job.dataset.train)
         left = 0
-        if self.stopped:  # else what lost workers have left is told apart
+        if self.stopped:  # else batches left by failed workers are reported separately
             left = deal.undealt + sum(
                 deal.images_from(worker, done) for worker, done in self._steps_done().items()
             )
@@ -732,7 +732,7 @@ class RunFigures:
         return not_seen + not_applied + not_there
 
     def _steps_done(self) -> dict[int, int]:
-        """Return the steps that count of every worker: as it says itself, or as the servers know of a lost one."""
+        """Return the steps that count of every worker: by its own report, or by the servers' for a failed one."""
         done = {state.account.worker: state.account.step for state in self.states}
         for worker, rank in enumerate(self._world.roles.workers):
             told = [report["steps"] for report in self._leader.servers.reports.values()]
@@ -742,20 +742,20 @@ class RunFigures:
 
 
 class CheckpointCollector:
-    """Tests and saves on behalf of the leader.
+    """Tests and saves on behalf of the coordinator.
 
     Args:
-        job: what is learned.
-        world: where the leader is.
-        replica: the leader's.
-        leader: has the workers' states, and asks servers for theirs.
-        emitter: emits what was tested and saved.
-        ledger: of the run so far.
+        job: training job.
+        world: context of this rank.
+        replica: replica of the coordinator.
+        leader: coordinator, which has the workers' states, and requests those of the servers.
+        emitter: emitter of the events of tests and checkpoints.
+        ledger: record of the run so far.
 
     Attributes:
-        job: what is learned, with what others did of it.
-        found: by the newest test, if there was one.
-        tested_epochs: that were over at that test.
+        job: training job, with the recorded progress.
+        found: result of the newest test, if there was one.
+        tested_epochs: number of finished epochs at that test.
     """
 
     def __init__(
@@ -791,11 +791,11 @@ class CheckpointCollector:
 
     @property
     def remarks(self) -> list[str]:
-        """What is to be said of the checkpoint that was loaded."""
+        """Remarks on the checkpoint that was loaded."""
         return [] if self._archive is None else self._archive.remarks
 
     def load(self) -> Snapshot:
-        """Read the newest checkpoint, and go on with its average."""
+        """Read the newest checkpoint, and continue with its average."""
         assert self._archive is not None, "a resumed run has a folder"
         snapshot = self._archive.load()
         if self._presentation.average is not None and snapshot.average:
@@ -803,7 +803,7 @@ class CheckpointCollector:
         return snapshot
 
     def inherit(self) -> None:
-        """Go on with the lost leader's average of the weights, as far as it is known."""
+        """Continue with the failed coordinator's average of the weights, as far as it is known."""
         if self._presentation.average is not None:
             inherit_average(self._presentation.average, self._archive, self._replica)
 
@@ -816,7 +816,7 @@ class CheckpointCollector:
             self._presentation.average.update(self._replica.flat.vector)
 
     def test(self, part: EvaluatesPart) -> PartialEvaluation:
-        """Return what this worker's part of a test comes to."""
+        """Return the result of this worker's part of a test."""
         with self._world.activity.doing("testing the model", takes_long=True):
             return part()
 
@@ -830,10 +830,11 @@ class CheckpointCollector:
         """Test the model.
 
         Args:
-            epoch: epochs that are over.
-            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
-            tested: parts of the test that are done.
-            states: the workers', worker 0's first; None: those that they have handed in.
+            epoch: number of finished epochs.
+            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights take
+                precedence.
+            tested: finished parts of the test.
+            states: states of the workers, worker 0's first; None: those that they have handed in.
         """
         with self._world.activity.doing("testing the model", takes_long=True):
             states = self._leader.workers.in_order if states is None else states
@@ -853,8 +854,8 @@ class CheckpointCollector:
         """Copy the run's state, if it is kept; what workers and servers hand in is a copy already.
 
         Args:
-            epoch: epochs that are over.
-            step: steps that the leader has done.
+            epoch: number of finished epochs.
+            step: steps done by the coordinator.
             presented: `(size,)`, the parameters that were tested, where they are not the replica's.
         """
         if self._archivist is None:
@@ -876,17 +877,17 @@ class CheckpointCollector:
         )
 
     def save(self, snapshot: Snapshot | None, *, tested: bool = False) -> None:
-        """Has the run's state written.
+        """Start writing the run's state.
 
         Args:
-            snapshot: nothing of it may change any more; None: it is not kept.
+            snapshot: state that does not change any more; None: it is not saved.
             tested: whether the newest test was of this model.
         """
         if self._archivist is not None and snapshot is not None:
             self._archivist.begin(snapshot, self.found.top1 if tested and self.found is not None else None)
 
     def finish(self, epochs: int) -> None:
-        """Test and save the final model, after so many epochs."""
+        """Test and save the final model, after `epochs` epochs."""
         self.evaluate(epochs)
         if self.job.checkpointing.folder is not None:
             path = self.job.checkpointing.folder / "model.safetensors"
@@ -896,9 +897,9 @@ class CheckpointCollector:
             self._archivist.tested(self.found.top1)
 
     def keep_predictions(self) -> None:
-        """Write down what the final model says of every test picture; where that cannot be written, say so.
+        """Write the final model's predictions for every test image; emit a notice where they cannot be written.
 
-        After all else, so that the last bytes of a disk are for what a run cannot do without.
+        This comes last, so that the remaining disk space is used for more important files first.
         """
         found, dataset, learning = self.found, self.job.dataset, self.job.learning
         folder = self.job.checkpointing.folder
@@ -922,7 +923,7 @@ class CheckpointCollector:
                 self._emitter.say(Notice(time_s=0, text=said))
 
     def wait(self) -> None:
-        """Wait until no checkpoint is under way."""
+        """Wait until no checkpoint is being written."""
         if self._archivist is not None:
             self._archivist.wait()
 
@@ -935,14 +936,14 @@ class CheckpointCollector:
 
 
 class Presentation:
-    """Shows a replica with averaged weights, if it keeps them, and with everybody's batch-norm statistics.
+    """Presents a replica with averaged weights, if it keeps them, and with the mean batch-norm statistics of all workers.
 
     Args:
-        job: what is learned.
-        replica: the leader's.
+        job: training job.
+        replica: replica of the coordinator.
 
     Attributes:
-        average: the moving average of the weights, if the job wants one.
+        average: moving average of the weights, if the job requires one.
     """
 
     def __init__(self, job: Job, replica: Replica) -> None:
@@ -960,9 +961,10 @@ class Presentation:
         """Test the model.
 
         Args:
-            states: the workers', worker 0's first.
-            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights go before.
-            tested: parts of the test that are done; of some that overlap the first one counts.
+            states: states of the workers, worker 0's first.
+            presented: `(size,)`, the parameters to test, where they are not the replica's; averaged weights take
+                precedence.
+            tested: finished parts of the test; of overlapping ones the first counts.
         """
         dataset = self._job.dataset
         with self._shown(states, presented):
@@ -977,7 +979,7 @@ class Presentation:
             )
 
     def save(self, path: Path, states: list[WorkerState], claim: Unclaimed = UNCLAIMED) -> None:
-        """Write the model's weights, and what is needed to use them."""
+        """Write the model's weights, and the metadata needed to use them."""
         with self._shown(states):
             save_weights(self._replica.model, path, self._job.weight_facts, claim)
 
