@@ -284,7 +284,7 @@ class TrainingDuties(Duties):
         leader.read()
         if last and self.deal is not None:
             leader.wait_for_work_done()
-        elif last:  # receives from slower workers while they train, and not only once the servers are released
+        elif last:  # receive from slower workers while they train, not only later
             leader.wait_for_step(step)
         paused_at = self._world.clock.now()
         tests = (
@@ -459,7 +459,7 @@ class Inheritance:
         return self._regroups and not self._agree and not self._collector.averages
 
     def _finish_with_stock(self) -> None:
-        """Test and save the other workers' states at the end of an epoch, if that is missing: they have continued since."""
+        """Test and save the other workers' states at the end of an epoch, if that is missing."""
         reached = [
             state.account.step for worker, state in self._leader.workers.states.items() if worker != LEADER
         ]
@@ -786,7 +786,7 @@ class CheckpointCollector:
 
     @property
     def averages(self) -> bool:
-        """Whether the moving average of the weights is what is tested."""
+        """Whether the moving average of the weights is tested."""
         return self._presentation.average is not None
 
     @property
@@ -936,7 +936,7 @@ class CheckpointCollector:
 
 
 class Presentation:
-    """Presents a replica with averaged weights, if it keeps them, and with the mean batch-norm statistics of all workers.
+    """Presents a replica with averaged weights, if it keeps them, and with mean batch-norm statistics.
 
     Args:
         job: training job.
