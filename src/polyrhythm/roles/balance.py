@@ -1,24 +1,25 @@
-"""Balance on one worker: what it measures and tells the others, and the parts on which all decide.
+"""Balance on one worker: its measurements, their exchange, and the shares on which all decide.
 
     worker 1 ── [ns, images, steps, limit, cost] ──▶ worker 0 ── those of all ──▶ worker 1
                                  all: the same `Controller` on the same numbers
 
-All workers do this after the same steps, so they change their parts together and nothing says which: they follow from
-what all know. How often is agreed in the same way: so seldom that it takes at most 0.2 % of a step.
+All workers do this after the same steps, so they change their shares together without further messages. The frequency
+is agreed in the same way: it takes at most 0.2 % of a step.
 
 Workers that may be s steps ahead of the slowest (SSP) would wait for each other at a meeting, and then push at the same
-moments over the same link. So once parts stay as they are, or where they began with what was given, they do not meet,
-but tell at one step, hear at a later one, when the bound says that all have told, and decide at a third:
+moments over the same link. So once shares are stable, or where they began with given ones, they do not meet,
+but send at one step, receive at a later one, when the bound implies that all have sent, and decide at a third:
 
-    step k          each tells worker 0
-    step k + d      worker 0 has heard all of them, and tells all            d = s + 2
-    step k + 2 d    each has heard worker 0, and decides
+    step k          each sends to worker 0
+    step k + d      worker 0 has received from all of them, and sends to all    d = s + 2
+    step k + 2 d    each has received from worker 0, and decides
 
-Where workers regroup, all begin anew with equal parts. With servers a run goes on without a lost worker, and nobody
-regroups: worker 0 then says that parts are equal from here on, and so does everybody who finds worker 0 gone.
+Where workers regroup, all start again with equal shares. With servers a run continues without a failed worker, and
+there is no regrouping: worker 0 then announces equal shares from here on, and a worker that finds worker 0 failed
+sets equal shares itself.
 
-Groups whose workers draw together share their batches in the same way, each group by itself; its first worker is to it
-what worker 0 is to all. A group that has lost somebody goes on with equal parts.
+Groups whose workers draw together share their batches in the same way, each group by itself; its first worker has the
+role of worker 0. A group without one of its workers continues with equal shares.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from polyrhythm.roles.world import World
 from polyrhythm.strategies.strategy import Strategy
 
 UNEVEN = 0.1
-"""By what share workers must differ for their parts to follow them, where nobody has asked for it."""
+"""Least relative difference of workers for which their shares follow speeds without an explicit option."""
 _LEAST_S = 5.0
-"""Of computing in an epoch: less says nothing about machines."""
+"""Least seconds of compute in an epoch for a judgment of machines."""
 _WARM_UP_STEPS, _FIRST_STEPS = 1, 2
 _COST, _MOST_STEPS, _STEPS_APART = 0.002, 64, 10
 _LONGEST_APART = 16 * _STEPS_APART
-"""Workers that are at different steps wait for each other at every meeting: fewer, while parts stay as they are."""
+"""Most steps between meetings, doubled while shares are stable: workers at different steps wait for each other."""
 _ON_THE_WAY = 2
-"""Steps beyond the bound after which what a worker has told is there: it may still be about to tell it, or its answer
-from the servers may be awaited in the middle of its next step."""
+"""Steps beyond the bound after which a worker's message has arrived: it may still be about to send it, or may
+await an answer from the servers in the middle of its next step."""
 _TAG = 1 << 20
 _NS = 1e9
 _LEAVES = [-1, 0, 0, 0, 0]
@@ -63,18 +64,18 @@ def balances(
     compiled: bool = False,
     drawn: bool = True,
 ) -> bool:
-    """Return whether workers' parts of global batches may differ.
+    """Return whether workers' shares of global batches may differ.
 
     Args:
-        balance: as asked for.
-        strategy: of the run.
-        workers: how many there are.
+        balance: requested balance.
+        strategy: strategy of the run.
+        workers: number of workers.
         batch: images of a global batch.
         compiled: whether full batches are compiled.
-        drawn: whether workers draw their batches, where they go at their own pace.
+        drawn: whether asynchronous workers draw their batches.
 
     Raises:
-        RequestError: it was asked for and cannot be had; with the reason and what would work.
+        RequestError: balance was requested and is not possible; with the reason and a remedy.
     """
     balance.check(workers, batch)
     if workers == 1 or (balance.optional and not balance.follows):
@@ -94,7 +95,7 @@ def balances(
         reason = (
             f"workers of {strategy} compute together, at one speed: leave balance out, or choose synchronous"
         )
-    elif balance.optional and traits.skips_steps:  # nobody waits for a slow worker there
+    elif balance.optional and traits.skips_steps:  # there is no waiting for a slow worker
         reason = "late gradients are left out"
     elif batch < workers:
         reason = "batches are too small"
@@ -131,20 +132,20 @@ def balancer_for(
     compute_time: Callable[[], float] | None = None,
     exchanger: Exchanger[Any] | None = None,
 ) -> Balancer | None:
-    """Return what balances one worker's parts; None where all are equal.
+    """Return the balancer of one worker's shares; None where all are equal.
 
     Args:
-        balance: as asked for.
-        strategy: of the run.
-        world: where this worker is.
-        workers: the workers' communicator, with which the part was made.
+        balance: requested balance.
+        strategy: strategy of the run.
+        world: context of this worker.
+        workers: communicator of the workers, with which the part was made.
         batch: images of a global batch; of this worker's group, where groups draw.
         compiled: whether full batches are compiled.
         drawn: whether workers draw their batches.
-        least: images of a worker at least.
-        compute_time: the seconds in which this worker has not stood still, from any beginning, by which whole steps are
-            measured; None: nothing but passes takes time.
-        exchanger: of this worker, where exchanges are entries of a log, as these meetings then are.
+        least: minimum number of images of a worker.
+        compute_time: returns the seconds in which this worker was not blocked, from any origin, by which whole steps
+            are measured; None: only passes take time.
+        exchanger: exchanger of this worker, where exchanges are entries of a log, as these meetings then are.
     """
     everyone, own = workers.size, workers.rank
     if not balances(balance, strategy, everyone, batch, compiled=compiled, drawn=drawn):
@@ -174,47 +175,47 @@ def balancer_for(
         compute_time=compute_time,
         exchanger=exchanger,
     )
-    if world.rejoins and not regroups:  # the others know nothing of it, and may wait for its predecessor
+    if world.rejoins and not regroups:  # the others do not know of it, and may wait for its predecessor
         found.leave()
     return found
 
 
 def shares_in_groups(strategy: Strategy, workers: int) -> bool:
-    """Whether groups draw batches which their workers share, in step and all of them or none."""
+    """Whether groups draw batches that their workers share, in lockstep and all of them or none."""
     traits = strategy.traits(workers)
-    # Leaf servers go on at once without a lost worker, whose part then nobody has.
+    # Leaf servers continue at once without a failed worker, whose share is then lost.
     return traits.draws and not traits.leaves and any(len(group) > 1 for group in traits.groups)
 
 
 class Balancer:
-    """One worker's view of all workers' parts.
+    """One worker's record of all workers' shares.
 
     Args:
-        balance: as asked for; see `balances`.
+        balance: requested balance; see `balances`.
         workers: all workers, or those of a group, on a communicator of which nothing else uses the tag of these
             messages.
         batch: images of a global batch.
-        group: the indices of the workers that share their batches, where not all do; empty: all.
-        everyone: how many workers the run has; 0: these.
-        least: images of a worker at least.
-        rests: steps between two of these meetings at least, for workers that are at different steps else.
-        ahead: by how many steps these may be ahead of the slowest; 0: there is no bound.
-        waits: whether fast workers wait for slow ones from the first steps on, so that the first one is due then.
-        regroups: whether workers regroup when one is lost.
+        group: indices of the workers that share their batches, where not all do; empty: all.
+        everyone: number of workers of the run; 0: these.
+        least: minimum number of images of a worker.
+        rests: minimum steps between two of these meetings, for workers that are at different steps otherwise.
+        ahead: number of steps by which these may be ahead of the slowest; 0: there is no bound.
+        waits: whether fast workers wait for slow ones from the first steps on, so that the first meeting is due then.
+        regroups: whether workers regroup when one fails.
         meets_every: steps from one meeting of all workers to the next.
-        compute_time: the seconds in which this worker has not stood still, from any beginning: then whole steps are
+        compute_time: returns the seconds in which this worker was not blocked, from any origin: then whole steps are
             measured, with their data and updates; None: passes alone, by the clock.
         exchanger: see `balancer_for`.
 
     Attributes:
         group: as given.
-        sizes: the present workers' relative parts, in their order; empty: all alike.
-        share: what this worker counts, over what it would with equal parts: its part of a global batch, but 1 where it
+        sizes: relative shares of the present workers, in their order; empty: all equal.
+        share: weight of this worker relative to equal shares: its share of a global batch, but 1 where it
             takes more steps with a larger one.
         limit: images that this worker's memory holds; 0: not known.
         compute_time: as given, or the clock's.
         whole_steps: whether that is measured, and not passes alone.
-        since_s: when the step or pass under way began, by `compute_time`.
+        since_s: start of the current step or pass, by `compute_time`.
     """
 
     def __init__(
@@ -257,12 +258,12 @@ class Balancer:
         return tuple(of.get(worker, 0) for worker in range(self._everyone))
 
     def regroup(self, workers: Communicator, members: tuple[int, ...], batch: int, step: int = 0) -> None:
-        """Begin with these workers, who all do so: with equal parts, or those that were given, if only to begin with.
+        """Begin with these workers: with equal shares, or those that were given, if only to begin with; all call it.
 
         Args:
-            workers: those who are there.
+            workers: communicator of the present workers.
             members: their indices among all.
-            batch: images that they have together.
+            batch: number of images of their global batch.
             step: steps done.
         """
         self._workers, self._members, self._batch = workers, members, batch
@@ -294,11 +295,11 @@ class Balancer:
         return self._worker == self._members[0]
 
     def meetings(self, before: int, done: int) -> int:
-        """Return how often all workers have met between two of this worker's steps."""
+        """Return the number of meetings of all workers between two of this worker's steps."""
         return done // self._meets_every - before // self._meets_every
 
     def resize(self, batch: int, step: int) -> None:
-        """Continue with so many images in a global batch, after so many steps."""
+        """Continue with `batch` images in a global batch, after `step` steps."""
         self._batch = batch
         if self._controller is not None:
             self._controller.resize(batch)
@@ -308,7 +309,7 @@ class Balancer:
             self._use(self._first(step))
 
     def note(self, images: int, seconds: float) -> None:
-        """Add what this worker computed in a step, if that had its part: an epoch's steps differ by one image."""
+        """Add the measurement of a step, if it had this worker's share: an epoch's steps differ by one image."""
         if self._warm_up:
             self._warm_up -= 1
         elif abs(images - self._own) <= 1:
@@ -317,14 +318,14 @@ class Balancer:
             self._steps += 1
 
     def after(self, step: int, meetings: int = 1) -> bool:
-        """Return whether parts have changed; all workers call it after the same meetings.
+        """Return whether shares have changed; all workers call it after the same meetings.
 
         Args:
             step: steps done.
-            meetings: of all workers since the last call; a worker that skips steps is at several at once.
+            meetings: number of meetings since the last call; several for a worker that skips steps.
 
         Raises:
-            PeerLost: another is gone, where workers regroup.
+            PeerLost: another worker has failed, where workers regroup.
         """
         before = self.sizes
         if not self._observes:
@@ -342,10 +343,10 @@ class Balancer:
         """Follow the workers' speeds from here on if the epoch has shown that they are uneven.
 
         Returns:
-            By what share the slowest takes longer than the fastest, if that is why; else 0.
+            Relative excess time of the slowest over the fastest, if that is the reason; else 0.
 
         Raises:
-            PeerLost: another is gone, where workers regroup.
+            PeerLost: another worker has failed, where workers regroup.
         """
         if self._follows or not self._observes:
             return 0.0
@@ -362,7 +363,7 @@ class Balancer:
         return uneven if self._follows else 0.0
 
     def leave(self) -> None:
-        """Tell the others, where they may wait for this worker's measurements, that there will be none."""
+        """Announce to the others, where they may wait for this worker's measurements, that there will be none."""
         if self._observes:
             self._stop_following()
             if self._workers.rank == 0:
@@ -373,7 +374,7 @@ class Balancer:
 
     @property
     def _settled(self) -> bool:
-        """Whether parts have stayed as they were at the last decision, or began with what was given."""
+        """Whether shares have not changed at the last decision, or began with given ones."""
         began_with = self._controller is None and bool(self._balance.begins_with)
         return began_with or self._apart > self._rests
 
@@ -384,7 +385,7 @@ class Balancer:
         return self._of_members(self._balance.parts(step))
 
     def _first(self, step: int) -> tuple[float, ...]:
-        """Return the parts before anything has been measured."""
+        """Return the shares before the first measurement."""
         return self._given(step) or self._of_members(self._balance.begins_with)
 
     def _of_members(self, parts: tuple[float, ...]) -> tuple[float, ...]:
@@ -409,14 +410,14 @@ class Balancer:
         self._seconds, self._images, self._steps = 0.0, 0, 0
 
     def _decide(self, table: list[list[int]]) -> None:
-        """Change parts by what all have measured, and agree on when to do so again."""
+        """Change shares by the measurements of all, and set the time of the next decision."""
         if not self._observes:
             return
         seconds = [ns / max(1, steps) / _NS for ns, _, steps, _, _ in table]
         cost_s = min(cost for *_, cost in table) / _NS
         steps = cost_s / (_COST * max(seconds)) if max(seconds) > 0 else 1
         self._left += max(self._apart, self._meetings(min(_MOST_STEPS, steps)))
-        if min(seconds) <= 0:  # somebody has not computed since the last time
+        if min(seconds) <= 0:  # a worker has not computed since the last time
             return
         if self._controller is None:
             self._controller = Controller(self._batch, len(table), least=self._least, weights=self.sizes)
@@ -428,7 +429,7 @@ class Balancer:
             self._apart = min(2 * self._apart, _LONGEST_APART)
 
     def _exchanged(self) -> list[list[int]]:
-        """Return what all workers have measured, in their order."""
+        """Return the measurements of all workers, in their order."""
         began_s = self._clock.now()
         if self._exchanger is not None:
             rows = self._exchanger.rows(self._measured())
@@ -441,7 +442,7 @@ class Balancer:
         return table
 
     def _pass(self) -> None:
-        """Do the next part of a meeting at which nobody waits."""
+        """Do the next part of a meeting without waiting."""
         match self._part:
             case 0:
                 self._tell_own()
@@ -454,7 +455,7 @@ class Balancer:
             self._left += self._until_told
 
     def _tell_own(self) -> None:
-        """Tell worker 0 what this worker has measured."""
+        """Send worker 0 the measurements of this worker."""
         own = self._measured()
         self._table = [own]
         if self._workers.rank > 0:
@@ -464,13 +465,13 @@ class Balancer:
                 self._lost(error)
 
     def _measured(self) -> list[int]:
-        """Return what this worker has measured since the last time."""
+        """Return the measurements of this worker since the last time."""
         own = [round(self._seconds * _NS), self._images, self._steps, self.limit, self._cost_ns]
         self._forget()
         return own
 
     def _answer(self) -> None:
-        """As worker 0, hear what all have measured, and tell it to all."""
+        """As worker 0, receive the measurements of all, and send them to all."""
         workers = self._workers
         if workers.rank > 0:
             return
@@ -483,7 +484,7 @@ class Balancer:
         self._tell_all(self._table)
 
     def _told(self) -> list[list[int]]:
-        """Return what all have measured, once worker 0 has told it."""
+        """Return the measurements of all, once worker 0 has sent them."""
         if self._workers.rank > 0 and self._table[0][0] >= 0:
             try:
                 self._table = self._heard(0)
@@ -494,7 +495,7 @@ class Balancer:
         return self._table
 
     def _lost(self, error: PeerLost) -> None:
-        """Go on without meetings, unless workers regroup."""
+        """Continue without meetings, unless workers regroup."""
         if self._regroups:
             raise error
         self._table = [_LEAVES] * self._workers.size

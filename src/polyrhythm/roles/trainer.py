@@ -10,12 +10,12 @@ that a user writes drives it by `StepRetry`.
       settle, present, catch_up    each epoch      settle, catch_up     each epoch
       close                                        close
 
-Where workers regroup, a step that breaks since a worker was lost is repeated among those that are left:
+Where workers regroup, a step that is interrupted by a failure is repeated among the remaining workers:
 
-    TrainingRun recomputes:    exchange ✝ ─▶ regroup ─▶ batches from where all are now
+    TrainingRun recomputes:    exchange ✝ ─▶ regroup ─▶ batches from the present position
     StepRetry keeps:           backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange
 
-A user's loop cannot be asked to compute its gradients again, and an exchange that broke may have changed some.
+A user's loop cannot compute its gradients again, and a failed exchange may have changed some.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ _Result = TypeVar("_Result")
 
 
 class Workload(Protocol):
-    """What a worker trains, as far as it concerns the other workers."""
+    """Model and data of a worker, as far as they concern the other workers."""
 
     @property
     def replica(self) -> FlatReplica:
-        """The parameters, and the strategy's side of this worker."""
+        """Parameters, and the strategy's side of this worker."""
 
     def share_out(self, place: int, present: int) -> None:
         """Continue among other workers: called after each regrouping of all workers.
 
         Args:
-            place: of this worker among those who are there.
-            present: how many are.
+            place: place of this worker among those present.
+            present: number of present workers.
         """
 
     def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
         """Continue in a group among other workers: called after each regrouping of this worker's group alone.
 
         Args:
-            absent: indices of the group's workers that are not there.
-            place: of this worker among those of the group who are there.
-            present: how many are.
+            absent: indices of the group's absent workers.
+            place: place of this worker among those of the group that are present.
+            present: number of present workers of the group.
         """
 
 
 class Calendar(Protocol):
-    """Which step belongs to which epoch."""
+    """Assignment of steps to epochs."""
 
     @property
     def epochs(self) -> int:
@@ -86,23 +86,23 @@ class Calendar(Protocol):
         """Number of steps that every worker takes."""
 
     def start(self, epoch: int) -> int:
-        """Return the steps before an epoch; before the one after the last, all."""
+        """Return the number of steps before an epoch; before the one after the last, of all."""
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        """Return the epoch of a step; the number of epochs, if the step is beyond the end."""
 
 
 class ComputedWorkload(Workload, Protocol):
     """A workload whose steps `Trainer.run` takes.
 
     Attributes:
-        batch_size: images of a full batch, in the epoch whose batches were asked for last.
-        rate_ratio: learning rate that the strategy is given, over the one that is reported.
-        sizes: relative parts of a global batch, of the workers that are there; empty: all alike. For the batches that
-            are asked for next.
+        batch_size: images of a full batch, in the epoch of the batches requested last.
+        rate_ratio: ratio of the strategy's learning rate to the reported one.
+        sizes: relative shares of a global batch, of the present workers; empty: all equal. For the batches that
+            are requested next.
         limit: images that this worker's memory holds at once, where more did not fit; 0: no limit is known.
-        report_steps: after every so many steps a report is due, and at the end of the run. 0: after some time, and at
-            the end of every epoch.
+        report_steps: number of steps between two reports; one more is due at the end of the run. 0: after some time,
+            and at the end of every epoch.
     """
 
     batch_size: int
@@ -113,11 +113,11 @@ class ComputedWorkload(Workload, Protocol):
 
     @property
     def calendar(self) -> Calendar:
-        """Which step belongs to which epoch, where each worker has a fixed share."""
+        """Assignment of steps to epochs, where each worker has a fixed share."""
 
     @property
     def hand(self) -> Hand | None:
-        """The batches that this worker draws; None where it has a fixed share."""
+        """Batches that this worker draws; None where it has a fixed share."""
 
     @property
     def unit(self) -> tuple[int, ...]:
@@ -130,15 +130,15 @@ class ComputedWorkload(Workload, Protocol):
         """Return this worker's batches of an epoch, a step each; the `size` of one without images is 0.
 
         Args:
-            epoch: its number.
-            start: the first step, counted within the epoch, or within the run where batches are drawn.
+            epoch: number of the epoch.
+            start: first step, counted within the epoch, or within the run where batches are drawn.
         """
 
     def compute(self, step: Step, batch: Any) -> tuple[float, float, bool]:
         """Fill the gradients of a step.
 
         Args:
-            step: as it was given to the strategy.
+            step: step as given to the strategy.
             batch: one of `batches`.
 
         Returns:
@@ -148,44 +148,44 @@ class ComputedWorkload(Workload, Protocol):
     def part_of_test(
         self, place: int, parts: Sequence[int], workers: Communicator | None
     ) -> EvaluatesPart | None:
-        """Return what tests this worker's part of the model; None where the leader tests all of it.
+        """Return a function that tests this worker's part of the model's test; None where the coordinator tests all of it.
 
         Args:
-            place: of this worker among those who are there.
-            parts: relative ones of all who are.
-            workers: those, if all of them call this and may exchange something.
+            place: place of this worker among those present.
+            parts: relative shares of all present workers.
+            workers: communicator of these, if all of them call this and may exchange something.
 
         Raises:
-            PeerLost: another is gone.
+            PeerLost: another worker has failed.
         """
 
     def record(self, account: Account) -> WorkerState:
-        """Return what this worker hands in at an epoch's end."""
+        """Return the state that this worker hands in at an epoch's end."""
 
     def cache_use(self) -> CacheUse | None:
-        """Return what a cache of images did since the last call; None where there is none."""
+        """Return the use of a cache of images since the last call; None where there is none."""
 
     def newly_left_out(self) -> str:
         """Return a sentence on images that could not be read since the last call; empty where all could be."""
 
     def gradient_noise(self) -> GradientNoise | None:
-        """Return how this worker's gradients have differed from the mean of all; None where it was not measured."""
+        """Return the measured differences of this worker's gradients from the mean of all; None without a measurement."""
 
 
 class Trainer:
-    """Keeps one worker among the others, whoever of them is lost or joins.
+    """Keeps one worker among the others through failures and joins.
 
     Args:
-        world: where this rank is.
-        strategy: says whether workers regroup, all together or each group apart.
-        workload: what is trained.
-        control: this worker's control plane.
+        world: context of this rank.
+        strategy: strategy, which decides whether workers regroup, all together or each group apart.
+        workload: model and data of the worker.
+        control: control plane of this worker.
 
     Attributes:
-        replica: the workload's.
-        worker: this worker's index.
-        regroup: where all workers regroup together: what does it; else None.
-        regrouping: the same, or what regroups this worker's group, where groups regroup apart.
+        replica: replica of the workload.
+        worker: index of this worker.
+        regroup: regrouping of all workers together; None elsewhere.
+        regrouping: the same, or that of this worker's group, where groups regroup apart.
     """
 
     def __init__(self, world: World, strategy: Strategy, workload: Workload, control: RegroupControl) -> None:
@@ -224,7 +224,7 @@ class Trainer:
 
     @property
     def let_in(self) -> bool:
-        """Whether this worker is a successor that was let in where all workers regroup together."""
+        """Whether this worker is an admitted replacement where all workers regroup together."""
         return self.regroup is not None and self._world.rejoins
 
     @property
@@ -234,7 +234,7 @@ class Trainer:
 
     @property
     def stops(self) -> bool:
-        """Whether no step is left to take: the others have ended, or stopped at this worker's step."""
+        """Whether no step remains: the others have ended, or stopped at this worker's step."""
         return self.over or self._part.has_stopped
 
     @property
@@ -249,17 +249,17 @@ class Trainer:
             self.regrouping.step = step
 
     def open(self, step: int) -> int:
-        """Start the strategy's part with the others, or enter as a successor; return the step to begin with.
+        """Start the strategy's part with the others, or enter as a replacement; return the step to begin with.
 
         Args:
-            step: where this worker would start by itself.
+            step: step at which this worker would start by itself.
         """
         if self.regrouping is None:
             return self._retrying_with_new_leader(lambda: self._part.start(step))
         if self._world.rejoins:
             self.regrouping.enter()
             return self.step
-        if self._world.leads:  # its parameters are those that the others get
+        if self._world.leads:  # the others receive its parameters
             self.step = step
         started = self.guard(lambda: self._part.start(step))
         if started is not None:
@@ -270,7 +270,7 @@ class Trainer:
         """Call `act`, which communicates with the others; return its result, or None after regrouping instead.
 
         Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
+            PeerLost: a rank has failed without which the run cannot continue.
         """
         try:
             return act()
@@ -279,16 +279,16 @@ class Trainer:
         except PeerLost as loss:
             if self.regrouping is None or not self.regrouping.recovers_from(loss):
                 raise
-        self.regrouping.reform()  # out here, where the error no longer holds what was under way
+        self.regrouping.reform()  # out here, where the error no longer references the interrupted step
         return None
 
     def stop(self) -> None:
-        """Note that this worker stops early; where all replicas are equal, successors then find the run over."""
+        """Note that this worker stops early; where all replicas are equal, replacements then find the run over."""
         if self.regroup is not None and self._part.replicated:
             self.regroup.over = True
 
     def close(self) -> None:
-        """End the strategy's part; with those who are left, if members are lost meanwhile."""
+        """End the strategy's part; with the remaining members, if some fail during that."""
         if self.regrouping is None:
             self._retrying_with_new_leader(self._part.end)
             return
@@ -304,7 +304,7 @@ class Trainer:
             self.regrouping.reform()
 
     def _retrying_with_new_leader(self, act: Callable[[], _Result]) -> _Result:
-        """Call `act`, which waits for the leader; again with its successor, if it is lost meanwhile."""
+        """Call `act`, which waits for the coordinator; repeat it with a replacement, if the coordinator fails."""
         while True:
             try:
                 return act()
@@ -317,13 +317,13 @@ class TrainingRun:
     """Takes one worker through the steps of a run, and reports on the way.
 
     Args:
-        trainer: of this worker.
-        workload: what it trains.
-        control: this worker's control plane.
-        world: where this rank is.
-        in_step: whether workers take their steps together; for reports.
-        balancer: of this worker; None: all have equal parts of a global batch.
-        blocked: how long this worker stands still in its communicators, where it does so inside its passes; else None.
+        trainer: trainer of this worker.
+        workload: model and data of this worker.
+        control: control plane of this worker.
+        world: context of this rank.
+        in_step: whether workers are synchronous; for reports.
+        balancer: balancer of this worker; None: all have equal shares of a global batch.
+        blocked: time that this worker is blocked in its communicators inside its passes; else None.
         staged: whether it then waits for other stages of a pipeline.
     """
 
@@ -373,17 +373,17 @@ class TrainingRun:
         self._calendar = workload.calendar
         self._hand = workload.hand
         self._replica = trainer.replica
-        # In virtual time nobody waits for the processor.
+        # In virtual time there is no waiting for the processor.
         real = world.pace is None
         self._tally = Tally(trainer.worker, world.clock, processor_wait_s if real else None)
         self._processor_time: Callable[[], float] = time.thread_time if real else float
         self._rate = 0.0
-        # Asked for at every step: at hand.
+        # Local references for the hot path.
         self._compute, self._now = workload.compute, world.clock.now
         self._asked, self._timer, self._activity = world.stop, world.timer, world.activity
 
     def run(self, start: int, elapsed_s: float) -> None:
-        """Take all steps, or fewer if a rank is asked to stop; then leave the others.
+        """Take all steps, or fewer if a stop is requested from a rank; then leave the others.
 
         Args:
             start: the step to begin with, as `Trainer.open` returned it.
@@ -400,10 +400,10 @@ class TrainingRun:
         self._replica.part.close()
 
     def _train(self, start: int, elapsed_s: float) -> tuple[int, bool]:
-        """Return how many steps are done at last, and whether this worker was stopped early."""
+        """Return the number of steps done, and whether this worker was stopped early."""
         trainer, calendar = self._trainer, self._calendar
         takes_over = self._world.leads and self._world.rejoins
-        if trainer.over and not takes_over:  # it was let in when the others had stopped
+        if trainer.over and not takes_over:  # the others had stopped when it was admitted
             return start, self._hand is not None or start < calendar.total_steps
         first = calendar.epoch_of(start) if self._hand is None else self._hand.come_to(start)
         self._control.begin(first)
@@ -430,18 +430,18 @@ class TrainingRun:
             if last and self._finds_more(done):
                 epoch = following = self._hand.epoch(done)  # type: ignore[union-attr]
                 continue
-            # Of several epochs at once, where others have drawn all batches of those between.
+            # Several epochs at once, where others have drawn all batches of those between.
             for ended in range(max(epoch, ended_epochs) + 1, following + 1):
                 self._end_epoch(ended, done)
             epoch, ended_epochs = following, max(following, ended_epochs)
         return (done if self._hand is not None else max(done, calendar.total_steps)), False
 
     def _end_epoch(self, epochs: int, done: int) -> None:
-        """Have the model tested and saved at an epoch's end, and catch up with what others did meanwhile.
+        """Have the model tested and saved at an epoch's end, and catch up with the others' steps during that.
 
         Args:
-            epochs: that are over.
-            done: steps that this worker has done.
+            epochs: number of finished epochs.
+            done: steps done by this worker.
         """
         trainer, part = self._trainer, self._replica.part
         last = epochs == self._calendar.epochs
@@ -455,9 +455,9 @@ class TrainingRun:
                 trainer.guard(lambda: check(done))
 
     def _finds_more(self, done: int) -> bool:
-        """Whether workers that were lost at the run's end have left batches to this one, which leads."""
+        """Whether workers that failed at the run's end have left batches to this one, the coordinator."""
         hand = self._hand
-        # Who takes its steps with others cannot take any more without them, and they have found nothing left.
+        # Workers of a group cannot take any more steps without each other, and the others have found no batches.
         if (
             hand is None
             or len(self._workload.unit) > 1
@@ -469,24 +469,24 @@ class TrainingRun:
 
     def _part_of_test(self) -> EvaluatesPart | None:
         trainer, replica, balancer = self._trainer, self._replica, self._balancer
-        # With servers, who is behind others does not come.
+        # With servers, replacements that are behind do not take part.
         members = trainer.members if trainer.members is not None else tuple(range(replica.workers.size))
         by_speed = balancer is not None and balancer.sizes and not balancer.group
         parts = [balancer.images[member] if by_speed else 1 for member in members]  # type: ignore[union-attr]
         exchanger = replica.part.exchanger
         met = trainer.members is not None and (exchanger is None or not exchanger.keeps)
-        workers = trainer.workers if met else None  # what is exchanged for a test is no entry of a log
+        workers = trainer.workers if met else None  # a test's exchanges are no entries of a log
         return self._workload.part_of_test(members.index(trainer.worker), parts, workers)
 
     def _through_fixed(self, epoch: int, done: int) -> tuple[int, int, bool]:
         """Take the steps of this worker's share of an epoch.
 
         Args:
-            epoch: its number.
-            done: steps that this worker has done.
+            epoch: number of the epoch.
+            done: steps done by this worker.
 
         Returns:
-            Steps done, the epoch that follows, and whether this worker stops before the run is over.
+            Steps done, the following epoch, and whether this worker stops before the run is over.
         """
         trainer, calendar = self._trainer, self._calendar
         done, end, stopped = max(done, calendar.start(epoch)), calendar.start(epoch + 1), False
@@ -497,10 +497,10 @@ class TrainingRun:
         return done, epoch + 1, stopped and not (last and done >= end)
 
     def _through_drawn(self, epoch: int, done: int) -> tuple[int, int, bool]:
-        """Take as many steps as this worker draws of an epoch; see `_through_fixed`."""
+        """Take the steps of this worker's drawn batches of an epoch; see `_through_fixed`."""
         trainer, hand = self._trainer, self._hand
         assert hand is not None
-        # What a lost worker gave back may be of an earlier epoch.
+        # Batches returned by a failed worker may be of an earlier epoch.
         while (following := hand.epoch(done)) <= epoch:
             taken = trainer.guard(lambda: self._drawn_stretch(following, done))  # noqa: B023 (called at once)
             done, stopped = taken or (trainer.step, trainer.stops)
@@ -509,7 +509,7 @@ class TrainingRun:
         return done, following, False
 
     def _drawn_stretch(self, epoch: int, done: int) -> tuple[int, bool]:
-        """Take the steps that this worker draws of an epoch, until there are none or a rank was asked to stop."""
+        """Take the steps of this worker's drawn batches of an epoch, until there are none or a stop is requested."""
         workload, take, next_step = self._workload, self._take, self._replica.part.next_step
         due, balancer = self._next_due(done, MOST_STEPS), self._balancer
         if self._timer is not None:
@@ -532,18 +532,18 @@ class TrainingRun:
         return done, False
 
     def _stretch(self, epoch: int, done: int, end: int) -> tuple[int, bool]:
-        """Take steps until the epoch is over or a rank was asked to stop; call it inside `Trainer.guard`.
+        """Take steps until the epoch is over or a stop is requested; call it inside `Trainer.guard`.
 
         Args:
-            epoch: its number.
-            done: steps that this worker has done.
-            end: steps that it will have done when the epoch is over.
+            epoch: number of the epoch.
+            done: steps done by this worker.
+            end: steps that it will have done at the end of the epoch.
 
         Returns:
             Steps done, and whether to stop.
 
         Raises:
-            PeerLost: a worker is lost, or one waits to be let in.
+            PeerLost: a worker has failed, or one waits for admission.
         """
         workload, take, next_step = self._workload, self._take, self._replica.part.next_step
         epoch_start, due = self._calendar.start(epoch), self._next_due(done, end)
@@ -577,7 +577,7 @@ class TrainingRun:
                     break
 
     def _share_out(self, balancer: Balancer, epoch: int, done: int) -> None:
-        """Give the workload the parts of the workers that are there, and of the epoch's global batch."""
+        """Set the workload's shares to those of the present workers, and of the epoch's global batch."""
         regroup, regrouping = self._trainer.regroup, self._trainer.regrouping
         batch = self._workload.global_batch(epoch)
         if balancer.group and isinstance(regrouping, GroupRegroup) and regrouping.number != self._view:
@@ -604,17 +604,17 @@ class TrainingRun:
 
     @property
     def _begins_anew(self) -> bool:
-        """Whether parts are to be measured anew, since others are there; with the same entry of a log on all."""
+        """Whether shares are to be measured again, for other members; with the same entry of a log on all."""
         regroup, exchanger = self._trainer.regroup, self._replica.part.exchanger
         if regroup is None or regroup.number == self._view:
             return False
         return exchanger is None or not exchanger.keeps or exchanger.log.merged >= exchanger.begins
 
     def _balance(self, balancer: Balancer, before: int, done: int) -> bool:
-        """Let all workers decide on their parts, if they do so after this step; return whether they have changed.
+        """Have all workers decide on their shares, if due after this step; return whether they have changed.
 
         Raises:
-            PeerLost: a worker is lost.
+            PeerLost: a worker has failed.
         """
         if self._hand is None and done >= self._calendar.total_steps:
             return False
@@ -633,7 +633,7 @@ class TrainingRun:
         return True
 
     def _balance_after_epoch(self, done: int) -> bool:
-        """Let all workers follow their speeds from here on, if the epoch has shown that they are uneven."""
+        """Make all workers follow their speeds from here on, if the epoch has shown that they are uneven."""
         assert self._balancer is not None
         uneven, group = self._balancer.after_epoch(), self._balancer.group
         if uneven and self._tells_parts:
@@ -648,7 +648,7 @@ class TrainingRun:
 
     @property
     def _tells_parts(self) -> bool:
-        """Whether it is this worker that tells of its parts and the others': worker 0, or the first of a group."""
+        """Whether this worker reports its shares and the others': worker 0, or the first of a group."""
         balancer = self._balancer
         return balancer is not None and (balancer.speaks if balancer.group else self._world.leads)
 
@@ -659,7 +659,7 @@ class TrainingRun:
 
     def _take(self, batch: Any, number: int) -> bool:
         """Take a step; return whether to stop. The simulator's hot path."""
-        # A call of what an object holds, written as one of its methods, is looked up anew.
+        # A call through a method of this class would be looked up again each time.
         replica, workload, timer, now = self._replica, self._workload, self._timer, self._now
         if timer is not None:
             timer.lap("data")
@@ -695,20 +695,20 @@ class TrainingRun:
         return stop
 
     def _next_due(self, done: int, end: int) -> int:
-        """Return after how many steps something more is to be done than to take the next one."""
+        """Return the number of steps after which more is due than the next step."""
         every = self._workload.report_steps
         if self._timer is not None or self._trainer.regrouping is not None or not every:
             return done + 1
         return min(end, every * (done // every + 1))
 
     def _follow_up(self, epoch: int, before: int, done: int, *, stops: bool, ends: bool) -> None:
-        """Do what follows a step.
+        """Do the work that follows a step.
 
         Args:
-            epoch: its number.
+            epoch: number of the epoch.
             before: steps done before it.
             done: steps done now.
-            stops: whether a rank was asked to stop.
+            stops: whether a stop is requested.
             ends: whether it is the last one of the epoch, or of the run.
         """
         regrouping, timer = self._trainer.regrouping, self._timer
@@ -779,7 +779,7 @@ class StepRetry:
     """Takes the steps of a user's loop, and repeats each, with a copy of its gradients, until it succeeds.
 
     Args:
-        trainer: of this worker.
+        trainer: trainer of this worker.
 
     Attributes:
         trainer: as given.
@@ -797,7 +797,7 @@ class StepRetry:
         """Exchange the gradients and update the parameters.
 
         Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
+            PeerLost: a rank has failed without which the run cannot continue.
         """
         self._replica.flat.gather_gradients()
         if self.trainer.regrouping is None:
@@ -815,20 +815,20 @@ class StepRetry:
         self.trainer.workers.all_reduce(vector)
 
     def regroup(self) -> None:
-        """Regroup with whoever is there, between two steps; a step that was half done is repeated.
+        """Regroup with the present workers, between two steps; an interrupted step is repeated.
 
         Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
+            PeerLost: a rank has failed without which the run cannot continue.
         """
         self.guard(_called)
 
     def guard(self, act: Callable[[], object]) -> None:
-        """Call `act`, which communicates between two steps; if a worker is lost meanwhile, regroup and leave it out.
+        """Call `act`, which communicates between two steps; if a worker fails during that, regroup and leave it out.
 
-        A step that was half done is repeated. Gradients that the next step has computed already are kept.
+        An interrupted step is repeated. Gradients that the next step has computed already are kept.
 
         Raises:
-            PeerLost: a rank is gone without which the run cannot go on.
+            PeerLost: a rank has failed without which the run cannot continue.
         """
         if self.trainer.regrouping is None:
             act()
@@ -853,7 +853,7 @@ class StepRetry:
         return True
 
     def _repeat(self) -> None:
-        """Repeat the latest exchange until it succeeds, unless another worker has passed its result on."""
+        """Repeat the latest exchange until it succeeds, unless another worker has sent its result."""
         while self._kept is not None and self.trainer.step <= self._step.number:
             self._replica.flat.gradients.copy_(self._kept)
             if self.trainer.guard(lambda: self._exchange(self._step, self._rate)) is not None:
@@ -892,11 +892,11 @@ class LoggedSteps(StepRetry):
 
         Args:
             step: as for `HoldsMeanGradient.average`.
-            place: likewise.
+            place: as for `HoldsMeanGradient.average`.
 
         Raises:
             OutOfStep: this worker is not where the others are.
-            PeerLost: a rank is gone without which the run cannot go on.
+            PeerLost: a rank has failed without which the run cannot continue.
         """
         self._replica.flat.gather_gradients()
         self.trainer.step = step.number
@@ -913,10 +913,10 @@ class LoggedSteps(StepRetry):
     def share_anew(self, name: str) -> None:
         """Continue with a flat vector of another size, made equal to worker 0's.
 
-        All workers call it between two steps, when the last one is whole everywhere.
+        All workers call it between two steps, when the last one is complete everywhere.
 
         Args:
-            name: tells this occasion from others.
+            name: unique name of this occasion.
         """
         workers = self.trainer.workers
         anew = workers.subgroup(name, range(workers.size))

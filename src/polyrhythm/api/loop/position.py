@@ -1,18 +1,18 @@
-"""The position of a worker's loop, and how a successor's loop reaches the position of the others.
+"""The position of a worker's loop, and how a replacement's loop reaches the position of the others.
 
-Marks say where the loops of all workers are when an epoch begins. Positions say where loops that run in
-lockstep are inside an epoch, so that a successor of worker 0 reaches the same batch:
+Marks record the positions of the loops of all workers when an epoch begins. Positions record those of loops that run
+in lockstep inside an epoch, so that a replacement of worker 0 reaches the same batch:
 
-    others     batch 4  step ✝ ───────────── new view ──── position(epoch 2, 4 batches taken, …) ── step, again
-    successor                 ▷ gathering ── new view ──── ◀ waits for it ── leaves 4 batches out ── step
+    others       batch 4  step ✝ ─────────── new view ──── position(epoch 2, 4 batches taken, …) ── step, again
+    replacement               ▷ gathering ── new view ──── ◀ waits for it ── leaves 4 batches out ── step
 
-A worker notes its position whenever it comes to a step, or to the end of its share of an epoch: there, and
-nowhere else, all are at the same line of the script. Each worker that has one of the steps at which all go on
-leaves it in the store.
+A worker records its position at each step, and at the end of its share of an epoch: there, and
+nowhere else, all are at the same line of the script. Each worker with a position at the step from which all continue
+posts it in the store.
 
-Of schedulers and the like a successor takes over the plain values in their `state_dict`. Nothing is
-unpickled: what is not a number, a text or a list of such (functions, tensors, counters) stays as the
-successor's own script has made it.
+From schedulers and other kept objects a replacement takes over the plain values in their `state_dict`. Nothing is
+unpickled: values other than numbers, texts and lists of these (functions, tensors, counters) stay as the
+replacement's own script has made them.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _NUMBERS = (int, float, Tensor)
 
 
 class Kept(Protocol):
-    """Something with a state, such as a learning-rate scheduler."""
+    """Object with a state, such as a learning-rate scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take it back."""
+        """Restore the state."""
 
 
 def plain_state(kept: Kept, *, tensors: bool = False) -> dict[str, Any]:
-    """Return what of a state is plain, JSON-able.
+    """Return the plain values of a state, JSON-able.
 
     Args:
-        kept: whose.
+        kept: object with the state.
         tensors: whether tensors count as plain as well; copies of them are returned.
     """
     found: dict[str, Any] = _plain(kept.state_dict(), (*_PLAIN, Tensor) if tensors else _PLAIN)
@@ -61,7 +61,7 @@ def take_state(kept: Kept, handed: dict[str, Any]) -> None:
 
 
 def _plain(value: Any, kinds: tuple[type, ...]) -> Any:
-    """Return the plain part of a value; of a list all or nothing, but for states in it."""
+    """Return the plain part of a value; of a list all or nothing, except for states in it."""
     if isinstance(value, dict):
         return {
             key: _plain(part, kinds)
@@ -97,16 +97,16 @@ def _merged(own: Any, handed: Any) -> Any:
 
 @dataclass(frozen=True)
 class Mark:
-    """One beginning, as whoever comes there first leaves it for all.
+    """Beginning of an epoch, as posted for all by the first worker there.
 
     Attributes:
-        present: the workers that have a share of the epoch.
-        entering: of those, successors that are let in now, where workers go in step.
-        shards: how many epochs of each shard have been handed out.
-        averages: how many averages have been taken.
-        steps: that this worker has taken.
-        rates: the learning rate of every parameter group.
-        kept: plain states of what the loop keeps.
+        present: workers that have a share of the epoch.
+        entering: replacements among them that are admitted now, where workers are in lockstep.
+        shards: number of epochs of each shard that have been handed out.
+        averages: number of averages taken.
+        steps: steps taken by this worker.
+        rates: learning rate of every parameter group.
+        kept: plain states of the loop's kept objects.
     """
 
     present: tuple[int, ...]
@@ -118,12 +118,12 @@ class Mark:
     kept: tuple[dict[str, Any], ...]
 
     def to_text(self) -> str:
-        """Write it for the store."""
+        """Serialize it for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Mark:
-        """Read what `to_text` wrote."""
+        """Parse the result of `to_text`."""
         told: dict[str, Any] = json.loads(text)
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in told.items()
@@ -132,11 +132,11 @@ class Mark:
 
 
 ALL = 1 << 62
-"""Batches taken of an epoch of which nothing is left."""
+"""Batches taken of an epoch without a rest."""
 UNKNOWN = -1
-"""Batches taken where they do not come from a shard."""
+"""Batches taken where they are not from a shard."""
 _KEPT = 3
-"""Positions: of the step under way, of the one before, which may have to be taken again, and of a share's end."""
+"""Positions: of the current step, of the previous one, which may have to be repeated, and of a share's end."""
 
 
 @dataclass(frozen=True)
@@ -164,21 +164,21 @@ class Position:
     kept: tuple[dict[str, Any], ...]
 
     def to_text(self) -> str:
-        """Write it for the store."""
+        """Serialize it for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Position:
-        """Read what `to_text` wrote."""
+        """Parse the result of `to_text`."""
         told: dict[str, Any] = json.loads(text)
         return cls(**told | {"rates": tuple(told["rates"]), "kept": tuple(told["kept"])})
 
 
 class Logbook:
-    """Notes one worker's positions, and leaves them where a new leader of its formation looks for them.
+    """Records one worker's positions, and posts them for a new coordinator of its formation.
 
     Args:
-        board: where.
+        board: board of the workers.
     """
 
     def __init__(self, board: StoreBoard) -> None:
@@ -199,11 +199,11 @@ class Logbook:
                 self._owed = None
 
     def formed(self, leader: int, steps: int) -> None:
-        """A formation has been made, with the steps that count; who leads may have begun to, and have no position.
+        """Handle a new formation, with the steps that count; its coordinator may have just begun, without a position.
 
         Args:
-            leader: how many have led before the one who leads it.
-            steps: that this worker has done, as far as they count.
+            leader: generation of the formation's coordinator.
+            steps: steps of this worker that count.
         """
         if leader:
             self._told_to, self._owed = leader, steps
@@ -216,13 +216,13 @@ class Logbook:
 
 
 def find_position(board: StoreBoard, leader: int, steps: int, epoch: tuple[int, int]) -> Position | None:
-    """Look for what workers have left for a new leader; None as long as nobody has.
+    """Return the position that workers have posted for a new coordinator; None as long as there is none.
 
     Args:
-        board: where.
-        leader: how many have led before it.
-        steps: with which its formation goes on.
-        epoch: loop and epoch that the last leader had begun; of two positions the one in there counts.
+        board: board of the workers.
+        leader: generation of the coordinator.
+        steps: steps from which its formation continues.
+        epoch: loop and epoch that the last coordinator had begun; of two positions the one in it counts.
     """
     texts = [board.read(_key(leader, steps, at_end)) for at_end in (True, False)]
     found = [Position.from_text(text) for text in texts if text is not None]
@@ -235,14 +235,14 @@ def _key(leader: int, steps: int, at_end: bool) -> str:
 
 
 class LoopProgress:
-    """Counts how far one worker's loop has come.
+    """Progress of one worker's loop.
 
     Attributes:
-        averages: how many averages it has taken.
-        kept: what the loop keeps that a successor must have, such as schedulers.
+        averages: number of averages taken.
+        kept: objects of the loop that a replacement needs, such as schedulers.
         handed: their states, where a resumed run begins with others than their own.
-        optimizer: once there is one.
-        in_step: whether workers take their steps together.
+        optimizer: distributed optimizer; None before there is one.
+        in_step: whether workers are synchronous.
     """
 
     def __init__(self, *, in_step: bool = False) -> None:
@@ -256,11 +256,11 @@ class LoopProgress:
 
     @property
     def next_shard(self) -> int:
-        """The number of the next shard."""
+        """Number of the next shard."""
         return len(self._shards)
 
     def add(self, shard: Shard) -> None:
-        """Note another shard."""
+        """Add another shard."""
         self._shards.append(shard)
         if self._resumes is not None:
             self._resume(len(self._shards) - 1)
@@ -272,14 +272,14 @@ class LoopProgress:
         return 0 if first is None else first.steps
 
     def shard_names(self) -> list[str]:
-        """Return what the shards are of."""
+        """Return the names of the shards."""
         return [shard.name for shard in self._shards if shard is not None]
 
     def keep(self, kept: Sequence[Kept]) -> None:
-        """Keep these objects for successors; those of a resumed run get the states that they had there.
+        """Keep these objects for replacements; those of a resumed run get the states that they had there.
 
         Raises:
-            RequestError: a resumed run had others.
+            RequestError: a resumed run had a different number of them.
         """
         if self.handed and len(self.handed) != len(kept):
             raise RequestError(
@@ -291,15 +291,15 @@ class LoopProgress:
         self.kept, self.handed = kept, ()
 
     def shard_states(self, *, ends: bool) -> list[dict[str, Any]]:
-        """Return where every shard is; see `Shard.state`."""
+        """Return the state of every shard; see `Shard.state`."""
         return [{} if shard is None else shard.state(ends=ends) for shard in self._shards]
 
     def resume(self, shards: Sequence[dict[str, Any]], random: RandomStateToRestore) -> None:
-        """Go on with every shard, those that are made later too, where another run was.
+        """Resume every shard, including those that are made later.
 
         Args:
-            shards: where they were there.
-            random: what this worker draws from.
+            shards: their states in the other run.
+            random: random state of this worker.
         """
         self._resumes = shards, random
         for number in range(len(self._shards)):
@@ -313,11 +313,11 @@ class LoopProgress:
             shard.resume(states[number], random)
 
     def mark(self, present: Sequence[int], entering: Sequence[int]) -> Mark:
-        """Return where this loop is.
+        """Return the present position of this loop as a mark.
 
         Args:
-            present: the workers that have a share of what comes next.
-            entering: of those, who is let in now.
+            present: workers that have a share of the next epoch.
+            entering: those of them that are admitted now.
         """
         assert self.optimizer is not None, "a loop has something to train"
         return Mark(
@@ -331,10 +331,10 @@ class LoopProgress:
         )
 
     def check_alike(self, mark: Mark) -> None:
-        """Compare the learning rates with those of the worker that came first to the beginning of an epoch.
+        """Compare the learning rates with those of the worker that was first at the beginning of an epoch.
 
         Raises:
-            RequestError: they differ, where workers take their steps together.
+            RequestError: they differ, where workers are synchronous.
         """
         assert self.optimizer is not None, "a loop has something to train"
         own = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
@@ -347,11 +347,11 @@ class LoopProgress:
             )
 
     def position(self, epoch: tuple[int, int], taken: int, *, at_end: bool = False) -> Position:
-        """Return where this loop is, at a step or at the end of a share.
+        """Return the position of this loop, at a step or at the end of a share.
 
         Args:
             epoch: loop and epoch.
-            taken: batches of it.
+            taken: number of batches taken of it.
             at_end: whether a share of it has been handed out to its end.
         """
         assert self.optimizer is not None, "a loop has something to train"
@@ -367,12 +367,12 @@ class LoopProgress:
         )
 
     def come_to(self, position: Position) -> None:
-        """Go on inside an epoch, to whose beginning it has gone, where the others are."""
+        """Continue inside an epoch at the others' position."""
         self.averages = position.averages
         self._take(position.kept, position.rates)
 
     def go_to(self, mark: Mark) -> None:
-        """Go on where the others were at a mark, but for the steps that this worker has taken."""
+        """Continue at a mark of the others, except for the steps that this worker has taken."""
         self.averages = mark.averages
         for shard, epoch in zip(self._shards, mark.shards, strict=False):
             if shard is not None:
