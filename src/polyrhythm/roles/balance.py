@@ -291,7 +291,7 @@ class Balancer:
 
     @property
     def speaks(self) -> bool:
-        """Whether this worker is the first of those who are there."""
+        """Whether this worker is the first of those present."""
         return self._worker == self._members[0]
 
     def meetings(self, before: int, done: int) -> int:

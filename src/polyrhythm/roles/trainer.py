@@ -148,7 +148,7 @@ class ComputedWorkload(Workload, Protocol):
     def part_of_test(
         self, place: int, parts: Sequence[int], workers: Communicator | None
     ) -> EvaluatesPart | None:
-        """Return a function that tests this worker's part of the model's test; None where the coordinator tests all of it.
+        """Return a function that runs this worker's part of a test; None where the coordinator tests all of it.
 
         Args:
             place: place of this worker among those present.
@@ -169,7 +169,7 @@ class ComputedWorkload(Workload, Protocol):
         """Return a sentence on images that could not be read since the last call; empty where all could be."""
 
     def gradient_noise(self) -> GradientNoise | None:
-        """Return the measured differences of this worker's gradients from the mean of all; None without a measurement."""
+        """Return the measured noise of this worker's gradients relative to the mean of all; None if unmeasured."""
 
 
 class Trainer:

@@ -141,17 +141,17 @@ _KEPT = 3
 
 @dataclass(frozen=True)
 class Position:
-    """One of a loop.
+    """Position of a loop.
 
     Attributes:
-        loop: how many loops over epochs the script has been through before.
-        epoch: in this loop.
-        steps: that have been done.
-        taken: batches of the epoch that those steps were made of; `ALL` of them, or `UNKNOWN` without a shard.
+        loop: number of loops over epochs that the script has finished before.
+        epoch: number of the epoch in this loop.
+        steps: steps done.
+        taken: batches of the epoch in those steps; `ALL` of them, or `UNKNOWN` without a shard.
         at_end: whether a share of the epoch has been handed out to its end.
-        averages: how many have been taken.
-        rates: the learning rate of every parameter group.
-        kept: plain states of what the loop keeps.
+        averages: number of averages taken.
+        rates: learning rate of every parameter group.
+        kept: plain states of the loop's kept objects.
     """
 
     loop: int
