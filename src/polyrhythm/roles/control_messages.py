@@ -1,17 +1,17 @@
-"""Control messages: what ranks tell each other beside training, one frozen dataclass a kind.
+"""Control messages: messages of ranks outside of training, one frozen dataclass per kind.
 
-    worker ── EnterWorker ─────▶ leader    successor asks to take part      ◀── Welcome
-    all    ◀───── EnterLeader ── leader    successor of the leader          ── Introduction, then WorkerState ──▶
-    worker ── StepBroken ──────▶ leader    a step cannot be finished        ◀── MembershipView
-    worker ◀───── RegroupAt ──── leader    regroup before a step to come
-    worker ◀───── RegroupNow ─── leader    regroup, though you wait elsewhere
-    worker ── EventReport, WorkerState or Account, TakenBatches ──▶ leader  ── MayLeave or FinalModel ──▶
-    server ── EventReport, ShardState, ServerReady, ServerReport ─▶ leader  ── ShardStateRequest ──▶
+    worker ── EnterWorker ─────▶ coordinator  replacement asks to take part        ◀── Welcome
+    all    ◀───── EnterLeader ── coordinator  replacement of the coordinator       ── Introduction, then WorkerState ──▶
+    worker ── StepBroken ──────▶ coordinator  a step cannot be finished            ◀── MembershipView
+    worker ◀───── RegroupAt ──── coordinator  regroup before a later step
+    worker ◀───── RegroupNow ─── coordinator  regroup, although waiting elsewhere
+    worker ── EventReport, WorkerState or Account, TakenBatches ──▶ coordinator    ── MayLeave or FinalModel ──▶
+    server ── EventReport, ShardState, ServerReady, ServerReport ─▶ coordinator    ── ShardStateRequest ──▶
 
 On the wire the fields of a message are JSON; where one of them holds tensors, all are one safetensors payload.
-Decoding checks every field against its declared type, so a message that decodes holds what its class says.
+Decoding checks every field against its declared type, so a decoded message conforms to its class.
 
-A tag tells apart what a rank waits for: a worker that waits for a view leaves the leader's other messages alone.
+Tags separate what a rank waits for: a worker that waits for a view leaves the coordinator's other messages unread.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from polyrhythm.communication.message import (
 from polyrhythm.events import Event, from_json
 
 WELCOME_TAG, VIEW_TAG, LEADER_TAG, CALL_TAG = 1, 2, 3, 4
-"""Tags of what a worker receives: its welcome, a view, who leads and who may leave, a call to regroup now."""
+"""Tags of messages to a worker: its welcome, a view, announcements of coordinator and departure, a call to regroup."""
 
 NOTHING_DONE = -1
 """Steps, and meetings, of a worker that holds no parameters yet."""
 
 
 class ControlMessage:
-    """Base of the frozen dataclasses: how they are laid out on the wire.
+    """Base of the frozen dataclasses: their layout on the wire.
 
     Attributes:
-        KIND: of the message; no other class has it.
-        TAG: of the message.
+        KIND: kind of the message, unique among the classes.
+        TAG: tag of the message.
     """
 
     KIND: ClassVar[Kind]
     TAG: ClassVar[int] = 0
 
     def message(self) -> Message:
-        """Return the message as it is sent."""
+        """Return the message to send."""
         own: Any = type(self)
         values = vars(self)
         if not values:
             return Message(self.KIND, tag=self.TAG)
         held = _tensor_fields(own)
-        # Most are numbers and texts, of which thousands of simulated workers send some.
+        # Most are numbers and texts, sent by thousands of simulated workers.
         facts = {
             name: value if type(value) in _SCALARS else _plain(value)
             for name, value in values.items()
@@ -74,7 +74,7 @@ class ControlMessage:
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Return the dataclass that a received message holds.
+        """Return the dataclass in a received message.
 
         Raises:
             MalformedMessage: it is of another kind, or a field is missing, unknown or of another type.
@@ -107,7 +107,7 @@ class ControlMessage:
 
 
 _SCALARS = frozenset([int, str, bool])
-"""Whatever value they have may be sent as it is."""
+"""Types whose values are sent unchanged."""
 
 
 @cache
@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 
 def checked(value: Any, kind: Any) -> Any:
-    """Return a value out of JSON as a declared type has it: lists become tuples, texts of numbers become keys.
+    """Return a JSON value converted to its declared type: lists become tuples, texts of numbers become keys.
 
     Raises:
         ValueError: it is of another type.
@@ -185,12 +185,12 @@ class EventReport(ControlMessage):
     event: Event
 
     def message(self) -> Message:
-        """Return the message as it is sent."""
+        """Return the message to send."""
         return Message(Kind.EVENT, pack_json(self.event.to_json()))
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """Return the report that a message holds.
+        """Return the report in a message.
 
         Raises:
             MalformedMessage: it holds no event.
@@ -205,23 +205,23 @@ class EventReport(ControlMessage):
 
 @dataclass(frozen=True)
 class Account(ControlMessage):
-    """What a worker has done. The last message of a dry run's worker; otherwise a part of `WorkerState`.
+    """Progress of a worker. The last message of a dry run's worker; otherwise a part of `WorkerState`.
 
     Attributes:
-        worker: its index.
+        worker: index of the worker.
         step: steps done since the run began.
-        session_steps: of those, since this process started.
-        session_images: seen since this process started.
-        epoch_images: seen in the epoch under way.
+        session_steps: steps done since this process started.
+        session_images: images seen since this process started.
+        epoch_images: images seen in the current epoch.
         epoch_loss: sum of the training loss over those.
-        bytes_sent: by the strategy on this worker, since this process started.
-        staleness: how many gradients were applied at which staleness since the run began, where the worker
+        bytes_sent: bytes sent by the strategy on this worker, since this process started.
+        staleness: number of gradients applied at each staleness since the run began, where the worker
             knows it.
         stopped: whether the worker was stopped early.
         final: whether the worker has left.
-        through: whether it has found nothing left to do.
-        arrivals: whom it has heard, as `Arrivals` writes it, once it has left; empty if nothing was noted.
-        peak_bytes: the most memory that training has taken on it, where that is measured.
+        through: whether it has found that no batches remain.
+        arrivals: record of received messages, as `Arrivals` writes it, once it has left; empty if not recorded.
+        peak_bytes: peak memory of training on it, where that is measured.
     """
 
     KIND = Kind.ACCOUNT
@@ -242,10 +242,10 @@ class Account(ControlMessage):
 
 @dataclass(frozen=True)
 class EnterWorker(ControlMessage):
-    """A successor of a lost worker asks to take part.
+    """Request of a replacement of a failed worker to take part.
 
     Attributes:
-        generation: how many processes have had its rank before it.
+        generation: number of previous processes of its rank.
     """
 
     KIND = Kind.JOIN
@@ -254,12 +254,12 @@ class EnterWorker(ControlMessage):
 
 @dataclass(frozen=True)
 class Welcome(ControlMessage):
-    """What a successor needs that no server holds.
+    """State that a replacement needs and no server holds.
 
     Attributes:
-        untrained: what is not trained (batch-norm statistics, frozen parameters) of the leader, by name.
+        untrained: untrained tensors (batch-norm statistics, frozen parameters) of the coordinator, by name.
         time_s: seconds since training started, on the run's clock.
-        begun: what other numbers of workers did of epochs that were not over, as `Begun` writes it.
+        begun: progress of other numbers of workers in unfinished epochs, as `Begun` writes it.
     """
 
     KIND = Kind.WELCOME
@@ -271,10 +271,10 @@ class Welcome(ControlMessage):
 
 @dataclass(frozen=True)
 class EnterLeader(ControlMessage):
-    """A successor of worker 0 leads from now on, and asks for introductions.
+    """Announcement of a replacement of worker 0 as the coordinator, with a request for introductions.
 
     Attributes:
-        generation: how many have led before it.
+        generation: number of previous coordinators.
     """
 
     KIND = Kind.LEAD
@@ -284,11 +284,11 @@ class EnterLeader(ControlMessage):
 
 @dataclass(frozen=True)
 class Introduction(ControlMessage):
-    """What a worker tells a new leader first.
+    """First message of a worker to a new coordinator.
 
     Attributes:
-        generation: how many processes have had its rank before it.
-        behind: whether it had done fewer steps than the leader in the checkpoint from which the run goes on.
+        generation: number of previous processes of its rank.
+        behind: whether it had done fewer steps than the coordinator in the checkpoint from which the run resumed.
         record_follows: whether its latest state is its next message.
         untrained: as in `Welcome`; empty in a dry run.
     """
@@ -302,12 +302,12 @@ class Introduction(ControlMessage):
 
 @dataclass(frozen=True, order=True)
 class Progress:
-    """How far a worker has come.
+    """Progress of a worker.
 
     Attributes:
-        over: whether it has done all that there was to do.
-        meetings: of all workers that it has been at; see `Regroups.meetings`.
-        steps: that it has done.
+        over: whether it has done all its work.
+        meetings: number of meetings of all workers in which it took part; see `Regroups.meetings`.
+        steps: steps done.
     """
 
     over: bool = field(default=False, kw_only=True)
@@ -320,23 +320,23 @@ NOTHING = Progress(NOTHING_DONE, NOTHING_DONE)
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipView(ControlMessage):
-    """The workers that train together from now on.
+    """Workers that train together from now on.
 
     Attributes:
-        number: how many views there have been before.
-        workers: their indices among all workers of the run, in order; worker 0 leads.
-        generations: how many have had each one's rank before it.
-        step: steps that the newest has done.
-        newest: the worker that has come furthest, and hands on what it holds.
-        behind: those who have not met the others so often.
-        over: whether nothing is left to do but to leave.
-        absences: since which step which workers have taken no part, oldest first, this view's last.
-        missed: after how many steps of the others which workers were missed, be they replaced or not.
-        since: for each of those, where exchanges are entries of a log: the steps, from and to, of which others have
-            nothing; else empty.
+        number: number of previous views.
+        workers: indices of the members among all workers of the run, in order; worker 0 is the coordinator.
+        generations: number of previous processes of each member's rank.
+        step: steps done by the newest member.
+        newest: member with the most progress, which hands on its state.
+        behind: members that have met the others less often.
+        over: whether members only have to leave.
+        absences: step from which workers are absent, and which, oldest first, this view's last.
+        missed: step of the others at which a worker was missed, and which, replaced or not.
+        since: for each of those, where exchanges are entries of a log: the steps, from and to, without effect on the
+            others; else empty.
         begins: first entry of the log that no member had opened.
-        gives: states to pass on, in place of `behind`: the worker that has it, the worker that begins with it.
-        hands: results of the log to pass on: number of the entry, the worker that has it, the worker that lacks it.
+        gives: states to send, used instead of `behind`: the worker that has it, the worker that begins with it.
+        hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.
     """
 
     KIND = Kind.REGROUP
@@ -357,25 +357,25 @@ class MembershipView(ControlMessage):
 
     @property
     def leader(self) -> int:
-        """How many have led before the one that made it."""
+        """Generation of the coordinator that made the view."""
         return self.generations[0] if self.generations else 0
 
     @property
     def name(self) -> str:
-        """Name of these workers' communicator; two leaders may make views of the same number."""
+        """Name of these workers' communicator; two coordinators may make views of the same number."""
         return f"workers {self.number} of {self.leader}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBroken(ControlMessage):
-    """A worker cannot finish a step, or a newcomer has none to finish, and waits for the next view.
+    """Report of a worker that cannot finish a step, or a newcomer without one, and waits for the next view.
 
     Attributes:
-        number: of the view that broke.
-        progress: how far the worker has come.
-        generation: how many processes have had its rank before it.
-        view: that broke, for a leader who has not made it.
-        report: in place of `progress`, of a worker whose exchanges are entries of a log.
+        number: number of the broken view.
+        progress: progress of the worker.
+        generation: number of previous processes of its rank.
+        view: the broken view, for a coordinator that has not made it.
+        report: report used instead of `progress` by a worker whose exchanges are entries of a log.
     """
 
     KIND = Kind.BROKEN
@@ -393,11 +393,11 @@ class StepBroken(ControlMessage):
 
 @dataclass(frozen=True)
 class RegroupAt(ControlMessage):
-    """All must regroup before a step.
+    """Request to regroup before a step.
 
     Attributes:
-        number: of the present view.
-        step: the step's number.
+        number: number of the present view.
+        step: number of the step.
     """
 
     KIND = Kind.REGROUP_AT
@@ -408,10 +408,10 @@ class RegroupAt(ControlMessage):
 
 @dataclass(frozen=True)
 class RegroupNow(ControlMessage):
-    """The leader regroups: who waits for it elsewhere must break that off.
+    """Notice that the coordinator regroups: workers that wait for it elsewhere must stop waiting.
 
     Attributes:
-        number: of the view that broke.
+        number: number of the broken view.
     """
 
     KIND = Kind.CALL
@@ -421,12 +421,12 @@ class RegroupNow(ControlMessage):
 
 @dataclass(frozen=True)
 class Handover(ControlMessage):
-    """What the newest member of a view hands to those who are behind.
+    """State that the newest member of a view sends to those behind.
 
     Attributes:
         vector: `(size,)`, its parameters.
         part: tensors of its strategy part, by name.
-        part_facts: the rest of its strategy part.
+        part_facts: other state of its strategy part.
     """
 
     KIND = Kind.HANDOVER
@@ -437,11 +437,11 @@ class Handover(ControlMessage):
 
 @dataclass(frozen=True)
 class TakenBatches(ControlMessage):
-    """How much of its share of an epoch a worker has taken, in a loop of a user's own.
+    """Progress of a worker in its share of an epoch, in a loop of a user's own.
 
     Attributes:
-        taken: batches.
-        of: batches of the share.
+        taken: number of batches taken.
+        of: number of batches of the share.
     """
 
     KIND = Kind.TAKEN
@@ -451,12 +451,12 @@ class TakenBatches(ControlMessage):
 
 @dataclass(frozen=True)
 class StepsCounted(ControlMessage):
-    """How many steps of a lost worker a server has counted.
+    """Number of steps of a failed worker that a server has counted.
 
     Attributes:
-        rank: of the worker.
-        steps: that count.
-        losses: how many processes of that rank have been lost.
+        rank: rank of the worker.
+        steps: number of steps that count.
+        losses: number of processes of that rank that have failed.
     """
 
     KIND = Kind.COUNTED
@@ -467,7 +467,7 @@ class StepsCounted(ControlMessage):
 
 @dataclass(frozen=True)
 class MayLeave(ControlMessage):
-    """The leader needs nothing more of a worker."""
+    """Notice that the coordinator needs no more of a worker."""
 
     KIND = Kind.LEAVE
     TAG = LEADER_TAG
@@ -475,11 +475,11 @@ class MayLeave(ControlMessage):
 
 @dataclass(frozen=True)
 class FinalModel(ControlMessage):
-    """The run's final model, with which a worker of a user's own loop may leave.
+    """Final model of the run, with which a worker of a user's own loop may leave.
 
     Attributes:
         vector: `(size,)`, the parameters.
-        buffers: by name.
+        buffers: buffers by name.
     """
 
     KIND = Kind.FINAL_MODEL
@@ -490,10 +490,10 @@ class FinalModel(ControlMessage):
 
 @dataclass(frozen=True)
 class ShardStateRequest(ControlMessage):
-    """The leader asks a server for the state of a shard that it holds.
+    """Request of the coordinator for the state of a shard of a server.
 
     Attributes:
-        shard: its number.
+        shard: number of the shard.
     """
 
     KIND = Kind.CHECKPOINT
@@ -502,12 +502,12 @@ class ShardStateRequest(ControlMessage):
 
 @dataclass(frozen=True)
 class ShardState(ControlMessage):
-    """The state of a shard: to the leader, for a checkpoint, and from it, where a run is resumed.
+    """State of a shard: to the coordinator, for a checkpoint, and from it, where a run is resumed.
 
     Attributes:
-        shard: its number.
-        tensors: by name.
-        facts: the rest.
+        shard: number of the shard.
+        tensors: tensors by name.
+        facts: other state.
     """
 
     KIND = Kind.STATE
@@ -518,10 +518,10 @@ class ShardState(ControlMessage):
 
 @dataclass(frozen=True)
 class ServerReady(ControlMessage):
-    """The successor of a lost server has all of its shards.
+    """Notice that the replacement of a failed server has all of its shards.
 
     Attributes:
-        generation: how many processes have had its rank before it.
+        generation: number of previous processes of its rank.
     """
 
     KIND = Kind.READY

@@ -4,11 +4,11 @@
       DRAW(step) ── 64 bytes ──────────▶  Dealer.draw ─▶ event `BatchesDrawn` ─▶ launcher: ledger
       ◀────────── GRANT(stretch) ───────
 
-A worker asks when it begins the last batch that it has, so an answer is there before it is needed; a stretch holds
-many batches (see `data/dealer.py`). The owner is a task of its own, which answers at once however slow worker 0 is.
+A worker requests a grant at the beginning of its last batch, so the answer arrives before it is needed; a stretch holds
+many batches (see `data/dealer.py`). The owner is a separate task, which answers at once however slow worker 0 is.
 
-Nothing is dealt before the launcher has been told, so a successor of worker 0 knows all that its predecessor dealt.
-Members of a group that takes its steps together ask each for themselves, and get the same.
+Every grant is reported to the launcher first, so a replacement of worker 0 knows all grants of its predecessor.
+Members of a group in lockstep send separate requests, and get the same grant.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from polyrhythm.events import BatchesDrawn
 from polyrhythm.roles.world import LEADER, World
 
 MOST_STEPS = 1 << 62
-"""More than a worker takes, where nobody knows beforehand how many."""
+"""Upper bound of a worker's steps, where the number is not known beforehand."""
 _GRANT_TAG = 1
 
 
 class Draw(NamedTuple):
-    """A worker asks for the grant that holds a step.
+    """Request of a worker for the grant that holds a step.
 
     Attributes:
-        generation: how many have had its rank before it.
-        step: that it wants to compute.
+        generation: number of previous processes of its rank.
+        step: step that it is about to compute.
     """
 
     generation: int
     step: int
 
     def message(self) -> Message:
-        """Pack it to be sent."""
+        """Pack it into a message."""
         return Message(Kind.DRAW, version=self.generation, step=self.step)
 
     @classmethod
     def of(cls, message: Message) -> Draw:
-        """Read what `message` packed."""
+        """Parse the result of `message`."""
         return cls(message.version, message.step)
 
 
@@ -61,11 +61,11 @@ def deal_communicator(world: World) -> Communicator:
 
 
 class Dealt:
-    """What has been dealt to each worker.
+    """Batches that have been dealt to each worker.
 
     Args:
-        dealer: has dealt it.
-        units: the workers of each unit, by their indices.
+        dealer: dealer of the batches.
+        units: indices of the workers of each unit.
     """
 
     def __init__(self, dealer: Dealer, units: tuple[tuple[int, ...], ...]) -> None:
@@ -88,17 +88,17 @@ class Dealt:
 
 
 class Deal:
-    """Owns a run's deal, on worker 0.
+    """Owner of a run's deal, on worker 0.
 
     Args:
-        dealer: decides.
-        units: the workers of each unit, by their indices.
-        communicator: of all workers, for the deal.
-        now: the time, in seconds.
-        say: takes events, whose time it sets, from any thread; None: nobody wants to know.
+        dealer: dealer that decides.
+        units: indices of the workers of each unit.
+        communicator: communicator of all workers for the deal.
+        now: returns the time, in seconds.
+        say: receiver of events, which sets their time, from any thread; None: events are not needed.
 
     Attributes:
-        opening: the deal as it was at first, as `state` writes it.
+        opening: initial state of the deal, as `state` writes it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Deal:
         self._gone: set[int] = set()
         self._generations: Counter[int] = Counter()
         self._first: dict[tuple[int, int], int | None] = {}
-        """The step at which each process of a worker, by the number of those before it, has begun to draw, if known."""
+        """The step at which each process of a worker, by its generation, has begun to draw, if known."""
         self._communicator = communicator
         self._now = now
         self._say = say
@@ -126,15 +126,15 @@ class Deal:
         self._serving: Handle | None = None
 
     def open(self) -> None:
-        """Begin to answer workers, in the background."""
+        """Start answering workers, in the background."""
         self._serving = self._communicator.start(self._serve_or_say)
 
     def inherit(self, worker: int, generation: int) -> None:
-        """Note which process of a worker has drawn from the deal while another owned it.
+        """Record which process of a worker has drawn from the deal under its previous owner.
 
         Args:
-            worker: its index.
-            generation: how many have had its rank before it.
+            worker: index of the worker.
+            generation: number of previous processes of its rank.
         """
         self._generations[worker] = generation
         self._first[worker, generation] = None
@@ -147,30 +147,30 @@ class Deal:
             self._unsaid = None
 
     def close(self) -> None:
-        """Answer nobody any more: all workers have left."""
+        """Stop answering: all workers have left."""
         if self._serving is not None:
             self._communicator.send(LEADER, Message(Kind.LEAVE))
             self._serving.wait()
             self._serving = None
 
     def lose(self, worker: int, step: int, losses: int, *, said: bool = True) -> None:
-        """Take back what the unit of a lost worker had not done, if nobody of it is left.
+        """Take back the unfinished batches of a failed worker's unit, if no member of it remains.
 
         Args:
-            worker: its index.
-            step: how many of its steps count.
-            losses: how many processes of its rank have been lost.
-            said: whether this one had said so; else one before it, which may have counted otherwise.
+            worker: index of the worker.
+            step: number of its steps that count.
+            losses: number of processes of its rank that have failed.
+            said: whether this process reported `step`; else a previous one, which may have counted otherwise.
         """
         with self._lock:
             first = self._first.pop((worker, losses - 1), None)
             if not said and first is not None:
                 step = first
             unit = self._unit_of[worker]
-            if self._generations[worker] >= losses:  # a successor has drawn already
+            if self._generations[worker] >= losses:  # a replacement has drawn already
                 self._emit_taken_back(unit, self._dealer.give_back_former(unit, step))
                 return
-            self._generations[worker] = losses  # what the lost one has asked for may still be on its way
+            self._generations[worker] = losses  # requests of the failed process may still arrive
             self._gone.add(worker)
             if self._gone.issuperset(self._units[unit]):
                 self._emit_taken_back(unit, self._dealer.give_back(unit, step))
@@ -186,13 +186,13 @@ class Deal:
             return self._dealt.images_from(worker, step)
 
     def epoch_of(self, worker: int, step: int) -> int:
-        """Return the epoch that a worker's step belongs to; that of what it would draw next, if it has none."""
+        """Return the epoch of a worker's step; that of its next draw, if it has none."""
         with self._lock:
             return self._dealer.progress_of(self._unit_of[worker], step)[0]
 
     @property
     def undealt(self) -> int:
-        """Images that nobody has been granted."""
+        """Number of images that have not been granted."""
         with self._lock:
             return self._dealer.undealt
 
@@ -212,7 +212,7 @@ class Deal:
             self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
 
     def _emit(self, event: BatchesDrawn) -> None:
-        """Say something, in the order in which the deal changes; call it under the lock."""
+        """Emit an event, in the order in which the deal changes; call it under the lock."""
         if self._unsaid is None:
             self._say_now(event)
         else:
@@ -226,7 +226,7 @@ class Deal:
         try:
             self._serve()
         except Exception:
-            # Such as a launcher that is gone: worker 0 must not wait for ever, nor others for it.
+            # Such as a closed launcher: worker 0 must not wait for ever, nor others for it.
             self._communicator.send(LEADER, Message(Kind.LEAVE, tag=_GRANT_TAG))
             raise
 
@@ -234,7 +234,7 @@ class Deal:
         while True:
             try:
                 source, message = self._communicator.receive()
-            except PeerLost:  # as the leader hears from elsewhere
+            except PeerLost:  # the coordinator learns of it elsewhere
                 continue
             if message.kind is Kind.LEAVE:
                 break
@@ -245,7 +245,7 @@ class Deal:
 
     def _answer(self, worker: int, asked: Draw) -> None:
         with self._lock:
-            if asked.generation < self._generations[worker]:  # of one that is gone, on a slow link
+            if asked.generation < self._generations[worker]:  # of a failed process, on a slow link
                 return
             self._generations[worker] = asked.generation
             self._gone.discard(worker)
@@ -254,11 +254,12 @@ class Deal:
             end = held.stop
             grant = self._dealer.draw(unit, asked.step, self._now())
             anew = asked.step not in range(held.start, held.stop + 1)
-            # Who goes on with its predecessor's steps is judged by what that had said, until it speaks itself.
+            # A process that continues its predecessor's steps is judged by that one's reports until its own first
+            # report.
             self._first.setdefault((worker, asked.generation), asked.step if anew else None)
-            if self._dealer.undealt < undealt:  # else it was granted before, or nothing is left
+            if self._dealer.undealt < undealt:  # else it was granted before, or no batches remain
                 self._emit(BatchesDrawn(time_s=0, unit=unit, **asdict(grant)))
-            elif self._dealer.steps_of(unit).stop != end:  # it counts its steps anew
+            elif self._dealer.steps_of(unit).stop != end:  # it counts its steps from a new origin
                 self._emit_taken_back(unit, [Grant(asked.step, 0, 0, 0, 0)])
             later = max(0, self._dealer.come_to(unit, asked.step) - grant.epoch)
         numbers = torch.tensor(astuple(grant))
@@ -273,13 +274,14 @@ class Hand:
     """The batches that one worker has drawn.
 
     Args:
-        communicator: of all workers, for the deal.
-        await_leader: waits for another leader, if the lost rank led and the run survives that; returns whether it does.
-        now: the time, in seconds.
-        generation: how many have had this worker's rank before it.
+        communicator: communicator of all workers for the deal.
+        await_leader: waits for a new coordinator, if the lost rank led and the run survives that; returns whether it
+            does.
+        now: returns the time, in seconds.
+        generation: number of previous processes of this worker's rank.
 
     Attributes:
-        waited_s: for how long this worker has waited for batches.
+        waited_s: seconds that this worker has waited for batches.
     """
 
     def __init__(
@@ -300,7 +302,7 @@ class Hand:
         self._asking: Handle | None = None
 
     def grant(self, step: int) -> Grant:
-        """Return the grant that holds a step, waiting for it if need be; one without batches at the run's end."""
+        """Return the grant that holds a step, waiting for it if necessary; one without batches at the run's end."""
         while True:
             for grant in self._grants:
                 if grant.step <= step < grant.end or (not grant.batches and grant.step == step):
@@ -310,19 +312,19 @@ class Hand:
             self._receive()
 
     def epoch(self, step: int) -> int:
-        """Return the epoch of a step; the number of epochs, where nothing is left to do."""
+        """Return the epoch of a step; the number of epochs, where no batches remain."""
         return self.grant(step).epoch
 
     def come_to(self, step: int) -> int:
         """Return the epoch in which a worker begins at a step.
 
-        It is later than that of the step's batch where a lost worker gave this back, and those with whom it takes its
-        steps have been in a later epoch: they end no epoch twice.
+        It is later than that of the step's batch where a failed worker returned this batch, and the members of its
+        group have been in a later epoch: they end no epoch twice.
         """
         return max(self.grant(step).epoch, self._come_to)
 
     def batches(self, epoch: int, step: int) -> Iterator[DrawnBatch]:
-        """Yield the batches of an epoch from a step on, a step each."""
+        """Yield the batches of an epoch from a step on, one per step."""
         while (grant := self.grant(step)).epoch == epoch and grant.batches:
             while step < grant.end:
                 batch, step = grant.batch(step), step + 1
@@ -332,13 +334,13 @@ class Hand:
                 yield batch
 
     def ask_again(self) -> None:
-        """Forget that nothing was left to do: others may have left something since."""
+        """Forget that no batches remained: others may have returned some since."""
         self._grants = [grant for grant in self._grants if grant.batches]
         self._asked = -1
 
     @property
     def ready(self) -> bool:
-        """Whether the batch after the one that `batches` has given last is there without waiting, or there is none."""
+        """Whether the batch after the last one of `batches` is available without waiting, or there is none."""
         with suppress(PeerLost):
             while (found := self._communicator.poll(None, _GRANT_TAG)) is not None:
                 if found[1].kind is Kind.LEAVE:
@@ -370,7 +372,7 @@ class Hand:
         assert message.tensor is not None, "a grant has its numbers with it"
         grant = Grant(*message.tensor.tolist())
         self._come_to = grant.epoch + message.version
-        # The one before is still needed where a step is taken again.
+        # The previous one is still needed where a step is repeated.
         self._grants = [*self._grants[-1:], grant]
 
     def _wait_for_leader(self, loss: PeerLost) -> None:

@@ -1,19 +1,19 @@
-"""A dry run: what is run without a model, data or results, so that only time and traffic are left.
+"""A dry run: a run without a model, data or results, which only simulates time and traffic.
 
 A few numbers stand for the whole model, so that strategies can be run dry on thousands of ranks.
 
     the model     [   bucket 2   |        bucket 1        | bucket 0 ]     n numbers
     the stand-in  [  k2 numbers  |       k1 numbers       |    k0    ]     E of them; each stands for n/E
 
-Strategies run on the stand-in unchanged; only the bytes of what they send are counted as if all n numbers
-were there.
+Strategies run on the stand-in unchanged; only the bytes of their messages are counted as if all n numbers
+were present.
 
     training     begin ─▶ forward, backward of a network ─▶ gradients_ready ─▶ …  ─▶ test, save
     dry run      begin ─▶ the time that both would take  ─▶ gradients_ready ─▶ …
 
-The loop is that of `roles/trainer.py`, with a model that weighs nothing (`DryWorkload`); servers run `roles/server.py`.
-`DryDuties` is what the leader does for a dry run: it emits the run's events, and makes its figures of the workers'
-accounts.
+The loop is that of `roles/trainer.py`, with a model without computation (`DryWorkload`); servers run `roles/server.py`.
+`DryDuties` are the coordinator's duties in a dry run: it emits the run's events, and makes its results from the
+workers' accounts.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _HANDED_ON = frozenset([Kind.PUSH, Kind.PART, Kind.PARAMETERS, Kind.EVENT])
 
 @dataclass(frozen=True)
 class StandIn:
-    """The few numbers.
+    """Proxy vector of few numbers that stands for the model.
 
     Attributes:
-        buckets: how many numbers each bucket has, in the order in which the backward pass fills them.
-        scale: how many numbers of the model each of them stands for.
-        dtype: of the model's numbers, and of these.
-        shapes: of the model's parameters; empty: a matrix of one row for each bucket.
+        buckets: number of numbers of each bucket, in the order of the backward pass.
+        scale: how many numbers of the model each number stands for.
+        dtype: dtype of the model's numbers, and of these.
+        shapes: shapes of the model's parameters; empty: a matrix of one row for each bucket.
     """
 
     buckets: tuple[int, ...]
@@ -89,15 +89,15 @@ class StandIn:
 
     @classmethod
     def small(cls, sizes: ModelSizes, workers: int, servers: int, slices: int) -> StandIn:
-        """Chooses so few numbers that thousands of workers find room, and so many that sizes stay true.
+        """Return a stand-in small enough for thousands of workers, and large enough for accurate sizes.
 
         The vector divides by the servers and each bucket by the slices, as those of a large model very nearly do.
 
         Args:
-            sizes: of the model; a model that is small itself stands for itself.
-            workers: how many hold a copy.
-            servers: how many cut the vector into shards.
-            slices: into how many pieces messages cut a bucket.
+            sizes: sizes of the model; a model that is small itself stands for itself.
+            workers: number of workers, each with a copy.
+            servers: number of shards into which servers cut the vector.
+            slices: number of pieces into which messages cut a bucket.
         """
         buckets = len(sizes.buckets)
         room = max(FEWEST_NUMBERS, MOST_NUMBERS_TOGETHER // workers)
@@ -112,14 +112,14 @@ class StandIn:
 
     @property
     def numbers(self) -> int:
-        """How many there are."""
+        """Number of numbers of the stand-in."""
         return sum(self.buckets)
 
     def flat(self, *, still: bool = False) -> FlatParameters:
-        """Return one worker's copy: zeros, with a parameter a bucket.
+        """Return one worker's copy: zeros, with a parameter per bucket.
 
         Args:
-            still: whether nothing ever changes them.
+            still: whether the numbers never change.
         """
         return (self._still if still else self._pattern).another()
 
@@ -139,7 +139,7 @@ class StandIn:
         return kind(last_first, bucket_bytes=0, stands_for=self.scale, shapes=shapes)
 
     def nbytes(self, message: Message) -> int:
-        """Return the bytes that a message of the model would have; text in it counts as it is."""
+        """Return the bytes that a message of the model would have; text in it is not scaled."""
         tensor = message.tensor
         if tensor is None or not tensor.is_floating_point():
             return message.nbytes
@@ -147,17 +147,17 @@ class StandIn:
 
 
 def as_it_was_sent(message: Message) -> Message:
-    """Return what arrives of a message where all gradients and parameters are zeros, and nobody changes them.
+    """Return a received message, where all gradients and parameters are zeros that never change.
 
-    A copy of those would be the same, and of a small message is most of its cost; so it is of events, whose text is
-    only read, and of compressed vectors, of which only the bytes are there. All else is copied: vectors of collectives
-    hold numbers that count workers, and are added up where they are.
+    A copy of those would be the same, and accounts for most of the cost of a small message; so they are not copied, nor
+    are events, whose text is only read, and compressed vectors, of which only the size exists. All else is copied:
+    vectors of collectives hold numbers that count workers, and are summed in place.
     """
     return message if message.kind in _HANDED_ON or is_bare(message.tensor) else message.received()
 
 
 def _shared_out(parts: int, sizes: tuple[int, ...]) -> list[int]:
-    """Shares out parts in proportion to sizes, at least one each."""
+    """Return `parts` divided in proportion to sizes, at least one each."""
     whole = sum(sizes)
     exact = [parts * size / whole for size in sizes]
     shares = [max(1, int(share)) for share in exact]
@@ -174,32 +174,32 @@ _REPORTS, _REPORTS_OF_A_WORKER = 4000, 20
 
 
 def leave_zeros(worker: int, step: int, gradients: Tensor) -> None:
-    """Leaves the gradients zero, as they are before every step."""
+    """Leave the gradients zero, as they are before every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """A dry run: what is run, and for how long.
+    """Settings of a dry run.
 
     Attributes:
-        strategy: how the workers share the work.
-        workers: how many there are.
-        sizes: of the model.
-        steps: that every worker takes.
-        batch_size: of one worker, for counting images.
-        epoch_images: after which an epoch is over, in steps that differ by at most one as in training; 0: all batches
+        strategy: strategy of the run.
+        workers: number of workers.
+        sizes: sizes of the model.
+        steps: number of steps of every worker.
+        batch_size: batch size of one worker, for counting images.
+        epoch_images: images of an epoch, in steps that differ by at most one as in training; 0: all batches
             are full, and there is one epoch.
-        drop_last: whether what makes no full step of an epoch is left out.
-        optimizer: that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
+        drop_last: whether an incomplete last step of an epoch is left out.
+        optimizer: optimizer that the strategy runs on the stand-in, whose time is not modelled; None changes nothing.
         gradient: fills the flat gradients of a worker's step in place, given its index, the step and `(E,)` zeros.
-        seed: of the times that steps take, where they are drawn.
-        exact: whether every number of the model is there, as real networks need it.
-        timings: whether workers tell where their steps go.
+        seed: seed of random step times.
+        exact: whether every number of the model exists, as real networks need it.
+        timings: whether workers report the phases of their steps.
         draws: whether workers draw their batches from a common deal, as many as they would take with equal shares.
-        still: whether all numbers are zeros that nothing changes, so that nobody need look at them or make them anew.
-        balance: how a global batch is shared among workers that take their steps together.
-        data: its name, for people.
-        model: its name, for people.
+        still: whether all numbers are constant zeros, so that they need not be copied or read.
+        balance: division of a global batch among synchronous workers.
+        data: name of the data, for people.
+        model: name of the model, for people.
     """
 
     strategy: Strategy
@@ -222,12 +222,12 @@ class DryRun:
 
     @cached_property
     def traits(self) -> Traits:
-        """What holds for runs of this strategy with so many workers."""
+        """Traits of this strategy with this number of workers."""
         return self.strategy.traits(self.workers)
 
     @cached_property
     def faults(self) -> FaultPolicy:
-        """What such a run does when a rank is lost."""
+        """Fault policy of such a run."""
         return self.strategy.faults(self.workers)
 
     @cached_property
@@ -239,7 +239,7 @@ class DryRun:
 
     @property
     def computes_nothing(self) -> bool:
-        """Whether gradients are zero, and nothing is made of them."""
+        """Whether gradients are zero, and remain unused."""
         return self.gradient is leave_zeros and self.optimizer is None
 
     @cached_property
@@ -251,23 +251,23 @@ class DryRun:
 
     @property
     def epochs(self) -> int:
-        """Epochs, the last one perhaps not whole."""
+        """Number of epochs, the last one perhaps incomplete."""
         return -(-self.steps // self.steps_per_epoch)
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """The workers that draw batches together, a unit each."""
+        """Units of workers that draw batches together."""
         return self.traits.units(self.workers)
 
     def dealer(self) -> Dealer:
-        """Return what decides who gets which batches, where workers draw."""
-        if not self.epoch_images:  # all batches are full: what is counted is batches, not images
+        """Return the dealer that assigns batches, where workers draw."""
+        if not self.epoch_images:  # all batches are full: batches are counted, not images
             return Dealer(Deck((self.steps * len(self.units),), (1,)), [1] * len(self.units))
         dealt = tuple(self._dealt(epoch) for epoch in range(self.epochs))
         return Dealer(Deck(dealt, (self.batch_size,) * self.epochs), [len(unit) for unit in self.units])
 
     def largest_drawn(self, epoch: int, members: int) -> int:
-        """Return the images of the largest batch that a unit of so many workers draws in an epoch."""
+        """Return the images of the largest batch that a unit of `members` workers draws in an epoch."""
         together = members * self.batch_size
         return len(places_of(self._dealt(epoch), 0, together)) if self.epoch_images else together
 
@@ -282,13 +282,13 @@ class DryRun:
 
     @cached_property
     def steps_per_report(self) -> int:
-        """After how many steps a worker says what it has done: a bounded number of events, however many workers."""
+        """Number of steps between two reports of a worker; the total number of events is bounded."""
         reports = min(_REPORTS_OF_A_WORKER, max(1, _REPORTS // self.workers))
         return -(-self.steps // reports)
 
     @cached_property
     def learning_rate(self) -> float:
-        """Of every step."""
+        """Learning rate of every step."""
         return self.optimizer.lr if self.optimizer is not None else 0.0
 
     def images(self, worker: int, step: int) -> int:
@@ -299,7 +299,7 @@ class DryRun:
         return batch_images(self._dealt(epoch), in_epoch, worker, self.workers, self.batch_size)
 
     def images_of_pipeline(self, step: int, pipeline: int, pipelines: int) -> int:
-        """Return the images of one of the pipelines' batches of a step."""
+        """Return the images of one pipeline's batch of a step."""
         together = self.workers * self.batch_size
         if not self.epoch_images:
             return together // pipelines
@@ -322,7 +322,7 @@ class DryRun:
         return min(whole, max(0, self.steps - before) * together)
 
     def plan(self, flat: FlatParameters) -> OptimizerPlan:
-        """Return the plan of the optimiser."""
+        """Return the plan of the optimizer."""
         if self.optimizer is None:
             return OptimizerPlan("SGD", (), 0.0)
         parameters = [view.parameter for view in flat.views]
@@ -340,21 +340,21 @@ class DryBatch:
 
 
 class DryWorkload:
-    """A model that weighs nothing; see `ComputedWorkload`.
+    """Workload without a model; see `ComputedWorkload`.
 
     Args:
-        dry_run: what is run dry.
-        world: where this rank is; its pace must be a drawn one, since nothing is computed.
+        dry_run: settings of the dry run.
+        world: context of this rank; its pace must be a drawn one, since there is no computation.
 
     Attributes:
-        replica: a few numbers that stand for the model.
+        replica: stand-in for the model.
         batch_size: images of a full batch.
         rate_ratio: 1.
-        report_steps: after how many steps a report is due.
-        calendar: which step belongs to which epoch.
-        sizes: relative parts of a global batch, of the workers that are there; empty: all alike.
-        limit: 0: memory holds everything.
-        hand: the batches that this worker draws; None where it has a fixed share.
+        report_steps: number of steps between two reports.
+        calendar: assignment of steps to epochs.
+        sizes: relative shares of a global batch, of the present workers; empty: all equal.
+        limit: 0: memory is unlimited.
+        hand: batches that this worker draws; None where it has a fixed share.
     """
 
     __slots__ = (
@@ -407,7 +407,7 @@ class DryWorkload:
         self.calendar = DryCalendar(dry_run)
         self._worker = self._place = self.replica.workers.rank
         self._dry_run = dry_run
-        # Asked for at every step of thousands of workers.
+        # Local references for the hot path of thousands of workers.
         self._pace, self._timer = world.pace, world.timer
         self._gradient = None if dry_run.still else dry_run.gradient
         self._shares = self.replica.pass_shares(dry_run.sizes.shares)
@@ -415,9 +415,9 @@ class DryWorkload:
         self._computed = _NO_LOSS, dry_run.learning_rate, True
 
     def share_out(self, place: int, present: int) -> None:
-        """Continue with the same batches: the loss of a worker does not make the others' steps longer.
+        """Continue with the same batches: the failure of a worker does not make the others' steps longer.
 
-        Where parts differ, those who are left share them out.
+        Where shares differ, the remaining workers divide them.
         """
         self._place = place
 
@@ -457,7 +457,7 @@ class DryWorkload:
         return split(images, self.sizes)[self._place]
 
     def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
-        """Let the time of a step pass; its gradients are those of the dry run, mostly zeros."""
+        """Sleep for the time of a step; its gradients are those of the dry run, mostly zeros."""
         if batch.size:
             work = batch.size / self.batch_size if self.sizes else 1.0
             shares, gradient, pace = self._shares, self._gradient, self._pace
@@ -476,34 +476,34 @@ class DryWorkload:
         return self._computed
 
     def part_of_test(self, place: int, parts: Sequence[int], workers: Communicator | None) -> None:
-        """Nothing is tested."""
+        """Return None: there are no tests."""
 
     def record(self, account: Account) -> WorkerState:
-        """Return the account: there is no model, and nothing is learned."""
+        """Return the account: there is no model, and no training."""
         return WorkerState(replace(account, epoch_images=0, epoch_loss=0.0), {}, {}, {})
 
     def cache_use(self) -> None:
-        """There are no images."""
+        """Return None: there are no images."""
 
     def newly_left_out(self) -> str:
         """Return nothing: there are no images."""
         return ""
 
     def gradient_noise(self) -> None:
-        """There are no gradients."""
+        """Return None: there are no gradients."""
 
 
 def _without_loss(logits: Tensor, place: slice) -> Tensor:
-    """Return no loss: nobody looks at numbers that are not there."""
+    """Return no loss: there are no numbers to compute it from."""
     return logits
 
 
 def _without_timer(part: str, what: str) -> None:
-    """Note nothing: nobody asked for timings."""
+    """Do nothing: no timings were requested."""
 
 
 class DryPipelineWorkload(DryWorkload):
-    """As `DryWorkload`, where workers compute a batch together and let the time pass between their messages."""
+    """A `DryWorkload` whose workers compute a batch together and sleep between their messages."""
 
     __slots__ = ()
 
@@ -512,7 +512,7 @@ class DryPipelineWorkload(DryWorkload):
         self.replica.part.take_sizes(dry_run.sizes.pieces)
 
     def compute(self, step: Step, batch: DryBatch) -> tuple[float, float, bool]:
-        """Let the workers of a pipeline take their step together."""
+        """Have the workers of a pipeline take their step together."""
         dry_run, pipelines = self._dry_run, self._dry_run.traits.pipelines
         images = dry_run.images_of_pipeline(step.number, self._worker % pipelines, pipelines)
         full = dry_run.workers * self.batch_size // pipelines
@@ -527,14 +527,14 @@ class DryPipelineWorkload(DryWorkload):
 
 
 class DryCalendar:
-    """The epochs of a dry run, the last one perhaps not whole; see `Calendar`.
+    """Epochs of a dry run, the last one perhaps incomplete; see `Calendar`.
 
     Args:
-        dry_run: what is run dry.
+        dry_run: settings of the dry run.
 
     Attributes:
-        epochs: of the run.
-        total_steps: that every worker takes.
+        epochs: number of epochs of the run.
+        total_steps: number of steps of every worker.
     """
 
     def __init__(self, dry_run: DryRun) -> None:
@@ -543,21 +543,21 @@ class DryCalendar:
         self._length = dry_run.steps_per_epoch
 
     def start(self, epoch: int) -> int:
-        """Return the steps before an epoch; before the one after the last, all."""
+        """Return the number of steps before an epoch; before the one after the last, of all."""
         return min(epoch * self._length, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        """Return the epoch of a step; the number of epochs, if the step is beyond the end."""
         return self.epochs if step >= self.total_steps else step // self._length
 
 
 def work_dry(dry_run: DryRun, world: World) -> None:
-    """Take all steps of one worker of a dry run, or fewer if a rank is asked to stop.
+    """Take all steps of one worker of a dry run, or fewer if a stop is requested from a rank.
 
     Args:
-        dry_run: what is run dry.
-        world: where this rank is; its pace must be a drawn one, since nothing is computed. The leader emits the events
-            and figures of the run.
+        dry_run: settings of the dry run.
+        world: context of this rank; its pace must be a drawn one, since there is no computation. The coordinator emits
+            the events and results of the run.
     """
     if dry_run.timings:
         world = world.timed()
@@ -577,9 +577,9 @@ def work_dry(dry_run: DryRun, world: World) -> None:
     trainer = Trainer(world, dry_run.strategy, workload, control)
     control.enter()
     start = trainer.open(0)
-    # All ranks of a dry run that may have successors share one clock, which began with the run.
+    # All ranks of a dry run that may have replacements share one clock, which began with the run.
     elapsed_s = world.clock.now() if world.rejoins else 0.0
-    if start:  # a successor says at once that it is there
+    if start:  # a replacement reports at once that it is present
         hand, rate = workload.hand, dry_run.learning_rate
         epoch = workload.calendar.epoch_of(start - 1) if hand is None else hand.come_to(start)
         control.begin(epoch)
@@ -611,13 +611,13 @@ def work_dry(dry_run: DryRun, world: World) -> None:
 
 
 class DryDuties(Duties):
-    """The leader's duties in a dry run: accounts and figures only.
+    """Duties of the coordinator in a dry run: accounts and results only.
 
     Args:
-        dry_run: what is run.
-        world: where this rank is.
-        part: worker 0's, which lets the servers go.
-        ledger: of the run so far.
+        dry_run: settings of the dry run.
+        world: context of this rank.
+        part: worker part of worker 0, which releases the servers.
+        ledger: record of the run so far.
     """
 
     dry = True
@@ -632,21 +632,21 @@ class DryDuties(Duties):
             dealer = dry_run.dealer()
             for unit, *grant in ledger.drawn:
                 dealer.note(unit, Grant(*grant))
-            # Nobody else reads of draws, of which thousands of workers make many.
+            # There is no other reader of draws, which are many with thousands of workers.
             say = self._emitter.say if world.leader_returns else None
             self.deal = Deal(dealer, dry_run.units, deal_communicator(world), world.clock.now, say)
 
     def say(self, event: Event) -> None:
-        """Emit a loss or a successor."""
+        """Emit a loss or a replacement."""
         self._emitter.say(event)
 
     def take_up(self) -> None:
-        """Go on with the time of the run."""
+        """Continue with the time of the run."""
         assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
         self._emitter.take_up(self._ledger.began_at_s)
 
     def begin(self, epoch: int) -> None:
-        """Say that the run has started, unless that has been said."""
+        """Announce that the run has started, unless that has been announced."""
         if self._ledger.began:
             return
         dry_run, world = self._dry_run, self._world
@@ -677,7 +677,7 @@ class DryDuties(Duties):
             world.emit(Notice(time_s=0, text=text))
 
     def end(self) -> None:
-        """Let the servers and then the workers go, and say what the run has come to."""
+        """Release the servers and then the workers, and emit the results of the run."""
         leader = self.leader
         self._part.let_go()
         leader.servers.wait()
@@ -699,15 +699,15 @@ def dry_figures(
     losses: ServerLosses,
     seconds: float,
 ) -> dict[str, Any]:
-    """Return the figures of a dry run, as `train --json` prints them; what only training tells is None.
+    """Return the results of a dry run, as `train --json` prints them; results of training alone are None.
 
     Args:
-        dry_run: what was run.
-        accounts: that the workers have handed in, in the order of their ranks.
-        reports: of the servers, likewise.
-        attendance: of the workers.
-        losses: of servers.
-        seconds: that it took.
+        dry_run: settings of the dry run.
+        accounts: accounts of the workers, in the order of their ranks.
+        reports: reports of the servers, in the order of their ranks.
+        attendance: attendance of the workers.
+        losses: losses of servers.
+        seconds: duration of the run.
     """
     steps, length = accounts[0].step, dry_run.steps_per_epoch
     images = sum(account.session_images for account in accounts) + attendance.images_of_lost
@@ -741,9 +741,9 @@ def dry_leader(dry_run: DryRun, world: World, part: WorkerCalls) -> Leader:
     """Return the control plane of worker 0 in a dry run.
 
     Args:
-        dry_run: what is run.
-        world: where this rank is.
-        part: worker 0's.
+        dry_run: settings of the dry run.
+        world: context of this rank.
+        part: worker part of worker 0.
     """
     ledger = world.ledger or Ledger.of(len(world.roles.workers))
     duties = DryDuties(dry_run, world, part, ledger)

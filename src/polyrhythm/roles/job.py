@@ -1,12 +1,12 @@
-"""A job: all that a rank must know of the training that it takes part in, and its calendar of steps.
+"""A job: all that a rank must know of its training run, and its calendar of steps.
 
-The calendar says which step belongs to which epoch, and how large batches are in it.
+The calendar assigns steps to epochs, and sets the batch sizes of each.
 
 epoch      0           1           2     3        batches grow twofold in epoch 2
 steps      0 1 2 3     4 5 6 7     8 9   10 11
 
-Where an epoch was begun by another number of workers, it has the steps that are left of it, and they have the
-numbers of its last steps. So the epochs after it, the schedules and the end of the run are where they would
+An epoch begun by another number of workers has only its remaining steps, which have the
+numbers of its last steps. So the following epochs, the schedules and the end of the run are where they would
 be if the present workers had done all of it.
 
 epoch      0           1           2     3        other workers did three quarters of epoch 1
@@ -65,20 +65,20 @@ from polyrhythm.training.size_schedules.constant import Constant as ConstantSize
 
 
 class Calendar:
-    """The steps of a run.
+    """Steps of a run.
 
     Args:
-        images: of an epoch.
-        workers: how many share them.
-        batch_sizes: of one worker, an epoch each.
-        begun: what others did of epochs that are not over.
-        drop_last: whether what makes no full step of an epoch is left out.
-        steps: of every worker, after which the run ends inside its last epoch; 0: it ends with it.
+        images: images of an epoch.
+        workers: number of workers that share them.
+        batch_sizes: batch size of one worker in each epoch.
+        begun: progress of other numbers of workers in unfinished epochs.
+        drop_last: whether an incomplete last step of an epoch is left out.
+        steps: number of steps of every worker, after which the run ends inside its last epoch; 0: it ends with it.
 
     Attributes:
-        epochs: of the run.
+        epochs: number of epochs of the run.
         dealt: images of its order that each epoch deals.
-        total_steps: that every worker takes, the last one's number and one.
+        total_steps: number of the last step of every worker plus one.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Calendar:
         self._begun = begun or Begun()
         stretches = [self._begun.epochs.get(epoch, ()) for epoch in range(self.epochs)]
         whole = images_dealt(images, [workers * size for size in batch_sizes], drop_last=drop_last)
-        # An epoch that others began stays as they have dealt it.
+        # An epoch begun by others keeps their division.
         together = [
             (len(before[0]) if before else workers) * size
             for before, size in zip(stretches, batch_sizes, strict=True)
@@ -117,22 +117,22 @@ class Calendar:
 
     @property
     def length(self) -> RunLength:
-        """What schedules need to know."""
+        """Length of the run, for schedules."""
         epochs, first = len(self._batch_sizes), self._batch_sizes[0]
         grows = first != self._batch_sizes[-1]
         steps = self.total_steps if self._ends_early else 0
         return RunLength(self._usual[1], epochs, first * self._workers, self._usual if grows else (), steps)
 
     def start(self, epoch: int) -> int:
-        """Return the steps before an epoch; before the one after the last, all."""
+        """Return the number of steps before an epoch; before the one after the last, of all."""
         return self._starts[epoch]
 
     def epoch_of(self, step: int) -> int:
-        """Return the epoch that a step belongs to; how many epochs there are, if it is beyond the end."""
+        """Return the epoch of a step; the number of epochs, if the step is beyond the end."""
         return min(bisect_right(self._starts, step) - 1, len(self._batch_sizes))
 
     def epochs_done(self, step: int) -> float:
-        """Return the epochs that so many steps make, as a whole number where they are whole."""
+        """Return the number of epochs in `step` steps, an integer where possible."""
         epoch = self.epoch_of(step)
         if epoch == self.epochs:
             if not self._ends_early:
@@ -154,7 +154,7 @@ class Calendar:
         return len(places_of(self._images[epoch], last, together)) if last >= 0 else 0
 
     def work(self, epoch: int) -> float:
-        """Return what a step of an epoch computes, in units of one of the first epoch."""
+        """Return the computation of a step of an epoch, in units of one of the first epoch."""
         return self.batch_size(epoch) / self._batch_sizes[0]
 
     def images(self, step: int, worker: int) -> int:
@@ -168,7 +168,7 @@ class Calendar:
         return self._images[epoch]
 
     def images_after(self, steps: Sequence[int]) -> int:
-        """Return the images of the run that are left when each worker has done so many steps."""
+        """Return the number of remaining images of the run after each worker's given number of steps."""
         furthest = max(steps)
         whole = self.epoch_of(furthest)
         whole += whole < self.epochs and furthest > self._starts[whole]
@@ -180,7 +180,7 @@ class Calendar:
         return begun + sum(self._images[whole:])
 
     def begun_with(self, steps: Sequence[int]) -> dict[int, tuple[Stretch, ...]]:
-        """Return the stretches of all epochs that are not over when each worker has done so many steps of the run."""
+        """Return the stretches of all unfinished epochs after each worker's given number of steps of the run."""
         found: dict[int, tuple[Stretch, ...]] = {}
         for epoch, (start, stop) in enumerate(zip(self._starts, self._starts[1:], strict=False)):
             taken = tuple(min(max(each, start), stop) - start for each in steps)
@@ -206,34 +206,34 @@ CPU = torch.device("cpu")
 _NUMBER_BYTES, _VECTORS, _VECTORS_A_WORKER = 8, 8, 4
 _FACTS_BYTES, _ARRIVAL_BYTES = 1 << 26, 16
 Transform = Callable[[Tensor, Tensor], Tensor]
-"""Takes images (B, C, H, W) and the samples' keys (B,) int64; gives images."""
+"""Takes images (B, C, H, W) and the samples' keys (B,) int64; returns images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How one replica learns.
+    """Training settings of one replica.
 
     Attributes:
-        optimizer: where the strategy puts it, on workers or on servers.
-        schedule: of the learning rate.
-        epochs: passes over the training images.
-        updates: of the whole run, after which its last epoch ends: steps where workers go in step, batches of all of
-            them elsewhere; None: it ends with its images.
-        drop_last: whether what makes no full step of an epoch is left out, and not spread.
-        batch_size: of one worker, in the first epoch.
-        accumulate: passes in which it is computed, one after the other.
-        batch_schedule: how batches grow later.
-        batch_norm: of which pictures batch normalisation takes its statistics.
-        seed: of everything that is random.
-        objective: what is minimised.
-        precision: of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
+        optimizer: optimizer, placed by the strategy on workers or on servers.
+        schedule: schedule of the learning rate.
+        epochs: number of passes over the training images.
+        updates: number of updates of the whole run, after which its last epoch ends: steps where workers are
+            synchronous, batches of all of them elsewhere; None: it ends with its images.
+        drop_last: whether an incomplete last step of an epoch is left out, and not spread.
+        batch_size: batch size of one worker, in the first epoch.
+        accumulate: number of passes in which a batch is computed, one after the other.
+        batch_schedule: schedule of the batch size.
+        batch_norm: images from which batch normalization takes its statistics.
+        seed: seed of all random numbers.
+        objective: training objective.
+        precision: precision of the forward pass: `float32`, `bfloat16`, `float16` or `auto`.
         weight_average: decay of the moving average of weights that is evaluated and saved; 0 for none.
-        transform: augments training images.
-        mixer: mixes them with each other afterwards.
-        rate_decay: each stage's learning rate over that of the stage after it; see `training.stages`.
-        execution: how the network is run.
-        size_schedule: of the size of training pictures.
-        all_epochs: of the run of which these are the first epochs, which schedules follow; None: there are no more.
+        transform: augmentation of training images.
+        mixer: mixing of training images after that.
+        rate_decay: ratio of each stage's learning rate to that of the stage after it; see `training.stages`.
+        execution: settings for running the network.
+        size_schedule: schedule of the size of training images.
+        all_epochs: epochs of the run of which these are the first, for schedules; None: there are no more.
     """
 
     optimizer: OptimizerConfig
@@ -258,20 +258,20 @@ class Learning:
 
     @property
     def planned_epochs(self) -> int:
-        """The epochs that schedules follow."""
+        """Number of epochs for schedules."""
         return self.epochs if self.all_epochs is None else self.all_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What a run leaves on disk.
+    """Files of a run.
 
     Attributes:
         folder: the run folder; None: nothing is written.
         checkpoints: number of newest checkpoints to keep; 0 writes none.
         resume: whether to continue from the newest complete checkpoint.
         best: whether to keep the checkpoint of the highest test accuracy as well.
-        tested: epochs after which the run that is resumed was tested last; None: not known.
+        tested: number of epochs at the last test of the run that is resumed; None: not known.
         claim: this start's claim to the folder.
     """
 
@@ -285,14 +285,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultTolerance:
-    """How a run handles the loss of workers, if its strategy continues without them.
+    """Handling of failed workers, if the strategy continues without them.
 
     Attributes:
-        min_workers: with fewer than this the run ends, with a checkpoint.
+        min_workers: least number of workers; with fewer the run ends, with a checkpoint.
         vacant: number of workers' places, the last ones, that are vacant at first.
-        notice_s: seconds between SIGTERM and the end of this host; None: SIGTERM means the same as SIGINT.
-        restarts: number of lost workers and servers that get a successor.
-        rescale: for lockstep strategies. False: the others divide a lost worker's part of every step among
+        notice_s: seconds between SIGTERM and the end of this host; None: SIGTERM has the effect of SIGINT.
+        restarts: number of failed workers and servers that are replaced.
+        rescale: for lockstep strategies. False: the others divide a failed worker's share of every step among
             themselves, so that steps keep their images; true: they leave it out, and lower the learning rate in
             proportion.
         silence_s: shortest silence of a rank, in seconds, that the watchdog reports.
@@ -311,25 +311,25 @@ class Job:
     """A training job.
 
     Attributes:
-        strategy: how the workers share the work.
-        workers: how many there are.
-        dataset: what to learn.
-        make_model: makes a replica; called once a worker, with torch's global generator seeded.
-        model_name: for people.
-        learning: how a replica learns.
-        checkpointing: its output on disk.
-        fault_tolerance: how the loss of workers is handled.
-        device: where replicas live, such as `cpu` or `cuda`.
-        devices: where each worker's replica lives, where they have several kinds; empty: all on `device`.
-        time_shares: gives, of a replica, each bucket's share of a pass's time; only simulated time looks at it.
+        strategy: strategy of the run.
+        workers: number of workers.
+        dataset: training and test data.
+        make_model: makes a replica; called once per worker, with torch's global generator seeded.
+        model_name: name of the model, for people.
+        learning: training settings of a replica.
+        checkpointing: files of the run.
+        fault_tolerance: handling of failed workers.
+        device: device of replicas, such as `cpu` or `cuda`.
+        devices: device of each worker's replica, where they have several kinds; empty: all on `device`.
+        time_shares: returns, for a replica, each bucket's share of a pass's time; used in simulated time only.
         ahead: batches that a loader prepares while the worker computes.
-        timings: whether workers tell where their steps go.
-        until: what a test is to reach for training to end before its last epoch; None: it does not.
-        numbers: in a model, buffers and all; 0 where nobody has counted them.
-        balance: how a global batch is shared among workers that take their steps together.
-        draws: whether workers draw their batches from a common deal, in place of a fixed share of each epoch.
-        script: what each unit of workers was granted in a run that is replayed.
-        begun: what other numbers of workers did of epochs that are not over; known once a checkpoint has been read.
+        timings: whether workers report the phases of their steps.
+        until: test result at which training ends before its last epoch; None: it does not.
+        numbers: number of values in a model, with buffers; 0 where it is unknown.
+        balance: division of a global batch among synchronous workers.
+        draws: whether workers draw their batches from a common deal, instead of a fixed share of each epoch.
+        script: grants of each unit of workers in a run that is replayed.
+        begun: progress of other numbers of workers in unfinished epochs; known once a checkpoint has been read.
     """
 
     strategy: Strategy
@@ -354,17 +354,17 @@ class Job:
 
     @cached_property
     def traits(self) -> Traits:
-        """What holds for runs of this strategy with so many workers."""
+        """Traits of this strategy with this number of workers."""
         return self.strategy.traits(self.workers)
 
     @cached_property
     def faults(self) -> FaultPolicy:
-        """What such a run does when a rank is lost."""
+        """Fault policy of such a run."""
         return self.strategy.faults(self.workers)
 
     @cached_property
     def calendar(self) -> Calendar:
-        """Which step belongs to which epoch."""
+        """Assignment of steps to epochs."""
         learning = self.learning
         planned = learning.planned_epochs
         grown = [learning.batch_schedule.factor(epoch, planned) for epoch in range(learning.epochs)]
@@ -380,12 +380,12 @@ class Job:
 
     @cached_property
     def units(self) -> tuple[tuple[int, ...], ...]:
-        """The workers that draw batches together, a unit each."""
+        """Units of workers that draw batches together."""
         return self.traits.units(self.workers)
 
     @cached_property
     def deck(self) -> Deck:
-        """What is dealt, where workers draw."""
+        """Images to deal, where workers draw."""
         learning, calendar = self.learning, self.calendar
         sizes = tuple(calendar.batch_size(epoch) for epoch in range(learning.epochs))
         batches = [max(1, self.workers * size // len(self.units)) for size in sizes]  # of a unit, on average
@@ -395,10 +395,10 @@ class Job:
         return Deck(images, sizes)
 
     def dealer(self, told: Mapping[str, Any] | None = None) -> Dealer:
-        """Return what decides who gets which batches, where workers draw.
+        """Return the dealer that assigns batches, where workers draw.
 
         Args:
-            told: what it had written, where a run goes on.
+            told: recorded state of the dealer, where a run resumes.
         """
         sizes = [len(unit) for unit in self.units]
         if told:
@@ -415,7 +415,7 @@ class Job:
 
     @property
     def weight_facts(self) -> dict[str, str]:
-        """What is needed to use the trained weights, for the header of their file."""
+        """Metadata needed to use the trained weights, for the header of their file."""
         dataset = self.dataset
         return {
             "model": self.model_name,
@@ -430,7 +430,7 @@ class Job:
 
     @property
     def most_message_bytes(self) -> int:
-        """Bytes that no message of this job exceeds: the state of a server that holds several vectors a worker."""
+        """Upper bound of the bytes of this job's messages: the state of a server with several vectors per worker."""
         if not self.numbers:
             return UNBOUNDED_BYTES
         vectors = _VECTORS + _VECTORS_A_WORKER * self.workers
@@ -441,11 +441,11 @@ class Job:
         return _ARRIVAL_BYTES * self.calendar.total_steps * self.workers
 
     def going_on(self, begun: Begun) -> Job:
-        """Return the job of those who go on where others have begun epochs."""
+        """Return the job of workers that resume epochs begun by others."""
         return self if begun == self.begun else replace(self, begun=begun)
 
     def too_few(self, left: int) -> RunError:
-        """Return the error of a run that was stopped because so few workers were left."""
+        """Return the error of a run that was stopped because too few workers remained."""
         folder = f" {self.checkpointing.folder}" if self.checkpointing.folder is not None else ""
         least = f"min_workers is {self.fault_tolerance.min_workers}"
         return RunError(
@@ -454,12 +454,12 @@ class Job:
 
     @property
     def length(self) -> RunLength:
-        """What schedules need to know."""
+        """Length of the run, for schedules."""
         return self.planned.calendar.length
 
     @cached_property
     def planned(self) -> Job:
-        """The job whose first epochs these are; schedules follow it."""
+        """Job whose first epochs these are; schedules follow it."""
         planned = self.learning.planned_epochs
         if planned == self.learning.epochs:
             return self
@@ -467,14 +467,14 @@ class Job:
 
 
 def steps_of(updates: int, traits: Traits, workers: int) -> int:
-    """Return the steps of every worker in so many updates of the whole run, if all of them take as many."""
+    """Return the steps of every worker in `updates` updates of the whole run, if all take the same number."""
     if traits.lockstep or traits.skips_steps:
         return updates
     return -(-updates // len(traits.units(workers)))
 
 
 def tested_at_once(job: Job) -> int:
-    """Return how many images worker 0 tests at a time: where it has no room for more, no more than a step trains."""
+    """Return how many images worker 0 tests at a time: with little memory, no more than a step trains."""
     if not job.traits.pipelines:
         return BATCH_SIZE
     return min(BATCH_SIZE, job.workers * job.learning.batch_size // job.traits.pipelines)
@@ -484,13 +484,13 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
     """Check that the strategy allows this way of running the network.
 
     Args:
-        strategy: of the run.
-        workers: how many there are.
-        dtype: in which it computes.
-        learning: how a replica learns.
+        strategy: strategy of the run.
+        workers: number of workers.
+        dtype: dtype of the computation.
+        learning: training settings of a replica.
 
     Raises:
-        RequestError: so it is.
+        RequestError: the check fails.
     """
     compiled, traits = learning.execution.compiled, strategy.traits(workers)
     if compiled and traits.waits_between_layers:
@@ -517,10 +517,10 @@ def check_network_use(strategy: Strategy, workers: int, dtype: torch.dtype, lear
 
 
 def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, learning: Learning) -> None:
-    """Refuse an optimiser that needs what the strategy, or the way to run the network, does not have.
+    """Refuse an optimizer with requirements that the strategy, or the way to run the network, does not meet.
 
     Raises:
-        RequestError: so it is.
+        RequestError: the check fails.
     """
     optimizer = learning.optimizer
     if optimizer.follows_staleness and not traits.tells_staleness:
