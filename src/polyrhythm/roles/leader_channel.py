@@ -1,10 +1,10 @@
-"""A rank's channel to the leader; nothing sent on it is lost while the lead passes to a successor.
+"""A rank's channel to the coordinator; no message is lost while a replacement takes over as coordinator.
 
-rank                              leader (rank 0)
+rank                              coordinator (rank 0)
   events, states ───────────────▶   dies
-  keeps what it would have sent     ┆
-  ◀───────────────── EnterLeader ── its successor
-  introduction, then what it kept ─▶
+  keeps its later messages          ┆
+  ◀───────────────── EnterLeader ── its replacement
+  introduction, then kept messages ▶
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from polyrhythm.strategies.strategy import Strategy
 class LeaderChannel:
     """One rank's end of the channel.
 
-    Its receives are from any source, so that it gets each `PeerLost` once, and none after a successor's `EnterLeader`.
+    Its receives are from any source, so that it gets each `PeerLost` once, and none after a replacement's
+    `EnterLeader`.
 
     Args:
-        world: where the rank is.
-        strategy: says whether the run survives the loss of the leader.
+        world: context of the rank.
+        strategy: strategy, whose fault policy decides whether the run survives the failure of the coordinator.
 
     Attributes:
-        control: the communicator for states, reports and events, apart from training.
-        leader_lost: whether the leader is known to be lost, and no successor has announced itself.
-        leader: generation of the leader that announced itself last; 0 for the first.
-        survives_leader: whether the run goes on when the leader is lost.
-        introduction: returns the messages that a new leader must get first.
-        call: the leader's request to regroup before a step; None: no such request.
+        control: communicator for states, reports and events, apart from training.
+        leader_lost: whether the coordinator has failed, and no replacement has announced itself.
+        leader: generation of the coordinator that announced itself last; 0 for the first.
+        survives_leader: whether the run continues when the coordinator fails.
+        introduction: returns the first messages to a new coordinator.
+        call: request of the coordinator to regroup before a step; None: no such request.
     """
 
     def __init__(self, world: World, strategy: Strategy) -> None:
@@ -47,20 +48,20 @@ class LeaderChannel:
         self._unsent: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Send a message, or keep it for the next leader.
+        """Send a message, or keep it for the next coordinator.
 
         Raises:
-            PeerLost: the leader is gone, and the run cannot go on without it.
+            PeerLost: the coordinator has failed, and the run cannot continue without it.
         """
         self._unsent.append(message)
         if not self.leader_lost:
             self._send_unsent()
 
     def answer(self, message: Message) -> None:
-        """Send what the leader has asked for; drop it where the leader is lost, since its successor asks again.
+        """Answer a request of the coordinator; drop the answer where it has failed, since its replacement asks again.
 
         Raises:
-            PeerLost: the leader is gone, and the run cannot go on without it.
+            PeerLost: the coordinator has failed, and the run cannot continue without it.
         """
         if self.leader_lost:
             return
@@ -70,18 +71,18 @@ class LeaderChannel:
             self._lose_leader(loss)
 
     def check(self) -> None:
-        """Handle, without waiting, a new leader or a request to regroup; cheap enough for every step."""
+        """Handle, without waiting, a new coordinator or a request to regroup; cheap enough for every step."""
         while self.survives_leader and (word := self.poll(LEADER_TAG)) is not None:
             self._handle(word)
 
     def poll(self, tag: int) -> Message | None:
-        """Return the next message of the leader, or None if none has arrived.
+        """Return the next message of the coordinator, or None if none has arrived.
 
         Args:
-            tag: of the message; nobody else sends any with it.
+            tag: tag of the message, unique to it.
 
         Raises:
-            PeerLost: the leader is gone, and the run cannot go on without it.
+            PeerLost: the coordinator has failed, and the run cannot continue without it.
         """
         while True:
             try:
@@ -94,13 +95,13 @@ class LeaderChannel:
             return None if found is None else found[1]
 
     def receive(self, tag: int) -> Message:
-        """Wait for a message of the leader and return it.
+        """Wait for a message of the coordinator and return it.
 
         Args:
-            tag: of the message; nobody else sends any with it.
+            tag: tag of the message, unique to it.
 
         Raises:
-            PeerLost: the leader is gone.
+            PeerLost: the coordinator has failed.
         """
         while True:
             try:
@@ -111,12 +112,12 @@ class LeaderChannel:
                     raise
 
     def await_leader(self) -> None:
-        """Wait until a successor of a lost leader has announced itself."""
+        """Wait until a replacement of a failed coordinator has announced itself."""
         while self.leader_lost:
             self._receive_word()
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Wait for a new leader, if the lost rank led and the run survives that; return whether it does."""
+        """Wait for a new coordinator, if the lost rank led and the run survives that; return whether it does."""
         if not self.survives_leader or loss.rank != LEADER:
             return False
         self.check()
@@ -127,10 +128,10 @@ class LeaderChannel:
         """Wait for `MayLeave` or `FinalModel` and return it.
 
         Args:
-            on_leader: called whenever a new leader has announced itself.
+            on_leader: called whenever a new coordinator has announced itself.
 
         Raises:
-            PeerLost: the leader is gone, and the run cannot go on without it.
+            PeerLost: the coordinator has failed, and the run cannot continue without it.
         """
         while True:
             word = self._receive_word()
@@ -142,19 +143,19 @@ class LeaderChannel:
                 on_leader()
 
     def note_loss(self, loss: PeerLost) -> None:
-        """Check the leader after a loss was reported on another communicator, where it may be old news here."""
+        """Check the coordinator after a loss was reported on another communicator; it may be outdated here."""
         if loss.rank == LEADER:
             self.check()
 
     def mark_leader_lost(self) -> None:
-        """Keep messages from now on, until a successor announces itself."""
+        """Keep messages from now on, until a replacement announces itself."""
         self.leader_lost = True
 
     def _note(self, loss: PeerLost) -> None:
         self.leader_lost |= loss.rank == LEADER
 
     def _receive_word(self) -> Message | None:
-        """Wait for a message tagged `LEADER_TAG`, act on it and return it; None where the leader is lost meanwhile."""
+        """Wait for a message tagged `LEADER_TAG`, handle it and return it; None where the coordinator fails before."""
         try:
             word = self.receive(LEADER_TAG)
         except PeerLost:
@@ -181,7 +182,7 @@ class LeaderChannel:
             self._lose_leader(loss)
 
     def _lose_leader(self, loss: PeerLost) -> None:
-        """Note that the leader is lost, or raise that if the run cannot go on without it."""
+        """Note that the coordinator has failed, or raise that if the run cannot continue without it."""
         if not self.survives_leader:
             raise loss
         self.leader_lost = True

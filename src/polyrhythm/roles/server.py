@@ -4,8 +4,8 @@ A message that no rank of the run would send is refused: it changes nothing, is 
 by its reason; the first one of each kind is written to the run's log. It never ends the run, since a stranger
 may have sent it.
 
-`Outbox` sends replies in the background while the server goes on receiving; `States` carries the states of
-shards between the server part and the leader; `Refusals` counts refused messages; `Reporter` reports the
+`Outbox` sends replies in the background while the server continues to receive; `States` carries the states of
+shards between the server part and the coordinator; `Refusals` counts refused messages; `Reporter` reports the
 server's progress every `REPORT_EVERY_S` seconds.
 """
 
@@ -46,7 +46,7 @@ _OUTSIDE_STEPS = frozenset(
         *(Kind.BROKEN, Kind.REPORT),
     ]
 )
-"""What a run or a successor begins with, a run ends with, and losses cost; workers do not count those bytes either."""
+"""Messages at the start and end of a run or a replacement, and after losses; their bytes are not counted by workers."""
 _CHECKPOINT, _STATE, _PART = Kind.CHECKPOINT, Kind.STATE, Kind.PART  # an enum is slow to ask for its members
 _NOTHING = Message(Kind.CLOSE)
 
@@ -57,11 +57,11 @@ def serve(
     """Serve until all workers have left.
 
     Args:
-        strategy: makes the server part.
-        world: where this rank is.
-        resume: whether the leader hands out a checkpoint first.
+        strategy: maker of the server part.
+        world: context of this rank.
+        resume: whether the coordinator sends out a checkpoint first.
         finite: whether all gradients are known to be finite.
-        draws: whether workers draw their batches, so that others do what a lost one had not.
+        draws: whether workers draw their batches, so that others take the unfinished ones of a failed worker.
     """
     network, now = world.network, world.clock.now
     servers, workers = world.roles.servers, frozenset(world.roles.workers)
@@ -74,7 +74,7 @@ def serve(
     reporter = Reporter(index, part, world)
     outbox = Outbox(faults, world)
     rejoining = part if world.rejoins and isinstance(part, KeepingPart) else None
-    if rejoining is not None:  # it asks the others for its shards
+    if rejoining is not None:  # it requests its shards from the others
         outbox.send(rejoining.rejoin(world.generation))
     refusals = Refusals(index, world, channel)
     on_message, on_loss = _handlers(part, world)
@@ -108,16 +108,16 @@ def serve(
             reporter.took(looked_at, began)
         try:  # `refusals.of` would take longer than all else that a message costs here
             replies = on_message(source, message)
-            message = _NOTHING  # its memory goes back to its sender, which may use it once it is answered
+            message = _NOTHING  # its memory is returned to its sender, which may use it once it is answered
             ended = now()
             reporter.updating_s += ended - began
             if of_a_step and source in workers:
                 reporter.answered(source, replies, began, ended)
             outbox.send(replies)
-            del replies  # else what has left would be held, and its memory not changed in place
+            del replies  # else sent tensors would be held, and their memory not changed in place
         except RefusedMessage as refusal:
             refusals.note(source, refusal)
-        del message  # its memory goes back to its sender now, not when the next one comes
+        del message  # its memory is returned to its sender now, not at the next message
         if of_a_step:
             bytes_sent += traffic.bytes_sent - before
         looked_at = now()
@@ -171,13 +171,13 @@ def _handle_loss(
 class Outbox:
     """Sends one server's replies in the background.
 
-    A reply's tensor never changes afterwards (see `ServerPart`), so nobody waits until it has left. Whoever is
-    answered again has had the answer before, so at most one reply a rank is kept, with its parts. A reply to a rank
-    that is lost, and can be done without, is dropped.
+    A reply's tensor never changes afterwards (see `ServerPart`), so the server does not wait until it is sent. A rank
+    that is answered again has received the previous answer, so at most one reply per rank is kept, with its parts. A
+    reply to a failed rank that the run survives is dropped.
 
     Args:
-        faults: says who can be done without.
-        world: where the server is.
+        faults: fault policy, which decides which failures the run survives.
+        world: context of the server.
     """
 
     def __init__(self, faults: FaultPolicy, world: World) -> None:
@@ -208,7 +208,7 @@ class Outbox:
                     raise
 
     def flush(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all replies are sent."""
         for to, handle in self._leaving.items():
             self._wait(to, handle)
         self._leaving.clear()
@@ -218,7 +218,7 @@ class Outbox:
         self._parts.clear()
 
     def _send_part(self, to: int, part: Message) -> None:
-        """Start sending a part, behind what the rank is being sent already."""
+        """Start sending a part, after the replies that are being sent to the rank already."""
         try:
             handle = self._start_send(to, part)
         except PeerLost:
@@ -237,12 +237,12 @@ class Outbox:
 
 
 class States:
-    """Answers the leader's requests for states on one server, and takes the state of a checkpoint.
+    """Answers the coordinator's requests for states on one server, and loads the state of a checkpoint.
 
     Args:
-        part: of the server.
-        own: the number of its own shard.
-        channel: to the leader.
+        part: server part.
+        own: number of its own shard.
+        channel: channel to the coordinator.
     """
 
     def __init__(self, part: ServerPart, own: int, channel: LeaderChannel) -> None:
@@ -251,20 +251,20 @@ class States:
         self._channel = channel
 
     def resume(self, shards: Sequence[int]) -> None:
-        """Take from the leader what the run resumes from.
+        """Receive the state from which the run resumes from the coordinator.
 
         Args:
-            shards: the server's own, then those that it keeps.
+            shards: the server's own, then the copies that it keeps.
         """
         for shard in shards:
             _, message = self._channel.control.receive(LEADER)
             self._load(shard, ShardState.from_message(message))
 
     def on_message(self, source: int, message: Message) -> None:
-        """Send the leader the state of a shard, or load one before there is any.
+        """Send the coordinator the state of a shard, or load one before there is any.
 
         Raises:
-            RefusedMessage: somebody else asks, for what is not here, or what comes is too late or no state.
+            RefusedMessage: another rank asks, the shard is not here, or the message is too late or holds no state.
         """
         if source != LEADER:
             raise RefusedMessage(Reason.SENDER, f"rank {source} asked for a checkpoint")
@@ -288,7 +288,7 @@ class States:
                 self._part.load_state_of(shard, state)
 
     def _hand_in(self, shard: int) -> None:
-        """Only servers that keep others' have more than one."""
+        """Only servers that keep others' shards have more than one."""
         if shard == self._own:
             state = self._part.state()
         elif isinstance(self._part, KeepingPart):
@@ -301,15 +301,15 @@ class States:
 
 
 class Refusals:
-    """Counts what is refused, and tells the run's log of the first from each rank for each reason.
+    """Counts refused messages, and reports to the run's log the first from each rank for each reason.
 
     Args:
-        index: of the server.
-        world: where it is.
-        channel: to the leader.
+        index: index of the server.
+        world: context of the server.
+        channel: channel to the coordinator.
 
     Attributes:
-        counted: refused messages, by reason.
+        counted: number of refused messages, by reason.
     """
 
     def __init__(self, index: int, world: World, channel: LeaderChannel) -> None:
@@ -341,21 +341,21 @@ class Refusals:
 
 REPORT_EVERY_S = 0.5
 AT_ONCE_S = 1e-4
-"""A message that is there within this time is taken to have been waiting."""
+"""Longest time in seconds of receiving a message that counts as already waiting."""
 
 
 class Reporter:
-    """Reports now and then what a server has done since the last report.
+    """Reports at intervals the server's work since the last report.
 
     Args:
-        index: of the server.
-        part: of the server.
-        world: where it is.
+        index: index of the server.
+        part: server part.
+        world: context of the server.
 
     Attributes:
-        said_at_s: when it last did.
-        updating_s: for how long its part has handled messages since then.
-        taken: messages of steps since then.
+        said_at_s: time of the last report.
+        updating_s: seconds for which its part has handled messages since then.
+        taken: number of messages of steps since then.
     """
 
     def __init__(self, index: int, part: ServerPart, world: World) -> None:
@@ -379,10 +379,10 @@ class Reporter:
         """Add up how long other workers' gradients, which are answered now, have waited here for this one's.
 
         Args:
-            source: rank of the worker whose gradient has come.
-            replies: to whom.
-            began_s: when it was looked at.
-            ended_s: when that was done.
+            source: rank of the worker whose gradient has arrived.
+            replies: replies with their ranks.
+            began_s: time at which handling of it began.
+            ended_s: time at which that was done.
         """
         holds = self._holds
         holds[source] = ended_s
@@ -392,10 +392,10 @@ class Reporter:
                 self._held_s += began_s - since_s
 
     def took(self, looked_at_s: float, now_s: float) -> None:
-        """Count a message that has just come, and how long the server has waited for it.
+        """Count a message that has just arrived, and the server's wait for it.
 
         Args:
-            looked_at_s: when it began to wait.
+            looked_at_s: time at which the wait began.
             now_s: the present time.
         """
         if not self._begun:  # training starts with the first step; event times count from there
@@ -409,11 +409,11 @@ class Reporter:
             self._wait_s += waited_s
 
     def tell(self, channel: LeaderChannel) -> None:
-        """Send the leader what was done."""
+        """Send the coordinator the server's progress."""
         channel.send(EventReport(self._event()).message())
 
     def _event(self) -> ServerProgress:
-        """Return what has been done since the last call, and start anew."""
+        """Return the progress since the last call, and reset it."""
         now, stats = self._now(), self._part.stats()
         seconds = now - self.said_at_s
         idle_s = min(self._wait_s, seconds)  # the wait for the first message began before

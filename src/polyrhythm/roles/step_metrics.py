@@ -1,4 +1,4 @@
-"""What a worker measures and reports of its steps: where their time goes, and its progress.
+"""A worker's measurements and reports of its steps: where their time goes, and its progress.
 
 `StepTimer` is a stopwatch whose laps add up to the step:
 
@@ -6,7 +6,7 @@
       │    data        │    forward    │▓│  backward  │  ▓▓▓▓▓ update  │   other     │
                                         ▓ inside the communicator: counted as communication, not as the current lap
 
-What lies between `end_step` and the next `begin` (reports, tests, checkpoints, regrouping) belongs to no
+The time between `end_step` and the next `begin` (reports, tests, checkpoints, regrouping) belongs to no
 step. `Tally` adds up steps, images, loss and waiting, and turns them into events every `REPORT_EVERY_S`
 seconds.
 """
@@ -40,12 +40,13 @@ def finish_work(device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Timekeeping:
-    """How a timer goes about it.
+    """Settings of a timer.
 
     Attributes:
-        finish: returns when the device has done what it was told, so that a lap holds its own work; a CPU always has.
-        forward_share: of the two passes' time, where they are played in one piece; None: each takes its own.
-        traced_steps: the first so many steps are told span by span.
+        finish: returns when the device has finished its queued work, so that a lap holds its own; immediate on a CPU.
+        forward_share: forward pass's share of both passes' time, where they are simulated in one piece; None: each
+            takes its own.
+        traced_steps: number of steps, from the first, that are traced span by span.
     """
 
     finish: Callable[[], None] = lambda: None
@@ -55,7 +56,7 @@ class Timekeeping:
 
 @dataclass
 class _Steps:
-    """What steps went into, in seconds."""
+    """Phases of steps, in seconds."""
 
     steps: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -64,12 +65,12 @@ class _Steps:
 
 
 class StepTimer:
-    """Measures what a worker's steps go into.
+    """Measures the phases of a worker's steps.
 
     Args:
-        clock: the worker's.
-        blocked: what this worker's communicators add up, and nothing else does.
-        keeping: how it goes about it.
+        clock: clock of the worker.
+        blocked: blocked time of this worker's communicators alone.
+        keeping: settings of the timer.
     """
 
     def __init__(self, clock: Clock, blocked: Blocked, keeping: Timekeeping) -> None:
@@ -91,7 +92,7 @@ class StepTimer:
         self._started_s = self._clock.now() - elapsed_s
 
     def begin(self) -> None:
-        """Begin a step; what was measured of one that was broken off is forgotten."""
+        """Begin a step; measurements of an interrupted one are dropped."""
         self._step = _Steps()
         self._blocked.spans = [] if self._to_trace else None
         self._mark()
@@ -100,8 +101,8 @@ class StepTimer:
         """End a part of the step, which began where the one before it ended.
 
         Args:
-            done: the part that it adds to.
-            what: its name in a trace; that of the part, if it has none of its own.
+            done: phase to which it is added.
+            what: name in a trace; empty for that of the phase.
         """
         self._keeping.finish()
         blocked_s = self._blocked.seconds - self._blocked_mark_s
@@ -132,11 +133,11 @@ class StepTimer:
             self._said.spans += [(f"communication: {what}", start, end) for what, start, end in blocked]
 
     def say(self, progress: WorkerProgress, *, in_step: bool) -> WorkerTimings:
-        """Return what the steps since the last call went into.
+        """Return the phases of the steps since the last call.
 
         Args:
-            progress: said of the same steps.
-            in_step: whether workers take their steps together.
+            progress: progress report of the same steps.
+            in_step: whether workers are synchronous.
         """
         said, self._said = self._said, _Steps()
         return WorkerTimings(
@@ -165,7 +166,7 @@ REPORT_EVERY_S = 0.5
 
 
 def processor_wait_s() -> float:
-    """Return for how long this thread has been ready to run, and the processor was busy with others; 0 if not known."""
+    """Return the seconds for which this thread was ready while processors were busy with others; 0 if unknown."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as told:
             return int(told.read().split()[1]) / 1e9
@@ -174,18 +175,18 @@ def processor_wait_s() -> float:
 
 
 class Tally:
-    """Adds up steps, images, loss and waiting, and turns them into events now and then.
+    """Adds up steps, images, loss and waiting, and turns them into events at intervals.
 
     Args:
-        worker: the worker's index.
-        clock: the worker's.
-        processor_wait: returns for how many seconds this thread has waited for a processor; None: nobody does.
+        worker: index of the worker.
+        clock: clock of the worker.
+        processor_wait: returns for how many seconds this thread has waited for a processor; None: it does not wait.
         processor_time: returns for how many seconds this thread has had one.
 
     Attributes:
-        images: seen since the tally was made.
-        steps: taken since then.
-        loss_sum: sum over those of `loss * images` in the epoch under way, and its images.
+        images: images seen since the tally was made.
+        steps: steps taken since then.
+        loss_sum: sum of `loss * images` over the images of the current epoch.
     """
 
     __slots__ = (
@@ -238,21 +239,21 @@ class Tally:
 
     @property
     def epoch_images(self) -> int:
-        """Seen in the epoch under way."""
+        """Images seen in the current epoch."""
         return self.images - self._images_before_epoch
 
     @property
     def due(self) -> bool:
-        """Whether it is time to say something."""
+        """Whether a report is due."""
         return self._clock.now() - self._said_at >= REPORT_EVERY_S
 
     @property
     def unsaid(self) -> bool:
-        """Whether there are steps of which nothing has been said."""
+        """Whether there are steps that have not been reported."""
         return self.steps > self._said_steps
 
     def begin(self, elapsed_s: float = 0.0) -> None:
-        """Training starts now, on all ranks at about the same moment: event times count from here.
+        """Note that training starts, on all ranks at about the same moment: event times count from here.
 
         Args:
             elapsed_s: for how long the others have been training.
@@ -262,7 +263,7 @@ class Tally:
         self._look_at_processor()
 
     def begin_epoch(self) -> None:
-        """Start the epoch's mean loss anew."""
+        """Reset the epoch's mean loss."""
         self._images_before_epoch = self.images
         self.epoch_loss = 0.0
 
@@ -272,11 +273,11 @@ class Tally:
         """Add a step.
 
         Args:
-            images: of it.
-            loss: their mean.
+            images: images of the step.
+            loss: their mean loss.
             wait_s: seconds in which the worker waited for others.
-            stage_s: of these, for other stages of a pipeline.
-            used_waiting_s: for how long this thread had a processor in the time of `wait_s`.
+            stage_s: part of these, for other stages of a pipeline.
+            used_waiting_s: seconds for which this thread had a processor in the time of `wait_s`.
         """
         self.steps += 1
         self.images += images
@@ -288,7 +289,7 @@ class Tally:
         self._used_waiting_s += used_waiting_s
 
     def say(self, epoch: int, step: int, learning_rate: float) -> WorkerProgress:
-        """Return what has been added since the last call, and start anew."""
+        """Return the sums since the last call, and reset them."""
         now = self._clock.now()
         images = self.images - self._said_images
         processor_s = self._look_at_processor(now - self._said_at - self._wait_s)
@@ -311,12 +312,12 @@ class Tally:
         return event
 
     def _look_at_processor(self, working_s: float = 0.0) -> float:
-        """Return for how much of the time that was not waiting for others it was waiting for the processor.
+        """Return for how much of the time without waiting for others it was waiting for the processor.
 
-        The system counts as well what a thread waits for a processor that is about to see whether others have come.
+        The system also counts the waits of a thread that is about to check whether messages of others have arrived.
 
         Args:
-            working_s: since the last call, without waiting for others.
+            working_s: seconds since the last call, without waiting for others.
         """
         if self._processor_wait is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What ties a worker's own loop to those of the others, beside the steps: epochs, shares of data, means, the end."""
+"""Coordination of a worker's own loop with the others', apart from steps: epochs, shares of data, means, the end."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _REPORT_EVERY_S = 0.5
 
 
 class UserWorkload:
-    """What a user's own loop computes; see `Workload`. It keeps its share of the epoch that is under way.
+    """Workload of a user's own loop; see `Workload`. It keeps its share of the current epoch.
 
     Args:
-        replica: of the user's model.
+        replica: replica of the user's model.
         regrouped: called after each regrouping of all workers.
 
     Attributes:
@@ -58,34 +58,34 @@ class UserWorkload:
         self._regrouped = regrouped
 
     def share_out(self, place: int, present: int) -> None:
-        """Keep the share of the epoch under way: the next one is dealt out anew."""
+        """Keep the share of the current epoch: the next one is divided again."""
         self._regrouped()
 
     def share_out_apart(self, absent: tuple[int, ...], place: int, present: int) -> None:
-        """Keep the share of the epoch under way."""
+        """Keep the share of the current epoch."""
 
 
 class Coordination(Host):
-    """Keeps one worker's loop together with the others'.
+    """Coordinates one worker's loop with the others'.
 
     Args:
-        strategy: how the workers share the work.
-        world: where this rank is.
-        home: this rank's connections.
-        meter: measures this worker's loop, where a report is wanted.
-        log: takes all events, on the worker that leads.
+        strategy: strategy of the run.
+        world: context of this rank.
+        home: connections of this rank.
+        meter: meter of this worker's loop; None without a report.
+        log: receiver of all events, on the coordinator.
 
     Attributes:
-        board: in the store, by which workers agree.
-        loop_progress: how far this worker's loop has come.
-        control: this worker's control plane.
-        reform: regroups with whoever is there, between two steps; set once something is distributed.
+        board: board in the store, by which workers agree.
+        loop_progress: progress of this worker's loop.
+        control: control plane of this worker.
+        reform: regroups with the present workers, between two steps; set once something is distributed.
         entry: how this worker joins the others.
-        epochs: of its loop.
-        means: over the workers.
-        ends: of loops that end after unequal numbers of steps.
-        workers: how many share the present epoch, or the last one.
-        epoch_count: epochs of the loop, once it is known; 0 before.
+        epochs: epochs of its loop.
+        means: means over the workers.
+        ends: ends of loops with unequal numbers of steps.
+        workers: number of workers that share the present epoch, or the last one.
+        epoch_count: number of epochs of the loop, once it is known; 0 before.
     """
 
     def __init__(
@@ -135,13 +135,13 @@ class Coordination(Host):
 
     @property
     def server_states(self) -> ServerStates | None:
-        """The servers' side of saved states, on the worker that leads."""
+        """Servers' side of saved states, on the coordinator."""
         if self._duties is None or not self._world.roles.servers:
             return None
         return ServerStates(self._world, self._strategy.faults(self.workers), self._duties.ask_servers)
 
     def take(self, replica: Replica) -> Trainer:
-        """Take the replica among those of the others; return what keeps it there."""
+        """Join the replica to those of the others; return its trainer."""
         self._replica = replica
         workload = UserWorkload(replica, self._formed)
         self._trainer = Trainer(self._world, self._strategy, workload, self.control)
@@ -149,15 +149,15 @@ class Coordination(Host):
         return self._trainer
 
     def check_device(self, kind: str) -> None:
-        """Refuse to begin beside a worker 0 whose model is on another kind of device, where the bits of all must agree.
+        """Refuse a kind of device other than worker 0's, where the bits of all replicas must agree.
 
         Called where a worker waits for worker 0 anyway.
 
         Args:
-            kind: of this worker's, such as cpu or cuda.
+            kind: kind of this worker's device, such as cpu or cuda.
 
         Raises:
-            RequestError: the strategy cannot have it.
+            RequestError: the strategy does not allow different kinds.
         """
         many, key = len(self._world.roles.workers), "script/device"
         if many == 1 or not why_one_kind_of_device(self._strategy, many):
@@ -168,7 +168,7 @@ class Coordination(Host):
             gone = told is None and self._statuses.of(LEADER) is WorkerStatus.GONE
             return kind if gone else told
 
-        if self._worker == LEADER:  # its successor finds what it has said
+        if self._worker == LEADER:  # its replacement finds its predecessor's kind
             leaders = self.board.post_if_absent(key, kind)
         else:
             leaders = self.board.await_found(look, "worker 0 to begin its training")
@@ -181,10 +181,10 @@ class Coordination(Host):
             )
 
     def seat(self, shard: int, epoch: int) -> Seat:
-        """An iteration over a shard begins: gives this worker's share of it.
+        """Return this worker's share of an iteration over a shard that begins.
 
         Raises:
-            RunError: the others do without this worker.
+            RunError: the others continue without this worker.
         """
         trains = torch.is_grad_enabled()  # else it is an evaluation
         if trains and self.loop_progress.optimizer is not None:
@@ -218,11 +218,11 @@ class Coordination(Host):
         self._progress.through(broken_off=broken_off)
 
     def step_begins(self) -> None:
-        """A step is about to be taken."""
+        """Note that a step begins."""
         self._progress.step_begins()
 
     def step_done(self) -> None:
-        """A step has been taken."""
+        """Note that a step has been taken."""
         self._progress.step_done()
         self.control.after_step()
         optimizer = self.loop_progress.optimizer
@@ -230,15 +230,15 @@ class Coordination(Host):
             self._meter.step_done(optimizer.steps + 1, float(optimizer.param_groups[0]["lr"]))
 
     def say_who_may_come(self) -> None:
-        """Post for the launcher why no successor of a lost worker could enter the loop; empty if one could."""
+        """Post for the launcher why no replacement of a failed worker could enter the loop; empty if one could."""
         if self._duties is not None:
             self.board.post(ADMITS_KEY, self._why_nobody())
 
     def tell_unseen(self, *, final: bool = False) -> None:
-        """Report what lost workers have not taken of their shares, unless successors take it.
+        """Report the batches that failed workers have not taken of their shares, unless replacements take them.
 
         Args:
-            final: whether nobody comes any more.
+            final: whether no more replacements will come.
         """
         if self._duties is None:
             return
@@ -253,12 +253,12 @@ class Coordination(Host):
         self._duties.unseen.clear()
 
     def collect(self, own: WorkerState) -> tuple[dict[int, WorkerState], list[State]] | None:
-        """Hand in what this worker holds; return what all workers and servers hold, on the worker that leads.
+        """Hand in this worker's state; return the states of all workers and servers, on the coordinator.
 
-        All call it, and none goes on before all of it is there, so that it is of one moment.
+        All call it, and none continues before all states are present, so that they are of one moment.
 
         Args:
-            own: nothing of it may change any more.
+            own: state of this worker that does not change any more.
         """
         number, self.loop_progress.averages = self.loop_progress.averages, self.loop_progress.averages + 1
         own = replace(own, loop=own.loop | {"number": number})
@@ -287,25 +287,25 @@ class Coordination(Host):
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether the loop goes through epochs of `group.epochs`."""
+        """Whether the loop uses the epochs of `group.epochs`."""
         return self._progress.at is not None
 
     @property
     def epoch_under_way(self) -> str:
-        """A name of it for keys, the same on all workers; empty outside of `group.epochs`."""
+        """Name of the current epoch for keys, the same on all workers; empty outside of `group.epochs`."""
         at = self._progress.at
         return "" if at is None else f"{at.loop}.{at.epoch}"
 
     @property
     def next_epoch(self) -> Begun:
-        """The epoch with which a run goes on that is saved now."""
+        """Epoch with which a run saved now will resume."""
         return self._progress.next_epoch()
 
     def leave(self, replica: Replica, steps: int) -> Counter[int]:
         """Leave with all others; the replica then holds the run's final model.
 
         Returns:
-            How many gradients were applied at which staleness, as far as this worker knows.
+            The number of gradients applied at each staleness, as far as this worker knows.
         """
         assert self._trainer is not None, "something has been distributed"
         self._progress.leave()
@@ -339,7 +339,7 @@ class Coordination(Host):
         return staleness
 
     def log(self, values: dict[str, float]) -> None:
-        """Report numbers of the user's own, where a report is wanted."""
+        """Report numbers logged by the user, where a report is enabled."""
         optimizer = self.loop_progress.optimizer
         if self._meter is not None and optimizer is not None:
             self._meter.loss = values.get("loss", self._meter.loss)
@@ -374,7 +374,7 @@ class Coordination(Host):
         return 0.0 if self._duties is None else self._duties.elapsed_s
 
     def _known(self) -> dict[str, Any]:
-        """Return what is known of the run before it begins."""
+        """Return the known facts of the run before it begins."""
         assert self._replica is not None, "something has been distributed"
         shards = self.loop_progress.shard_names()
         return {
@@ -413,7 +413,7 @@ class Coordination(Host):
             self._meter.begin(self.control, self._worker, elapsed_s, in_step=in_step)
 
     def _lead(self, duties: LoopDuties, met: Mapping[int, int]) -> Leader:
-        """Return the leader, which learns from the store who is there if it comes after another."""
+        """Return the coordinator, which reads the present workers from the store if it is a replacement."""
         ranks = self._world.roles.workers
         ledger = Ledger.of(len(ranks))
         if self._world.rejoins:
@@ -434,12 +434,12 @@ class Coordination(Host):
         return Leader(replace(self._world, emit=self._tell), self._strategy, duties, ledger)
 
     def _attend(self) -> None:
-        """Regroup while this worker waits for others, where that is asked for."""
+        """Regroup while this worker waits for others, where that is requested."""
         while self.control.attend():
             self.reform()
 
     def _report_batches(self, taken: int, of: int) -> None:
-        """Report now and then, and at an epoch's beginning and end; the leader knows of itself at once."""
+        """Report at intervals, and at an epoch's beginning and end; the coordinator knows its own progress at once."""
         now_s = self._world.clock.now()
         seldom = self._reports_batches and (
             taken in (0, of) or now_s - self._reported_at_s >= _REPORT_EVERY_S
@@ -449,7 +449,7 @@ class Coordination(Host):
             self.control.report(TakenBatches(taken, of))
 
     def _formed(self) -> None:
-        """Note that workers go on in another membership view: a new leader of it asks where."""
+        """Note that workers continue in another membership view, whose new coordinator requests their positions."""
         regroup = None if self._trainer is None else self._trainer.regroup
         if self._logbook is not None and regroup is not None:
             self._logbook.formed(regroup.leader, regroup.step)
@@ -470,18 +470,18 @@ class Coordination(Host):
         return self.epochs.present or tuple(range(len(self._world.roles.workers)))
 
     def _tell(self, event: Event) -> None:
-        if isinstance(event, Notice) and not isinstance(event, ServerLost):  # of which the launcher speaks
+        if isinstance(event, Notice) and not isinstance(event, ServerLost):  # the launcher reports those
             say(event.text)
         if self._log is not None:
             self._log.on_event(event)
 
     def tell_waiting(self, text: str) -> None:
-        """Print who keeps this worker waiting; on the worker that leads, note it as well."""
+        """Print the workers for which this one waits; on the coordinator, log it as well."""
         say(text)
         if self._log is not None:
             self._log.on_event(Notice(time_s=self._elapsed_s, text=text))
 
 
 def say(text: str) -> None:
-    """Print a line for whoever started the run."""
+    """Print a line for the user of the run."""
     print(f"polyrhythm: {text}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""What the leader of users' own loops does for the run: successors wait to be let in, and all receive the final model.
+"""Duties of the coordinator of users' own loops: it admits replacements, and sends all the final model.
 
-worker ── StepBroken ──────▶ leader: calls the workers that wait in the store ── RegroupNow ──▶ they break off as well
-successor ── EnterWorker ──▶         in lockstep it waits to be admitted until an epoch begins
-worker ── its last state ──▶         once all have come: the final model, with which they may leave
+worker ── StepBroken ──────▶ coordinator: notifies workers that wait in the store ── RegroupNow ──▶ they stop waiting
+replacement ── EnterWorker ▶              in lockstep it waits for admission until an epoch begins
+worker ── its last state ──▶              once all have arrived: the final model, with which they may leave
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from polyrhythm.strategies.strategy import Strategy
 
 
 class LoopDuties(Duties):
-    """The leader's duties in a loop of a user's own.
+    """Duties of the coordinator in a loop of a user's own.
 
     Args:
-        world: where this rank is.
-        strategy: says whether workers regroup.
-        tell: takes losses, and what servers report.
+        world: context of this rank.
+        strategy: strategy, which decides whether workers regroup.
+        tell: receiver of losses, and of the servers' reports.
 
     Attributes:
-        over: called when all have come to the end, and nobody else can come to it.
-        ready: called with the rank and generation of a successor that has all shards of a lost server.
-        knows: whether it can tell how many batches each worker has taken, without reports.
-        unseen: of lost workers, their indices with the batches that they had not taken of how many.
-        staleness: how many gradients servers have applied at which staleness; known at the end.
+        over: called when all have reached the end, and no other worker can reach it.
+        ready: called with the rank and generation of a replacement that has all shards of a failed server.
+        knows: whether it knows the number of each worker's batches without reports.
+        unseen: indices of failed workers, with their numbers of batches not taken and of batches in all.
+        staleness: number of gradients applied by servers at each staleness; known at the end.
         started: called when training starts.
-        began_s: of the leader's clock, when it started.
+        began_s: time of the coordinator's clock at which training started.
     """
 
     def __init__(self, world: World, strategy: Strategy, tell: Callable[[Event], None]) -> None:
@@ -60,7 +60,7 @@ class LoopDuties(Duties):
         self._at_door: dict[int, int] = {}
 
     def say(self, event: Event) -> None:
-        """Note what a lost worker had not taken of its share, as it reported last, or as all have."""
+        """Record the batches that a failed worker had not taken of its share, by its last report or by all reports."""
         if isinstance(event, WorkerLost):
             last = self._taken.get(LEADER if self.knows else event.worker)
             if last is not None and last.taken < last.of:
@@ -82,13 +82,13 @@ class LoopDuties(Duties):
         self._taken[worker] = batches
 
     def holds_back(self, rank: int, generation: int) -> bool:
-        """Keep successors waiting until an epoch begins, where workers regroup."""
+        """Keep replacements waiting until an epoch begins, where workers regroup."""
         if self._regroups:
             self._at_door[rank] = generation
         return self._regroups
 
     def regrouping(self, number: int) -> None:
-        """Call the workers that wait elsewhere."""
+        """Notify workers that wait elsewhere."""
         for worker in self.leader.attendance.present - {LEADER}:
             self.leader.tell_worker(worker, RegroupNow(number))
 
@@ -96,15 +96,15 @@ class LoopDuties(Duties):
         self.ready(rank, generation)
 
     def is_there(self, worker: int) -> bool:
-        """Whether a worker, or a successor of it, takes part."""
+        """Whether a worker, or a replacement of it, takes part."""
         return worker in self.leader.attendance.present
 
     def admit(self, workers: Iterable[int], gone: Callable[[int], bool]) -> bool:
-        """Let successors in that wait, or are about to; return whether there was one.
+        """Admit replacements that wait, or are about to; return whether there was one.
 
         Args:
-            workers: their indices.
-            gone: whether one has died meanwhile.
+            workers: indices of the replacements.
+            gone: whether a given one has failed since.
         """
         let_in = False
         for worker in workers:
@@ -122,11 +122,11 @@ class LoopDuties(Duties):
         return self.leader.servers.ask()
 
     def handed_in(self, number: int, awaited: Collection[int]) -> dict[int, WorkerState] | None:
-        """Return what all have handed in for the run's state, by their indices; None as long as one is missing.
+        """Return all states handed in for the run's state, by workers' indices; None as long as one is missing.
 
         Args:
-            number: of the occasion.
-            awaited: who must.
+            number: number of the occasion.
+            awaited: indices of the workers that must hand in a state.
         """
         found = {
             worker: state
@@ -136,7 +136,7 @@ class LoopDuties(Duties):
         return found if found.keys() >= set(awaited) else None
 
     def figures(self) -> dict[str, Any]:
-        """Return what the run came to, once all have left."""
+        """Return the results of the run, once all have left."""
         accounts = [state.account for state in self.leader.workers.in_order]
         reports, attendance = list(self.leader.servers.reports.values()), self.leader.attendance
         images, seconds = sum(account.session_images for account in accounts), self.elapsed_s
@@ -155,7 +155,7 @@ class LoopDuties(Duties):
         }
 
     def end(self) -> FinalModel:
-        """Let the servers go, and send all workers the final model, with which they leave."""
+        """Release the servers, and send all workers the final model, with which they leave."""
         leader, replica = self.leader, self.leader.replica
         assert replica is not None, "something has been distributed"
         self.over()
@@ -171,14 +171,14 @@ class LoopDuties(Duties):
 
 
 def final_model(vector: Tensor, buffers: Sequence[dict[str, Tensor]]) -> FinalModel:
-    """Return the final model, of worker 0's parameters.
+    """Return the final model, with worker 0's parameters.
 
     Batch-norm statistics, which each worker has kept on its own, are averaged; buffers that are equal everywhere
     keep their bits, and counters are worker 0's.
 
     Args:
-        vector: `(size,)`, worker 0's.
-        buffers: of all workers, worker 0's first.
+        vector: `(size,)`, parameters of worker 0.
+        buffers: buffers of all workers, worker 0's first.
     """
     return FinalModel(
         vector.detach().cpu(), {name: _mean([each[name] for each in buffers]) for name in buffers[0]}
@@ -194,7 +194,7 @@ def load_final_model(replica: Replica, model: FinalModel) -> None:
 
 
 def _mean(values: list[Tensor]) -> Tensor:
-    """Average values that are no whole numbers; not the plain mean, which would not keep the bits of equal ones."""
+    """Average values other than integers; not by the plain mean, which would not keep the bits of equal ones."""
     first = values[0]
     if not first.is_floating_point():
         return first
@@ -203,6 +203,6 @@ def _mean(values: list[Tensor]) -> Tensor:
 
 
 def meets_every_step(strategy: Strategy, workers: int) -> bool:
-    """Whether all workers take their batches together, so that the leader knows how many each has taken."""
+    """Whether all workers take their batches together, so that the coordinator knows how many each has taken."""
     traits = strategy.traits(workers)
     return traits.lockstep and traits.exchange_every == 1

@@ -1,12 +1,12 @@
-"""A run goes on with another strategy than the one that wrote its checkpoint.
+"""Resuming a run with another strategy than the one that wrote its checkpoint.
 
-    before      replicas, shards, optimisers ─▶ one model and one optimiser, as if one worker were left (`Resharding`)
-    images      of an epoch that are not done ─▶ dealt out among the workers that there are now
-    now         servers as worker 0 opens them with that model ─▶ their counts at the step that follows (`Resharding`)
-                optimisers of workers and servers ─▶ each its part of that one
+    before      replicas, shards, optimizers ─▶ one model and one optimizer, as of a single worker (`Resharding`)
+    images      of an unfinished epoch       ─▶ divided among the present number of workers
+    now         servers as worker 0 opens them with that model ─▶ their counts at the next step (`Resharding`)
+                optimizers of workers and servers ─▶ each its part of that one
 
-So a strategy is written for no other, and knows nothing of this. What only the strategy before had (clocks, what
-compression kept back, the model at the beginning of a round) ends with it.
+So strategies do not depend on each other, or on this module. Further state of the previous strategy (clocks,
+compression errors, the model at the beginning of a round) is dropped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _OPTIMIZER = "optimizer."
 
 @dataclass(frozen=True)
 class Learned:
-    """What a strategy leaves to the next one.
+    """Model and optimizer that a strategy leaves to the next one.
 
     Attributes:
         parameters: `(n,)`.
-        pieces: of the vector, in their order, each with an optimiser; empty where no state of one is known.
-        packed: their states.
+        pieces: pieces of the vector, in order, each with an optimizer; empty where no optimizer state is known.
+        packed: states of the optimizers.
     """
 
     parameters: Tensor
@@ -62,11 +62,11 @@ def _before(snapshot: Snapshot, job: Job) -> Job:
 
 
 def learned_by(snapshot: Snapshot, job: Job) -> Learned:
-    """Return the model and the optimiser of a checkpoint of another strategy: its servers', or all its workers'.
+    """Return the model and the optimizer of a checkpoint of another strategy: its servers', or all its workers'.
 
     Args:
-        snapshot: as `Archive.load` gave it.
-        job: that goes on.
+        snapshot: snapshot returned by `Archive.load`.
+        job: job that resumes.
     """
     old = _before(snapshot, job)
     held, _ = counted_steps(snapshot, old, old.strategy.resharding(old.workers, old.workers))
@@ -74,14 +74,14 @@ def learned_by(snapshot: Snapshot, job: Job) -> Learned:
 
 
 def learned_from(held: Held, strategy: Strategy, presented: Tensor | None = None) -> Learned:
-    """Return the model and the optimiser of what workers and servers of a strategy hold.
+    """Return the model and the optimizer from the states of a strategy's workers and servers.
 
     Args:
-        held: by all of them.
-        strategy: theirs.
-        presented: the model that they show, where it is not what worker 0 holds; None: it is.
+        held: states of all of them.
+        strategy: strategy of these states.
+        presented: tested model, where it differs from worker 0's; None: it is worker 0's.
     """
-    with suppress(RequestError):  # not all can go on with one worker
+    with suppress(RequestError):  # not all strategies can continue with one worker
         held = strategy.resharding(len(held.steps), 1).merged(held, 0).held
     size = len(held.parameters)
     local = _packed(held.workers.get(0, ({}, {})))
@@ -101,15 +101,15 @@ def learned_from(held: Held, strategy: Strategy, presented: Tensor | None = None
 
 
 def handed_over(snapshot: Snapshot, job: Job, plan: OptimizerPlan) -> tuple[Snapshot, str]:
-    """Return a checkpoint of another strategy as if the job's had written it, and what is to be said of that.
+    """Return a checkpoint of another strategy as if the job's had written it, and a remark on the change.
 
     Args:
-        snapshot: as `Archive.load` gave it.
-        job: that goes on.
-        plan: of the job's optimiser.
+        snapshot: snapshot returned by `Archive.load`.
+        job: job that resumes.
+        plan: plan of the job's optimizer.
 
     Raises:
-        RequestError: the epoch under way cannot be dealt out to the new strategy's workers.
+        RequestError: the unfinished epoch cannot be divided among the new strategy's workers.
     """
     old = _before(snapshot, job)
     if job.learning.updates is not None:
@@ -170,7 +170,7 @@ def _of_all_shards(states: Sequence[State], size: int) -> list[State]:
 
 
 def _packed(state: State) -> tuple[str, Packed] | None:
-    """Return an optimiser's state that is in a part's state, and what its tensors' names begin with there."""
+    """Return an optimizer's state from a part's state, and the prefix of its tensors' names there."""
     tensors, facts = state
     inner = facts.get("optimizer")
     if isinstance(inner, dict) and "shapes" in inner:
@@ -184,7 +184,7 @@ def _packed(state: State) -> tuple[str, Packed] | None:
 
 
 def _optimizer_of(learned: Learned, plan: OptimizerPlan, piece: slice) -> Packed | None:
-    """Return the optimiser's state of a piece of the vector; None where none is known that fits the plan."""
+    """Return the optimizer's state of a piece of the vector; None where none is known that fits the plan."""
     if not learned.pieces or any(facts["optimizer"] != plan.kind for _, facts in learned.packed):
         return None
     if learned.pieces == (piece,):
@@ -198,7 +198,7 @@ def _optimizer_of(learned: Learned, plan: OptimizerPlan, piece: slice) -> Packed
 
 
 def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: slice) -> State | None:
-    """Return a part's state with what was learned of its piece of the vector; None where it has no such place.
+    """Return a part's state with the learned optimizer state of its piece of the vector; None where it has no place.
 
     Options, such as learning rates, stay as they are.
     """
@@ -218,7 +218,7 @@ def _with_optimizer(state: State, plan: OptimizerPlan, learned: Learned, piece: 
 
 
 def _by_parameter(shapes: list[list[list[int]]], of_spans: list[list[list[int]]]) -> bool:
-    """Return whether an optimiser is a user's own object, which takes what is of spans (`OptimizerPlan`), too."""
+    """Return whether an optimizer is a user's own object, which accepts states of spans (`OptimizerPlan`), too."""
     every = [shape for group in shapes for shape in group]
     numbers = sum(size for group in of_spans for (size,) in group)
     return any(len(shape) != 1 for shape in every) and sum(map(prod, every)) == numbers
@@ -236,15 +236,15 @@ def begun_with(
     plan: OptimizerPlan,
     step: int,
 ) -> tuple[dict[int, State], list[State], bool]:
-    """Return the states in which a strategy's workers and servers go on, and whether an optimiser's state is in them.
+    """Return the initial states of a strategy's workers and servers, and whether they contain an optimizer's state.
 
     Args:
-        learned: by another strategy.
-        strategy: that goes on.
-        workers: how many there are.
-        make_flat: gives the parameters of a model like theirs, to be changed.
-        plan: of its optimiser.
-        step: that all take first.
+        learned: model and optimizer of another strategy.
+        strategy: strategy that continues.
+        workers: number of workers.
+        make_flat: returns the parameters of a model like theirs, which will be changed.
+        plan: plan of its optimizer.
+        step: first step of all workers.
     """
     size = len(learned.parameters)
     part, servers = opened(strategy, workers, make_flat(), plan, learned.parameters)
@@ -268,7 +268,7 @@ def begun_with(
 
 
 def _of_worker(state: State, index: int) -> State:
-    """Return worker 0's state as another's; some say whose they are."""
+    """Return worker 0's state as another worker's; some states contain the index."""
     tensors, facts = state
     return tensors, facts | ({"worker": index} if "worker" in facts else {})
 
@@ -276,14 +276,14 @@ def _of_worker(state: State, index: int) -> State:
 def opened(
     strategy: Strategy, workers: int, flat: FlatParameters, plan: OptimizerPlan, parameters: Tensor
 ) -> tuple[State, list[State]]:
-    """Return the states of worker 0's part and of the servers, once worker 0 has given all the model to begin with.
+    """Return the states of worker 0's part and of the servers, once worker 0 has sent the initial model to all.
 
     Args:
-        strategy: of the run.
-        workers: how many there are.
-        flat: of a model like theirs; it is changed.
-        plan: of the optimiser.
-        parameters: `(n,)`, of the model.
+        strategy: strategy of the run.
+        workers: number of workers.
+        flat: parameters of a model like theirs; they are changed.
+        plan: plan of the optimizer.
+        parameters: `(n,)`, parameters of the model.
     """
     traits = strategy.traits(workers)
     count = traits.servers
@@ -305,28 +305,28 @@ def opened(
 
 
 class _Opened(Exception):
-    """Worker 0 has sent all that servers need, and would wait for them now."""
+    """Raised once worker 0 has sent all that servers need, where it would wait for them."""
 
 
 class _Opening:
-    """The network of worker 0 while it opens the servers: what it sends is there at once.
+    """Network of worker 0 while it opens the servers: messages arrive at once.
 
     Args:
-        servers: the server parts, by rank.
-        size: how many ranks there are.
+        servers: server parts, by rank.
+        size: number of ranks.
     """
 
     rank = 0
 
     def __init__(self, servers: dict[int, ServerPart], size: int) -> None:
         self.size = size
-        self.clock = self.traffic = self  # a clock that stands still
+        self.clock = self.traffic = self  # time is constant
         self.bytes_sent = 0
         self._servers = servers
         self._answers: list[tuple[int, Message]] = []
 
     def now(self) -> float:
-        """Return the time at which all of this happens."""
+        """Return the constant time."""
         return 0.0
 
     def of(self, size: int) -> _Opening:
@@ -338,31 +338,31 @@ class _Opening:
         return self.of(len(ranks))
 
     def send(self, to: int, message: Message) -> None:
-        """Deliver what opens a server; raise `_Opened` at anything else."""
+        """Deliver a message that opens a server; raise `_Opened` for any other."""
         if message.kind not in (Kind.CONFIGURE, Kind.PARAMETERS):
             raise _Opened
         self._deliver(self.rank, to, message)
 
     def start_send(self, to: int, message: Message) -> Handle:
-        """As `send`."""
+        """Send a message as `send` does."""
         self.send(to, message)
         return _Sent()
 
     def receive(self, source: int | None = None, tag: int = 0) -> tuple[int, Message]:
-        """Return an answer that is there; raise `_Opened` where worker 0 would wait."""
+        """Return a pending answer; raise `_Opened` where worker 0 would wait."""
         for place, (rank, _) in enumerate(self._answers):
             if source in (None, rank):
                 return self._answers.pop(place)
         raise _Opened
 
     def poll(self, source: int | None = None, tag: int = 0) -> None:
-        """Return nothing: nobody says anything by itself."""
+        """Return None: there are only answers."""
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         """Do nothing: all have worker 0's model."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Raise `_Opened`: the others would have to be there."""
+        """Raise `_Opened`: the other workers would have to take part."""
         raise _Opened
 
     def start_all_reduce(self, tensor: Tensor) -> Handle:
@@ -370,15 +370,15 @@ class _Opening:
         raise _Opened
 
     def start(self, work: Callable[[], Any]) -> Handle:
-        """As `all_reduce`: nothing goes on in the background yet."""
+        """Raise `_Opened`, as `all_reduce`: there are no background tasks yet."""
         raise _Opened
 
     def shared_vector(self, name: str, like: Tensor, *, later: bool = False) -> Tensor:
-        """As `all_reduce`: nobody else is there to share memory with."""
+        """Raise `_Opened`, as `all_reduce`: there are no other workers to share memory with."""
         raise _Opened
 
     def vector_to_sum(self, name: str, like: Tensor) -> Tensor | None:
-        """Return None: ordinary memory does."""
+        """Return None: ordinary memory is used."""
         return None
 
     def lent_memory(self) -> LentMemory | None:
@@ -390,7 +390,7 @@ class _Opening:
             self._answers.append((source, message))
         if to not in self._servers:
             return
-        if message.tensor is not None:  # the sender goes on with its own
+        if message.tensor is not None:  # the sender continues to use its own
             message = message._replace(tensor=message.tensor.clone())
         for rank, reply in self._servers[to].on_message(source, message):
             self._deliver(to, rank, reply)
