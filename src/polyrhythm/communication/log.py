@@ -1,25 +1,25 @@
-"""The log of the exchanges of workers in lockstep, and the view that follows from their reports when one is lost.
+"""The log of the exchanges of synchronous workers, and the view that follows from their reports when one fails.
 
 All members of a view open the same entries in the same order. An entry is opened, gets its result (from a sum, or from
 another worker that has it), and is merged into this worker's state.
 
     merged ▔▔▔▔▔▔▔▔▔▔▔▔▔▔╮
-    0   1   2   3   4   5 ┆ 6   7          5: result kept, since another may lack it;  6: under way;  7: handed already
+    0   1   2   3   4   5 ┆ 6   7          5: result kept, since another may lack it;  6: pending;  7: received early
                     └ base: all have merged the entries below
 
 A result is dropped when a later entry is complete to which every worker contributed after it had merged that result.
-How much a worker had merged when it opened an entry is the same on all, so no message carries it: a worker that holds
-the result of an entry knows that all have merged the entries below its base.
+The number of merged entries when an entry is opened is the same on all workers, so no message carries it: a worker that
+holds the result of an entry knows that all have merged the entries below its base.
 
-Where neighbouring workers also meet among themselves, all open an entry at such a meeting, and each group has a result
-of its own. It is handed on within the group. Who drops it notes that there was one.
+Where groups of neighboring workers also exchange internally, all workers open an entry for such an exchange, and each
+group has its own result. It is sent only within the group. A worker that drops it records that the entry existed.
 
-`form` decides how a view that broke goes on, from the reports of all workers that are connected:
+`form` determines the view that follows a failed one, from the reports of all connected workers:
 
-    some hold a result            they hand it to the workers that lack it: the same bits, and nothing is computed again
-    nobody holds it               nobody alive has seen it: all contribute again
-    a worker lacks the state,     the worker that has come furthest hands over its state
-    or a result that nobody kept
+    some hold a result            they send it to the workers that lack it: the same bits, and nothing is recomputed
+    no worker holds it            no live worker has merged it: all contribute again
+    a worker lacks the state,     the most advanced worker sends its state
+    or a result that was dropped
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from torch import Tensor
 
 NO_STATE = -1
 MODELS = -1
-"""The models, as they are."""
+"""Value of `Entry.aside`: the current models are exchanged."""
 
 
 class Result(NamedTuple):
     """The result of an exchange.
 
     Attributes:
-        vector: `(n,)`, in memory of its own; None: no contribution had any weight, or the sum was made in place.
-        weight: of all contributions together.
-        stop: whether any worker was asked to stop.
+        vector: result, `(n,)`, in separate memory; None: all contributions had weight 0, or the sum is in place.
+        weight: sum of the weights of all contributions.
+        stop: whether any worker received a stop request.
     """
 
     vector: Tensor | None
@@ -54,12 +54,12 @@ class Entry:
     """One exchange of this worker.
 
     Attributes:
-        number: the same on all workers.
-        base: entries that this worker had merged when it opened this one; the same on all workers.
-        result: None while the exchange is under way.
-        aside: what is exchanged, if it is no part of a step, so that a newcomer takes part at once: the length of a
-            vector, or `MODELS`; else 0.
-        apart: whether each group of neighbours has a result of its own.
+        number: index of the entry; the same on all workers.
+        base: number of entries that this worker had merged when it opened this one; the same on all workers.
+        result: result of the exchange; None while it is pending.
+        aside: payload of an exchange outside a step, in which a joining worker takes part at once: the length of a
+            vector, or `MODELS`; 0 for exchanges of a step.
+        apart: whether each group of neighboring workers has its own result.
     """
 
     number: int
@@ -71,17 +71,17 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """How far a worker has come: all that the leader needs to know of it to make the next view.
+    """Progress of a worker: the coordinator's input for the next view.
 
     Attributes:
-        steps: done; negative: the worker holds no state.
-        merged: entries that are in its state.
-        opened: entries that it has opened.
-        since: steps done when the latest of them was merged: what a lost worker did after that is gone.
-        have: numbers of the entries whose results it holds.
-        apart: numbers of the entries of which each group has a result of its own.
-        group: neighbouring workers of a group; 0: there are no groups.
-        inside: whether it waits for the result of an entry of the step that it is in.
+        steps: number of steps done; negative: the worker holds no state.
+        merged: number of entries merged into its state.
+        opened: number of entries that it has opened.
+        since: number of steps done when the latest entry was merged; a failed worker's updates after it are lost.
+        have: numbers of the entries with a result on this worker.
+        apart: numbers of the entries with one result per group.
+        group: number of workers of a group of neighbors; 0: there are no groups.
+        inside: whether it waits for the result of an entry of its current step.
         over: whether it has done all its steps.
     """
 
@@ -106,11 +106,11 @@ class Formed:
     """The view that follows from reports.
 
     Attributes:
-        members: workers that go on, in order.
-        newest: the worker that has come furthest.
-        gives: states to pass on: the worker that has it, the worker that begins with it.
-        hands: results to pass on: number of the entry, the worker that has it, the worker that lacks it.
-        begins: the first entry that no member had opened: what follows from the members begins with it.
+        members: workers of the next view, in ascending order.
+        newest: the most advanced worker.
+        gives: transfers of states: (sender, receiver).
+        hands: transfers of results: (number of the entry, sender, receiver).
+        begins: the first entry that no member had opened: values derived from the members apply from it on.
     """
 
     members: tuple[int, ...]
@@ -121,7 +121,7 @@ class Formed:
 
     @property
     def takes(self) -> tuple[int, ...]:
-        """Members that are given a state."""
+        """Members that receive a state."""
         return tuple(taker for _, taker in self.gives)
 
 
@@ -131,7 +131,7 @@ def form(reports: Mapping[int, Report]) -> Formed | None:
     All workers that report are suspended, and no exchange of the old view completes any more.
 
     Args:
-        reports: of the members that are left, and of newcomers, by the workers' indices.
+        reports: reports of the remaining members and of joining workers, by worker index.
     """
     olds = {worker: report for worker, report in sorted(reports.items()) if not report.fresh}
     if not olds:
@@ -160,7 +160,7 @@ def form(reports: Mapping[int, Report]) -> Formed | None:
         givers[worker] = _newest(near or olds)
     hands = []
     for worker in sorted(reports):
-        report = olds[givers.get(worker, worker)]  # a state comes with the results that its worker holds
+        report = olds[givers.get(worker, worker)]  # a state is sent with the results of its sender
         hands += [
             (number, giver, worker)
             for number in sorted({number for number, _ in holders})
@@ -185,8 +185,8 @@ class Log:
     """The log of one worker.
 
     Attributes:
-        merged: entries that are in its state.
-        opened: entries that it has opened.
+        merged: number of entries merged into its state.
+        opened: number of entries that it has opened.
     """
 
     def __init__(self) -> None:
@@ -194,11 +194,11 @@ class Log:
         self._entries: dict[int, Entry] = {}
 
     def open(self, *, aside: int = 0, apart: bool = False) -> Entry:
-        """Open the next entry; its result may be there already.
+        """Open and return the next entry; its result may have been received already.
 
         Args:
             aside: see `Entry`.
-            apart: likewise.
+            apart: see `Entry`.
         """
         entry = self._entries.get(self.opened)
         if entry is None:
@@ -208,9 +208,9 @@ class Log:
         return entry
 
     def complete(self, entry: Entry, result: Result) -> None:
-        """Note the result of a sum to which all members have contributed, or those of this worker's group."""
+        """Set the result of a sum to which all members, or all members of this worker's group, have contributed."""
         entry.result = result
-        if entry.apart:  # others may not have merged what this group has
+        if entry.apart:  # other groups may not have merged their results
             for other in self._entries.values():
                 if other.apart and other.number < entry.base:
                     other.result = None
@@ -218,7 +218,7 @@ class Log:
             self._drop(entry.base)
 
     def take(self, number: int, result: Result) -> None:
-        """Note a result that another worker hands over, of an entry that is under way or still to be opened."""
+        """Set a result received from another worker, of an entry that is pending or not yet opened."""
         if number >= self.merged:
             self._entries.setdefault(number, Entry(number, self.merged)).result = result
 
@@ -234,7 +234,7 @@ class Log:
         self._drop(self.merged)
 
     def give_up(self) -> None:
-        """Give up the entries under way: their step begins again."""
+        """Discard the pending entries: their step is repeated."""
         self._drop(self.merged)
         for number in range(self.merged, self.opened):
             del self._entries[number]
@@ -242,7 +242,7 @@ class Log:
 
     @property
     def under_way(self) -> Entry | None:
-        """The first entry that is opened and not merged."""
+        """The first pending entry: opened and not merged; None if there is none."""
         return self._entries[self.merged] if self.merged < self.opened else None
 
     @property
@@ -252,11 +252,17 @@ class Log:
 
     @property
     def apart(self) -> tuple[int, ...]:
-        """Numbers of the entries, those under way among them, of which each group has a result of its own."""
+        """Numbers of the entries with one result per group, including pending ones."""
         return tuple(number for number, entry in self._entries.items() if entry.apart)
 
     def load(self, merged: int, kept: Mapping[int, Result], apart: Collection[int] = ()) -> None:
-        """Begin as another worker that has merged so many entries, keeps these results, and knows these `apart`."""
+        """Replace the log by a copy of another worker's.
+
+        Args:
+            merged: number of entries merged there.
+            kept: results kept there, by number of the entry.
+            apart: numbers of the entries with one result per group there.
+        """
         self.merged = self.opened = merged
         numbers = {*kept, *(number for number in apart if number < merged)}
         self._entries = {

@@ -1,7 +1,7 @@
-"""What a run with a strategy does when a rank is lost: values that launchers, roles and the simulator read.
+"""Reaction of a run to failed ranks: values that launchers, roles and the simulator read.
 
-A strategy declares one (`Strategy.faults`). It holds plain values only, so a launcher that knows no strategy can
-be told by way of JSON.
+A strategy declares one (`Strategy.faults`). It holds plain values only, so it can be sent as JSON to a launcher that
+does not import strategies.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from polyrhythm.strategies.role_assignment import RoleAssignment
 
 
 class OnLoss(StrEnum):
-    """What the others do when a worker other than worker 0 is lost.
+    """Reaction of the other workers when a worker other than rank 0 fails.
 
     Attributes:
-        STOP: the run ends and names the lost worker.
-        GO_ON: they go on as they are.
-        REGROUP: all workers, which go in lockstep, agree on who is left (`Regroups.regroup`). All that their parts
-            wait for must then pass through the workers' communicator, which is revoked.
-        REGROUP_GROUP: the workers of its group do so by themselves (`RegroupsApart.reassemble`), without the other
-            groups; servers decide who is in a group.
+        STOP: the run ends with an error that names the failed worker.
+        GO_ON: the others continue unchanged.
+        REGROUP: all workers, which are synchronous, agree on the next view (`Regroups.regroup`). Every wait of their
+            parts must then be on the workers' communicator, which is revoked.
+        REGROUP_GROUP: the workers of its group regroup independently of the other groups
+            (`RegroupsApart.reassemble`); servers decide the members of a group.
     """
 
     STOP = "stop"
@@ -33,13 +33,13 @@ class OnLoss(StrEnum):
 
 
 class Rejoin(StrEnum):
-    """Where the successor of a lost worker begins.
+    """Start step of the replacement of a failed worker.
 
     Attributes:
-        NEVER: there is none.
+        NEVER: failed workers are not replaced.
         BEHIND: some steps behind the others, and it cannot take a step unless they take theirs. Waiting for it
-            anywhere but in a step would be a deadlock.
-        LEVEL: where the others are, or it waits for nobody.
+            outside a step would be a deadlock.
+        LEVEL: at the others' current step, or at any step if it never waits for another worker.
     """
 
     NEVER = "never"
@@ -49,18 +49,18 @@ class Rejoin(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class FaultPolicy:
-    """Which losses a run survives, and how.
+    """Failures that a run survives, and its reaction.
 
     Attributes:
-        worker: what the others do when a worker other than worker 0 is lost.
-        leader: whether the run survives the loss of worker 0 until its successor takes over the lead. It can where
-            servers hold the parameters, or where each of the remaining workers does.
-        spares: how many workers may be lost at once.
-        rejoin: where a successor begins.
-        holders: for each shard, the indices of the servers that hold it, the one that workers ask first at the front;
-            empty where every server alone holds its own shard.
-        may_repeat: whether workers that regroup may have to repeat a step that they had completed.
-        skips_not_finite: whether a gradient that is not finite is left out and the run goes on without it.
+        worker: reaction of the others when a worker other than rank 0 fails.
+        leader: whether the run survives a failure of rank 0 until its replacement coordinates. It can where servers
+            hold the parameters, or where each of the remaining workers does.
+        spares: number of workers that may fail at once.
+        rejoin: start step of a replacement.
+        holders: for each shard, the indices of the servers that hold it, in the order in which workers address them;
+            empty where every server holds only its own shard.
+        may_repeat: whether workers that regroup may have to repeat a completed step.
+        skips_not_finite: whether a gradient that is not finite is skipped and the run continues without it.
     """
 
     worker: OnLoss = OnLoss.STOP
@@ -73,11 +73,11 @@ class FaultPolicy:
 
     @classmethod
     def regrouping(cls, workers: int, *, possible: bool = True, may_repeat: bool = False) -> Self:
-        """Return the policy of workers in lockstep, each of which holds the parameters: those who are left regroup.
+        """Return the policy of synchronous workers that each hold the parameters: the remaining ones regroup.
 
         Args:
-            workers: how many there are; one alone has nobody to regroup with.
-            possible: whether they can; otherwise the run stops.
+            workers: number of workers; a single one cannot regroup.
+            possible: whether they can regroup; otherwise the run stops.
             may_repeat: see the class.
         """
         if workers == 1 or not possible:
@@ -92,7 +92,7 @@ class FaultPolicy:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the others go on without a worker other than worker 0, and its successor may join them."""
+        """Whether the others continue without a worker other than rank 0, and its replacement may join them."""
         return self.worker is not OnLoss.STOP
 
     @property
@@ -106,18 +106,18 @@ class FaultPolicy:
         return self.worker is OnLoss.REGROUP_GROUP
 
     def shards_of(self, server: int) -> list[int]:
-        """Return the shards that a server holds, given by its index, its own first."""
+        """Return the shards of the server with index `server`, its own first."""
         others = (
             shard for shard, holders in enumerate(self.holders) if server in holders and shard != server
         )
         return [server, *others]
 
     def holders_of(self, shard: int) -> tuple[int, ...]:
-        """Return the indices of the servers that hold a shard, the one that workers ask first at the front."""
+        """Return the indices of the servers that hold a shard, in the order in which workers address them."""
         return self.holders[shard] if self.holders else (shard,)
 
     def keeps_shards(self, lost: Collection[int]) -> bool:
-        """Return whether every shard is still held by a server when those of these indices are lost."""
+        """Return whether every shard is still held by a server when the servers with indices `lost` have failed."""
         if not self.holders:
             return not lost
         return all(any(server not in lost for server in holders) for holders in self.holders)
@@ -125,13 +125,13 @@ class FaultPolicy:
     def survives(
         self, rank: int, roles: RoleAssignment, lost: Collection[int] = (), *, leader_returns: bool = False
     ) -> bool:
-        """Return whether the run goes on when a rank is lost.
+        """Return whether the run continues when a rank fails.
 
         Args:
-            rank: the lost one.
-            roles: of all ranks.
-            lost: ranks of servers that are lost already.
-            leader_returns: whether whoever started the ranks gives worker 0 a successor.
+            rank: the failed rank.
+            roles: roles of all ranks.
+            lost: ranks of servers that have failed already.
+            leader_returns: whether the launcher replaces rank 0.
         """
         if rank == roles.workers[0]:
             return leader_returns and self.leader
@@ -140,12 +140,12 @@ class FaultPolicy:
         return roles.works(rank) and self.goes_on
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values as JSON has them."""
+        """Return the policy as a dict of JSON values, for `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the policy that `to_json` gave."""
+        """Return the policy from the result of `to_json`."""
         return cls(
             **values
             | {

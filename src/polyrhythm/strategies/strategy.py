@@ -1,10 +1,10 @@
-"""What every strategy is made of: a configuration, a part for workers, and a part for servers if it has any.
+"""Interface of a strategy: a configuration, a part for workers, and a part for servers if it has any.
 
 A strategy sees tensors, a communicator and a clock. It never imports `torch.distributed`, reads a global
 rank, sleeps, logs or seeds, so the same objects run on real machines and in simulation.
 
-`Traits` are what holds for its runs, `FaultPolicy` is what it does when a rank is lost: values, computed once and
-read by launchers, roles, the simulator and the generated tables. `Paper` and `Facts` are what those tables state.
+`Traits` are the properties of its runs, `FaultPolicy` is its reaction to failed ranks: values, computed once and
+read by launchers, roles, the simulator and the generated tables. `Paper` and `Facts` are further columns of the tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Paper:
-    """Where a strategy comes from."""
+    """The paper that introduced a strategy."""
 
     authors: str
     title: str
@@ -59,13 +59,13 @@ class Paper:
 
 @dataclass
 class Facts:
-    """What the generated table says of a strategy: M bytes of the model, N workers, R replicas in a group.
+    """Texts of the generated table about a strategy: M bytes of the model, N workers, R replicas in a group.
 
     Attributes:
-        bytes_per_step: that all ranks together send for each step of one worker.
-        staleness: mean, of equal workers.
-        use_it: when to choose it.
-        when_a_worker_dies: what happens.
+        bytes_per_step: bytes that all ranks together send for each step of one worker.
+        staleness: mean staleness with equally fast workers.
+        use_it: conditions under which to choose it.
+        when_a_worker_dies: behavior when a worker fails.
     """
 
     bytes_per_step: str
@@ -77,11 +77,11 @@ class Facts:
 
 
 class GroupOutput(Enum):
-    """What a group of its workers has for servers above it, which other groups share.
+    """Output of a group of workers for servers above it, which other groups share.
 
     Attributes:
-        GRADIENTS: the mean of its gradients, at every step, before anybody has updated anything with it.
-        MODELS: models that are equal at the end of a round, and may be others when the next one begins.
+        GRADIENTS: the mean of its gradients, at every step, before any update with it.
+        MODELS: models that are equal at the end of a round, and may be replaced before the next one.
         NOTHING: neither.
     """
 
@@ -95,52 +95,54 @@ _SHARED = Shared()
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What holds for the runs of a strategy with a number of workers. The defaults are those of one large batch.
+    """Properties of a strategy's runs with a given number of workers. The defaults are those of large-batch training.
 
     Attributes:
-        lockstep: whether workers take their steps together: all stop after the same one, and timing changes no result.
+        lockstep: whether workers are synchronous: all stop after the same step, and timing changes no result.
         local_models: whether workers hold different parameters between two exchanges.
         waits_for_slower: whether a worker may have to wait for a slower one, and not for servers and links only.
-        exchange_every: steps of a worker from one exchange to the next; 0 if there is one in the end only.
-        updates: how many updates the parameters get while every worker takes one step.
-        gradients: how many gradients are applied, and counted, meanwhile; a mean over ranks is one.
-        rate_divisor: of the default learning rate, so that the updates of a step together count as one.
-        optimizer: the default optimiser, where it is another than SGD with that rate.
-        reads_newest: whether every step ends with the newest parameters there are, so that all send equally many bytes.
+        exchange_every: steps of a worker from one exchange to the next; 0 if the only one is at the end.
+        updates: number of parameter updates while every worker takes one step.
+        gradients: number of gradients applied, and counted, while every worker takes one step; a mean over ranks is
+            one.
+        rate_divisor: divisor of the default learning rate, so that the updates of a step together count as one.
+        optimizer: the default optimizer, where it is not SGD with that rate.
+        reads_newest: whether every step ends with the newest parameters, so that all send equally many bytes.
         skips_steps: whether a late worker skips steps to catch up with the others (`SkipsSteps.next_step`).
-        output: what a group of its workers has for servers above it, which other groups share.
+        output: output of a group of workers for servers above it, which other groups share.
         groups: indices of the workers of every group that pushes one mean to servers; empty where each worker pushes
             its own gradients.
-        leaves: how many of the servers, the first ones, push for a group each; 0 where its first worker does.
-        servers: how many ranks must be servers, however many workers there are.
-        shards: into how many shards these cut the parameters; each gradient counts once a shard.
-        placement: where servers run.
-        slices: into how many pieces its messages cut a bucket; 1 if every message holds whole buckets. The few numbers
-            that stand for a model in a dry run are chosen so that they are cut as evenly as the model.
+        leaves: number of servers, from the first one, that push for one group each; 0 where a group's first worker
+            does.
+        servers: required number of servers, independent of the number of workers.
+        shards: number of shards of the parameters on the servers; each gradient counts once per shard.
+        placement: placement of the servers.
+        slices: number of pieces of a bucket in its messages; 1 if every message holds whole buckets. The size of the
+            proxy vector of a dry run is chosen so that it is divided as evenly as the model.
         mean_updates: whether every worker updates its whole model with the mean of all gradients, at once, so that
-            optimisers may look at all workers' data in between.
-        tells_staleness: whether each gradient is an update of its own, of which servers know how old it is.
-        exact_sums: whether sums of whole numbers are exact on the way, so that invariants can check them.
+            optimizers may read all workers' data in between.
+        tells_staleness: whether each gradient is a separate update with a staleness known to servers.
+        exact_sums: whether sums of integers are exact in its messages, so that invariants can check them.
         plain_alone: whether one worker trains as without any strategy, bit for bit.
         replayable: whether the order in which each rank receives messages determines the run.
         one_host: whether all workers must be on one host.
         sends_by_value: whether the bytes sent depend on the parameters' values, and not on their number alone.
-        draws: whether each worker, or each of the `groups`, may take as many steps as it comes to, so that its batches
-            can be drawn from a common deal (`data.dealer`) in place of a fixed share.
-        common_start: whether workers, which go in lockstep, can be set to a common point between two steps.
+        draws: whether the number of steps of each worker, or of each of the `groups`, may vary, so that batches can be
+            assigned dynamically (`data.dealer`) instead of in fixed shares.
+        common_start: whether workers, which are synchronous, can be set to common parameters between two steps.
         waits_between_layers: whether workers wait inside a forward pass, before parameters are used.
-        overlaps_passes: whether workers do so where the backward pass announces its buckets, and there are several;
-            a loop need not announce any.
-        counts_samples: whether a worker's contribution counts for its samples, so that batches may be of unequal sizes.
-        scales_parts: whether workers that wait for slower ones now and then push each gradient in proportion to its
-            samples, so that batches may be of unequal sizes there, too.
-        local_steps: whether a worker may take several steps of its own in one of all (`TakesLocalSteps`).
-        steps_ahead: by how many steps these may be ahead of the slowest; 0: there is no bound.
-        cuts_network: whether workers share a network's layers, and compute together (`CutsNetwork`, `ComputesStages`);
-            what another worker trains of them comes at the end of an epoch.
-        trunk: how they share the layers before the fully connected ones (`CutsNetwork`).
-        pipelines: where workers form pipelines, into how many parts a step's images are dealt, one a pipeline; worker w
-            is in pipeline w mod `pipelines`. 0: each worker has images of its own.
+        overlaps_passes: whether workers wait inside a pass where the backward pass announces several buckets; a loop
+            need not announce any.
+        counts_samples: whether a worker's contribution is weighted by its samples, so that batch sizes may differ.
+        scales_parts: whether workers that occasionally wait for slower ones push each gradient in proportion to its
+            samples, so that batch sizes may differ there, too.
+        local_steps: whether a worker may take several local steps within one global step (`TakesLocalSteps`).
+        steps_ahead: largest lead over the slowest worker, in steps; 0: no bound.
+        cuts_network: whether workers share a network's layers, and compute jointly (`CutsNetwork`, `ComputesStages`);
+            layers trained by another worker are received at the end of an epoch.
+        trunk: division of the layers before the fully connected ones (`CutsNetwork`).
+        pipelines: number of pipelines, each with an equal share of a step's images; worker w is in pipeline
+            w mod `pipelines`. 0: no pipelines; each worker has its own images.
     """
 
     lockstep: bool = True
@@ -190,7 +192,7 @@ class Traits:
         return self.waits_between_layers or self.overlaps_passes or self.cuts_network
 
     def units(self, workers: int) -> tuple[tuple[int, ...], ...]:
-        """Return who takes batches of a deal together, by their indices among so many workers."""
+        """Return the indices of the workers that share each dynamically assigned batch, for `workers` workers."""
         return self.groups or tuple((worker,) for worker in range(workers))
 
     def pushers(self, roles: RoleAssignment) -> dict[int, tuple[int, ...]]:
@@ -207,15 +209,15 @@ UNKNOWN = Facts(bytes_per_step="", staleness="", use_it="")
 
 
 class Strategy(Config):
-    """A strategy's configuration; declares what holds for its runs, and makes its worker and server parts.
+    """A strategy's configuration; declares the properties of its runs, and constructs its worker and server parts.
 
-    What only some strategies offer besides are small bases that they take on: `Remarks`, `HasStages`,
-    `SizesBuckets`, `AveragesGradients` and `RecutsServers`.
+    Methods of only some strategies are in small additional base classes: `Remarks`, `HasStages`, `SizesBuckets`,
+    `AveragesGradients` and `RecutsServers`.
 
     Attributes:
-        paper: that it comes from; for the generated tables.
-        facts: for the generated tables.
-        why_not_compressed: why it has no `compress` key, and what has, for an error's text.
+        paper: paper that introduced it; for the generated tables.
+        facts: texts for the generated tables.
+        why_not_compressed: reason for the missing `compress` key, and alternatives, for an error message.
     """
 
     paper: ClassVar[Paper] = UNPUBLISHED
@@ -225,48 +227,48 @@ class Strategy(Config):
     )
 
     def traits(self, workers: int) -> Traits:
-        """Return what holds for runs with so many workers."""
+        """Return the properties of runs with `workers` workers."""
         return Traits()
 
     def faults(self, workers: int) -> FaultPolicy:
-        """Return what such a run does when a rank is lost."""
+        """Return the fault policy of runs with `workers` workers."""
         return FaultPolicy()
 
     def in_own_loop(self) -> Strategy:
-        """Return what it is in a loop that a user writes, which may look at all between two steps."""
+        """Return the strategy for a user's own loop, which may read all state between two steps."""
         return self
 
     def check(self, workers: int, plan: OptimizerPlan | None = None) -> None:
-        """Refuse options that cannot work with so many workers, or an optimiser that they cannot run.
+        """Check that the options work with `workers` workers and the optimizer.
 
-        What servers cannot run is refused elsewhere.
+        Optimizers that servers cannot run are rejected elsewhere.
 
         Args:
-            workers: how many there are.
-            plan: of the user's optimiser; None before that is known.
+            workers: number of workers.
+            plan: plan of the user's optimizer; None before it is known.
 
         Raises:
-            RequestError: with the reason and what would work.
+            RequestError: they do not; the message has the reason and a remedy.
         """
         if workers < 1:
             raise RequestError(f"workers must be at least 1 (given {workers})")
 
     def check_model(self, flat: FlatParameters) -> None:
-        """Refuse a model that cannot work with these options.
+        """Check that the model works with these options.
 
         Raises:
-            RequestError: with the reason and what would work.
+            RequestError: it does not; the message has the reason and a remedy.
         """
 
     def resharding(self, before: int, after: int) -> Resharding:
         """Return how a checkpoint of `before` workers is converted for `after` workers.
 
         Args:
-            before: how many workers wrote it.
-            after: how many resume from it.
+            before: number of workers that wrote the checkpoint.
+            after: number of workers that resume from it.
 
         Raises:
-            RequestError: that is impossible with this strategy.
+            RequestError: the conversion is impossible with this strategy.
         """
         both = [self.traits(workers) for workers in (before, after)]
         if both[0].servers or not all(traits.identical for traits in both):
@@ -283,7 +285,7 @@ class Strategy(Config):
 
 
 def needs_as_many(strategy: Strategy, before: int) -> RequestError:
-    """Return the error that refuses another number of workers than there were before."""
+    """Return the error for a resumed run with a different number of workers."""
     return RequestError(
         f"{strategy} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
         "the saved weights"
@@ -291,55 +293,55 @@ def needs_as_many(strategy: Strategy, before: int) -> RequestError:
 
 
 class Remarks:
-    """Taken on by a strategy that has something to say about a configuration."""
+    """Base of a strategy with warnings or remarks about a configuration."""
 
     def caution(self, workers: int, learning_rate: float) -> str:
         """Return a warning of one line about a configuration that is allowed but may fail; empty if there is none.
 
         Args:
-            workers: how many there are.
-            learning_rate: of the run, before any schedule.
+            workers: number of workers.
+            learning_rate: learning rate of the run, before any schedule.
         """
         return ""
 
     def remark(self, workers: int) -> str:
-        """Return a remark of one line for the start of a run with so many workers; empty if there is none."""
+        """Return a remark of one line for the start of a run with `workers` workers; empty if there is none."""
         return ""
 
 
 class HasStages:
-    """Taken on by a strategy whose workers hold stages of a network (`Traits.pipelines`)."""
+    """Base of a strategy with workers that hold stages of a network (`Traits.pipelines`)."""
 
     def check_network(self, model: nn.Module, flat: FlatParameters, image: Tensor, workers: int) -> None:
-        """Refuse a network that cannot be cut for so many workers.
+        """Check that a network can be cut for `workers` workers.
 
         Args:
-            model: on the CPU; not changed.
-            flat: its parameters.
-            image: (1, C, H, W), zeros like the pictures that it will see.
-            workers: how many there are.
+            model: network on the CPU; not changed.
+            flat: parameters of the network.
+            image: zeros in the shape of an input image, (1, C, H, W).
+            workers: number of workers.
 
         Raises:
-            RequestError: with the reason and the place.
+            RequestError: it cannot; the message has the reason and the layer.
         """
         raise NotImplementedError
 
     @property
     def cuts_anew(self) -> bool:
-        """Whether the network may be cut elsewhere when a run is resumed."""
+        """Whether the network may be cut differently when a run is resumed."""
         raise NotImplementedError
 
     @property
     def chooses_copies(self) -> bool:
-        """Whether `with_copies` is left to choose how many copies stages have."""
+        """Whether `with_copies` chooses the number of copies of the stages."""
         raise NotImplementedError
 
     def has_become(self, other: Strategy) -> bool:
-        """Whether another strategy is this one with its copies chosen."""
+        """Return whether another strategy is this one after its copies were chosen."""
         raise NotImplementedError
 
     def workers_of_ranks(self, workers: int) -> tuple[range, ...]:
-        """Return the workers that hold the copies of each rank's stages, by their indices among so many."""
+        """Return, for each rank, the indices of the workers that hold copies of its stages, for `workers` workers."""
         raise NotImplementedError
 
     def with_copies(
@@ -351,19 +353,19 @@ class HasStages:
         pace_of: Callable[[Sequence[range]], Pace] | None = None,
         measured: Callable[[int], Sequence[float]] | None = None,
     ) -> Strategy:
-        """Return the strategy with the copies of every stage given, where it is to choose them itself.
+        """Return the strategy with an explicit number of copies of every stage, where it chooses them itself.
 
         Args:
-            make_model: makes the network; of shapes alone, or with numbers.
-            image_shape: (C, H, W).
-            workers: to share out.
-            images: of a step, of all of them.
-            pace_of: returns how fast ranks are, from the workers that each has; None: nobody knows, and all alike.
-            measured: returns the seconds of each piece of the network for a microbatch of so many pictures; None: its
-                operations tell.
+            make_model: constructor of the network, with parameters or on the meta device (shapes only).
+            image_shape: shape of an image, (C, H, W).
+            workers: number of workers to distribute.
+            images: images per step of all workers.
+            pace_of: function that returns the speed of ranks from the workers of each; None: unknown, assumed equal.
+            measured: function that returns the seconds of each piece of the network, for a microbatch size; None:
+                pieces are compared by FLOP count.
 
         Raises:
-            RequestError: it cannot be cut so.
+            RequestError: the network cannot be cut this way.
         """
         raise NotImplementedError
 
@@ -377,65 +379,65 @@ class HasStages:
         pace: Pace,
         room: Sequence[float],
     ) -> tuple[Strategy, Outlook]:
-        """Return the strategy with the network cut at given places, and what is to be expected of it.
+        """Return the strategy with explicit cuts of the network, and a forecast of its run.
 
         Args:
-            model: the network; with shapes alone, or with numbers.
-            image: (1, C, H, W).
-            workers: how many there are.
-            images: of a step, in one pipeline.
-            plan: of the optimiser.
-            pace: of the ranks of a pipeline.
-            room: bytes that each rank has; infinite where nobody knows.
+            model: the network, with parameters or on the meta device (shapes only).
+            image: input image, (1, C, H, W).
+            workers: number of workers.
+            images: images per step of one pipeline.
+            plan: plan of the optimizer.
+            pace: speeds of the ranks of a pipeline.
+            room: memory of each rank in bytes; infinite where unknown.
 
         Raises:
-            RequestError: it cannot be cut so, or a rank has not the memory for its stages.
+            RequestError: the network cannot be cut this way, or a rank has too little memory for its stages.
         """
         raise NotImplementedError
 
     def sizes_of_parts(
         self, sizes: ModelSizes, model: nn.Module, image_shape: tuple[int, int, int], workers: int
     ) -> ModelSizes:
-        """Return the sizes of a model with those of the parts that it is cut into, for a dry run.
+        """Return the sizes of a model and of the parts that it is cut into, for a dry run.
 
         Args:
-            sizes: of the whole.
-            model: on the meta device.
-            image_shape: (C, H, W) of a picture.
-            workers: how many there are.
+            sizes: sizes of the whole model.
+            model: model on the meta device.
+            image_shape: shape of an image, (C, H, W).
+            workers: number of workers.
 
         Raises:
-            RequestError: it cannot be cut so.
+            RequestError: the network cannot be cut this way.
         """
         raise NotImplementedError
 
 
 class SizesBuckets:
-    """Taken on by a strategy that decides how large the buckets of gradients are."""
+    """Base of a strategy that chooses the size of gradient buckets."""
 
     def bucket_bytes_for(self, workers: Communicator | None, like: Tensor) -> int | None:
-        """Return the least bytes of a bucket of gradients; None for the default. All workers call it together.
+        """Return the minimum size of a gradient bucket in bytes; None for the default. All workers call it together.
 
         Args:
-            workers: may be used to find out about the links; None before a dry run, which has none yet.
+            workers: communicator for measurements of the links; None before a dry run, which has none yet.
             like: a tensor of the gradients' dtype and device.
 
         Raises:
-            RequestError: it would have to find out, and cannot.
+            RequestError: a measurement is needed and impossible.
         """
         raise NotImplementedError
 
 
 class AveragesGradients:
-    """Taken on by a strategy whose groups have gradients for servers above them (`GroupOutput.GRADIENTS`)."""
+    """Base of a strategy with groups that push gradients to servers above them (`GroupOutput.GRADIENTS`)."""
 
     def gradient_mean(self, group: Communicator, flat: FlatParameters) -> GradientMean:
-        """Return what averages a group's gradients."""
+        """Return the object that averages a group's gradients."""
         raise NotImplementedError
 
 
 class RecutsServers:
-    """Taken on by a strategy that can resume from a checkpoint of other servers than its own."""
+    """Base of a strategy that can resume from a checkpoint with a different division into servers."""
 
     def goes_on_from(self, before: Strategy) -> bool:
         """Return whether a run can resume from a checkpoint of another strategy, its servers' states `recut`."""
@@ -445,10 +447,10 @@ class RecutsServers:
         """Return the states of this strategy's servers, from those of a run that it `goes_on_from`.
 
         Args:
-            states: of all servers that there were.
-            plan: of the user's optimiser.
+            states: states of all servers of the earlier run.
+            plan: plan of the user's optimizer.
 
         Raises:
-            RequestError: they cannot be cut so.
+            RequestError: they cannot be converted.
         """
         raise NotImplementedError

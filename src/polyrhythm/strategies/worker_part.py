@@ -1,9 +1,9 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
-`WorkerPart` has what every strategy needs. What only some need are small bases that a part takes on besides, such as
-`OverlapsBackward` or `Regroups`. `WorkerCalls` binds all of them once, so that a loop asks no part what it is.
+`WorkerPart` has the calls of every strategy. Calls of only some strategies are in small additional base classes, such
+as `OverlapsBackward` or `Regroups`. `WorkerCalls` binds all of them once, so that a loop never checks a part's type.
 
-`WorkerSetting` is what a worker part is built from, `Step` describes one of its gradients.
+A worker part is built from a `WorkerSetting`; a `Step` describes one of its gradients.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 class Step:
     """One gradient of one worker, known before it is computed.
 
-    Nobody changes it, but for its learning rate. A frozen one takes four times as long to make, and every step makes
-    one.
+    Only the learning rate is changed after construction. The class is not frozen because one is constructed per step,
+    and a frozen one takes four times as long.
 
     Attributes:
-        number: the worker's steps before this one.
-        weight: samples that the gradient is the mean of, in units of a full batch; 0 for an empty batch.
-        stop: whether this worker has been asked to stop.
-        share: this worker's part of a full global batch, over an equal part.
-        plan: of the optimiser as it is at this step, in a user's own loop that has changed more than the learning rate;
+        number: number of the worker's steps before this one.
+        weight: number of samples averaged in the gradient, in units of a full batch; 0 for an empty batch.
+        stop: whether this worker has received a stop request.
+        share: this worker's share of a full global batch, divided by an equal share.
+        plan: optimizer plan at this step, in a user's own loop that has changed more than the learning rate;
             None: as at the start.
-        learning_rate: the one to update with, where it is known before the backward pass; else None.
+        learning_rate: learning rate of the update, where it is known before the backward pass; else None.
     """
 
     number: int
@@ -58,20 +58,20 @@ class Step:
 
 @dataclass(frozen=True)
 class WorkerSetting:
-    """What a worker part works with.
+    """Arguments of a worker part's constructor.
 
     Attributes:
-        network: all ranks of the run.
-        workers: the workers only; `workers.rank` is this worker's index.
-        roles: which ranks of `network` do what.
+        network: communicator of all ranks of the run.
+        workers: communicator of the workers only; `workers.rank` is this worker's index.
+        roles: roles of the ranks of `network`.
         flat: the model's parameters and gradients.
-        plan: the user's optimiser.
-        steps: that every worker takes in the whole run; None where nobody can tell (a user's own loop).
-        succeeds: whether this worker is the successor of one that was lost, and the servers have all they need.
-        generation: how many have had this worker's rank before it.
-        leader_returns: whether worker 0 gets a successor when it is lost.
-        joined: called by parts of `Traits.mean_updates` with the workers that take their steps together, before the
-            first one and whenever they are others.
+        plan: plan of the user's optimizer.
+        steps: number of steps of every worker in the whole run; None where it is unknown (a user's own loop).
+        succeeds: whether this worker is the replacement of a failed one, and the servers hold the complete state.
+        generation: number of earlier workers with this worker's rank.
+        leader_returns: whether rank 0 is replaced when it fails.
+        joined: callback of parts with `Traits.mean_updates`; receives the communicator of the synchronous workers
+            before the first step and whenever the members change.
     """
 
     network: Communicator
@@ -87,12 +87,12 @@ class WorkerSetting:
 
 
 class Follows(Enum):
-    """What of a user's own loop an update follows, besides gradients and learning rates.
+    """Changes in a user's own loop that an update follows, in addition to gradients and learning rates.
 
     Attributes:
-        NOTHING: all else is as at the start.
-        PLAN: options, and which parameters have a gradient, travel with the step (`Step.plan`).
-        OBJECT: everything, since the user's own optimiser object makes it (`OptimizerPlan.whole`).
+        NOTHING: none; everything else is as at the start.
+        PLAN: optimizer options and the set of parameters with a gradient, sent with the step (`Step.plan`).
+        OBJECT: everything, since the user's own optimizer object makes the update (`OptimizerPlan.whole`).
     """
 
     NOTHING = "learning rates"
@@ -101,13 +101,13 @@ class Follows(Enum):
 
 
 class Writes(Enum):
-    """What becomes of parameters that a user's own loop changes in the flat vector between two steps.
+    """Treatment of parameters that a user's own loop changes in the flat vector between two steps.
 
     Attributes:
-        LOST: they are overwritten, so the loop is refused.
-        KEPT: training goes on from them.
-        ADDED: how far they moved (`FlatParameters.change`) is added to where the worker's parameters are kept.
-        IN_STEP: servers take them, where all workers hold, and so change, the same parameters.
+        LOST: they are overwritten, so the loop is rejected.
+        KEPT: training continues from them.
+        ADDED: their change (`FlatParameters.change`) is added to the stored copy of the worker's parameters.
+        IN_STEP: servers adopt them, where all workers hold, and therefore change, the same parameters.
     """
 
     LOST = "lost"
@@ -117,18 +117,18 @@ class Writes(Enum):
 
 
 class WorkerPart:
-    """What a strategy does on one worker.
+    """A strategy's code on one worker.
 
-    The training loop calls it in this order, with the calls of what it takes on besides in brackets:
+    The training loop calls it in this order; calls of additional base classes are in brackets:
 
         start ─▶ ( [begin] ─▶ [before_use(b)…] forward ─▶ [bucket_ready(b)…] backward ─▶ gradients_ready )…
               ─▶ settle ─▶ [present] ─▶ [catch_up] ─▶ ( … )… ─▶ settle ─▶ end ─▶ [let_go] ─▶ [close]
 
     Attributes:
-        staleness: how many gradients were applied at which staleness, where the worker knows it.
+        staleness: number of applied gradients per staleness, where the worker knows it.
         replicated: whether `state` is the same on all workers, so that one copy of it is enough.
-        follows: what of a user's own loop its updates follow.
-        writes: what becomes of parameters that such a loop changes between two steps.
+        follows: changes in a user's own loop that its updates follow.
+        writes: treatment of parameters that such a loop changes between two steps.
     """
 
     replicated: bool = False
@@ -139,13 +139,13 @@ class WorkerPart:
         self.staleness: Counter[int] = Counter()
 
     def start(self, step: int) -> int:
-        """Agree with the others on the parameters to start from.
+        """Agree with the other ranks on the initial parameters.
 
         Args:
-            step: where this worker would start (0, or what a checkpoint says).
+            step: start step of this worker (0, or the step of its checkpoint).
 
         Returns:
-            Where it must start: a server may know better than a checkpoint which gradients have been applied.
+            The step to start at: the servers' record of applied gradients takes precedence over a checkpoint.
         """
         raise NotImplementedError
 
@@ -155,12 +155,12 @@ class WorkerPart:
         Afterwards the loop zeroes the gradients; a part that sends them later sends a copy.
 
         Args:
-            step: the one; may weigh less than `begin` was told if no bucket has been announced.
-            learning_rate: the one to update with.
+            step: current step; its weight may be less than in `begin` if no bucket has been announced.
+            learning_rate: learning rate of the update.
 
         Returns:
-            Whether this worker must stop after this step, because a rank was asked to. In lockstep, all workers get
-            the same answer at the same step.
+            Whether this worker must stop after this step, because a rank received a stop request. Synchronous workers
+            all get the same answer at the same step.
         """
         raise NotImplementedError
 
@@ -174,7 +174,7 @@ class WorkerPart:
         """
 
     def state(self) -> State:
-        """Return what a resumed worker needs beside the parameters."""
+        """Return the state of a worker other than the parameters, for a checkpoint."""
         return {}, {}
 
     def load_state(self, state: State) -> None:
@@ -182,15 +182,15 @@ class WorkerPart:
 
 
 class BeginsEarly:
-    """Taken on by a part that does something before a step is computed, such as sending parameters."""
+    """Base of a part that acts before a step is computed, for example sends parameters."""
 
     def begin(self, step: Step) -> None:
-        """Begin a step, before anything of it is computed."""
+        """Begin a step, before its forward pass."""
         raise NotImplementedError
 
 
 class OverlapsBackward(BeginsEarly):
-    """Taken on by a part that sends gradients while the backward pass goes on."""
+    """Base of a part that sends gradients during the backward pass."""
 
     def bucket_ready(self, bucket: int) -> None:
         """Note that the gradients of a bucket are final, during the backward pass; buckets come in order.
@@ -201,71 +201,71 @@ class OverlapsBackward(BeginsEarly):
 
 
 PLACES = 63
-"""Least number that is no place in a program."""
+"""Exclusive upper bound of program positions."""
 
 
 class HoldsMeanGradient:
-    """Taken on where every worker has the mean of all gradients, of all parameters, before it updates with it.
+    """Base of a part where every worker holds the mean gradient of all parameters before it updates with it.
 
-    A loop may then call `average` and `update` in place of `gradients_ready`, and look at or change the mean between
-    the two, as a user's loop does that clips it.
+    A loop may then call `average` and `update` instead of `gradients_ready`, and read or change the mean between the
+    two calls, for example to clip it.
     """
 
     @property
     def averaged(self) -> int:
-        """How many times the gradients were averaged since the last update."""
+        """Number of averages of the gradients since the last update."""
         raise NotImplementedError
 
     @property
     def mean_weight(self) -> float:
-        """Of the latest mean, in full batches of a worker; the flat gradients hold it until they are zeroed."""
+        """Weight of the latest mean, in full batches of a worker; the flat gradients hold that mean until zeroed."""
         raise NotImplementedError
 
     def average(self, step: Step, place: int = 0) -> None:
         """Overwrite the gradients with the workers' mean.
 
-        It may be called several times before `update`: others may be added to gradients that are a mean already.
-        A parameter is then listed in the flat vector's `without_gradient` only if it is so on all workers.
+        It may be called several times before `update`: gradients may be added to those that are a mean already.
+        A parameter is then listed in the flat vector's `without_gradient` only if it has no gradient on any worker.
 
         Args:
-            step: the one whose gradients these are; `stop` is not regarded.
-            place: where this worker is in its program, from 0 to `PLACES`; must be the same on all.
+            step: step of these gradients; `stop` is ignored.
+            place: position of this worker in its program, in [0, `PLACES`); must be equal on all workers.
 
         Raises:
-            OutOfStep: it is not, on all workers.
+            OutOfStep: `place` differs between workers; raised on all of them.
         """
         raise NotImplementedError
 
     def update(self, learning_rate: float) -> None:
-        """Update the parameters with the gradients as they are, unless the latest mean was of no weight."""
+        """Update the parameters with the current gradients, unless the latest mean had weight 0."""
         raise NotImplementedError
 
 
 class LazyUse:
-    """Taken on by a part that updates parameters just before they are used again."""
+    """Base of a part that updates parameters just before their next use."""
 
     def before_use(self, bucket: int) -> None:
-        """Update a bucket before a layer with parameters of it runs forward; every loop calls it, after `begin`."""
+        """Update a bucket before the forward pass of a layer that uses it; every loop calls it after `begin`."""
         raise NotImplementedError
 
 
 class CutsNetwork:
-    """Taken on by a part that computes a network's last layers with the others; see `Traits.cuts_network`."""
+    """Base of a part that computes a network's last layers jointly with the others; see `Traits.cuts_network`."""
 
     def divide(self, division: Division) -> None:
-        """Note which numbers of the network are this worker's; called before `load_state` and `start`."""
+        """Set which parameters of the network this worker owns; called before `load_state` and `start`."""
         raise NotImplementedError
 
     def compute(self, step: Step, images: Tensor, loss: Loss) -> float:
         """Compute the gradients of a step together with the others.
 
         Args:
-            step: as it was given to `begin`.
-            images: (B, C, H, W); maybe none.
-            loss: of some of them.
+            step: step that was given to `begin`.
+            images: images, (B, C, H, W); B may be 0.
+            loss: loss function of a subset of the images.
 
         Returns:
-            Their mean loss; 0 without any.
+            The mean loss of the images; 0 without any.
         """
         raise NotImplementedError
 
@@ -275,13 +275,14 @@ class SharedBatch:
     """A batch whose gradients workers compute together.
 
     Attributes:
-        images: (B, C, H, W); maybe none.
-        full: B of a batch that is not ragged.
-        loss: of some of them.
-        learning_rate: to update with.
-        seed: fixes the random numbers that are drawn next, from the number of a microbatch and of a layer.
-        pass_time: lets a share of the time of a step of this worker pass, where time is virtual, for what is told.
-        lap: notes what has just been done: which part of the step it belongs to, and what it was.
+        images: images, (B, C, H, W); B may be 0.
+        full: size B of a full batch.
+        loss: loss function of a subset of the images.
+        learning_rate: learning rate of the update.
+        seed: function that seeds the random generators, from the numbers of a microbatch and of a layer.
+        pass_time: function that advances virtual time by a fraction of this worker's step time, with a description of
+            the activity.
+        lap: function that records the activity that has just ended: its phase of the step, and its description.
     """
 
     images: Tensor
@@ -295,15 +296,15 @@ class SharedBatch:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What stages of a network are cut for.
+    """Run parameters that determine how a network is cut into stages.
 
     Attributes:
-        images: of a step, that workers compute together; 0: nobody knows.
-        tested: images that are tested at once, at most.
+        images: images per step of all workers of a pipeline; 0: unknown.
+        tested: largest number of images evaluated at once.
         saves: whether checkpoints are written.
-        writes: whether the network is written in the end.
-        room: bytes that a rank may take; None: nobody knows.
-        now: tells the time, where it is real; None: it is virtual.
+        writes: whether the network is written at the end.
+        room: memory limit of a rank in bytes; None: unknown.
+        now: clock, where time is real; None: time is virtual.
     """
 
     images: int = 0
@@ -315,37 +316,37 @@ class Surroundings:
 
 
 class ComputesStages:
-    """Taken on by a part that computes stages of a network, and passes on what others need; see `Traits.pipelines`.
+    """Base of a part that computes stages of a network and sends their outputs on; see `Traits.pipelines`.
 
     Attributes:
-        outlook: on worker 0, what is to be expected of the run, once the network is known.
+        outlook: forecast of the run, on rank 0, once the network is known.
     """
 
     outlook: Outlook | None = None
 
     def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
-        """Take the network, whose parameters are views of the flat vector; called before `load_state` and `start`.
+        """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
 
         Args:
-            model: on its device; on all workers but worker 0 it may be of shapes alone, on the meta device.
-            image: (1, C, H, W), zeros like the pictures that it will see, on the device.
-            around: what it is cut for.
+            model: network on its device; on workers other than rank 0 it may be on the meta device (shapes only).
+            image: zeros in the shape of an input image, (1, C, H, W), on the device.
+            around: run parameters that determine the cut.
 
         Raises:
-            RequestError: it cannot be cut so.
+            RequestError: the network cannot be cut this way.
         """
         raise NotImplementedError
 
     @property
     def reads_images(self) -> bool:
-        """Whether stages of this worker take pictures; those of others are given none."""
+        """Whether a stage of this worker takes images as input."""
         raise NotImplementedError
 
     def take_sizes(self, pieces: tuple[PieceSize, ...]) -> None:
-        """Take the sizes of a network, for a dry run.
+        """Set the sizes of a network, for a dry run.
 
         Args:
-            pieces: between which it can be cut; none where only the number of its parameters is known.
+            pieces: indivisible pieces of the network; none where only the number of its parameters is known.
         """
         raise NotImplementedError
 
@@ -353,11 +354,11 @@ class ComputesStages:
         """Compute the gradients of a step together with the others.
 
         Args:
-            step: as it was given to `begin`.
-            batch: of all workers of its pipeline.
+            step: step that was given to `begin`.
+            batch: batch of all workers of the pipeline.
 
         Returns:
-            Its mean loss; 0 without any images.
+            The mean loss of the batch; 0 without any images.
         """
         raise NotImplementedError
 
@@ -369,236 +370,236 @@ class ComputesStages:
         pass_time: Callable[[float, str], None],
         lap: Callable[[Lap, str], None],
     ) -> None:
-        """Exchange what a step would, and let its time pass.
+        """Send and receive the messages of a step, and advance virtual time by its duration.
 
         Args:
-            step: as it was given to `begin`.
-            images: of the batch that workers compute together.
-            full: of one that is not ragged.
-            pass_time: lets a share of the time of a step of this worker pass, for what is told.
-            lap: as in `SharedBatch`.
+            step: step that was given to `begin`.
+            images: number of images of the batch that workers compute together.
+            full: number of images of a full batch.
+            pass_time: function as in `SharedBatch`.
+            lap: function as in `SharedBatch`.
         """
         raise NotImplementedError
 
 
 class SkipsSteps:
-    """Taken on by a part that the others do not always wait for; see `Traits.skips_steps`."""
+    """Base of a part that the others do not always wait for; see `Traits.skips_steps`."""
 
     def next_step(self, step: int) -> int:
         """Return the step that follows a completed one; this worker skips the steps between.
 
-        A user's own loop, which cannot skip, computes them for nothing.
+        A user's own loop cannot skip steps; their gradients are computed and discarded.
         """
         raise NotImplementedError
 
 
 class Presents:
-    """Taken on where the model to be tested is not always worker 0's own."""
+    """Base of a part where the model to evaluate is not always that of rank 0."""
 
     def present(self) -> Tensor | None:
-        """Return the run's model as it is now (a centre, a mean), `(size,)`; None for that of worker 0.
+        """Return the run's current model (a center, a mean), `(size,)`; None for that of rank 0.
 
         Called on every worker after every epoch but the last, after which `end` leaves the model in the flat vector.
-        Training goes on from the flat vector as it is.
+        Training continues from the unchanged flat vector.
         """
         raise NotImplementedError
 
 
 class CatchesUp:
-    """Taken on where others go on while a worker is evaluating."""
+    """Base of a part where other workers continue to train while one evaluates."""
 
     def catch_up(self) -> None:
-        """Take over what others did meanwhile; called on every worker after every epoch but the last."""
+        """Apply the others' updates during the evaluation; called on every worker after every epoch but the last."""
         raise NotImplementedError
 
 
 class UsesServers:
-    """Taken on by a part whose parameters are on servers."""
+    """Base of a part whose parameters are on servers."""
 
     def let_go(self) -> None:
-        """Let the servers go, when all workers have left; called on worker 0 only."""
+        """Dismiss the servers when all workers have left; called on rank 0 only."""
         raise NotImplementedError
 
     def check_servers(self) -> None:
-        """Check which servers were lost since they were last asked, so that their successors are asked."""
+        """Find servers that failed since the last request, so that requests are sent to their replacements."""
 
 
 class Background:
-    """Taken on by a part that does something in the background."""
+    """Base of a part with background work."""
 
     def close(self) -> None:
-        """End what this worker does in the background; called last, when no rank needs it any more."""
+        """End this worker's background work; called last, when no rank needs it any more."""
         raise NotImplementedError
 
 
 class TakesLocalSteps:
-    """Taken on where a worker may take several steps of its own in one of all; see `Traits.local_steps`."""
+    """Base of a part where a worker may take several local steps within one global step; see `Traits.local_steps`."""
 
     def local_step(self, step: Step, learning_rate: float) -> None:
-        """Update this worker's parameters with the flat gradients, before the last gradient of a step of all.
+        """Update this worker's parameters with the flat gradients, before the last gradient of a global step.
 
         Args:
-            step: of all.
-            learning_rate: to update with.
+            step: global step.
+            learning_rate: learning rate of the update.
         """
         raise NotImplementedError
 
 
 class CommonStart:
-    """Taken on where all workers can be set to a common point between two steps; see `Traits.common_start`."""
+    """Base of a part where all workers can be set to common parameters between two steps; see `Traits.common_start`."""
 
     def common_model(self) -> Tensor:
         """Return the mean of all workers' models, `(size,)`; called on all."""
         raise NotImplementedError
 
     def begin_at(self, vector: Tensor) -> None:
-        """Continue from another point.
+        """Continue from other parameters.
 
         Args:
-            vector: `(size,)`, the same bits on all; copied.
+            vector: parameters, `(size,)`, the same bits on all workers; copied.
         """
         raise NotImplementedError
 
 
 class HoldsModel:
-    """Taken on by a part whose state holds the worker's model."""
+    """Base of a part whose state holds the worker's model."""
 
     def model_in(self, state: State) -> Tensor | None:
-        """Return the model, `(size,)`, that a worker held when `state` returned this; None where it holds none.
+        """Return the model in a worker's state, `(size,)`; None where it holds none.
 
         Args:
-            state: of any worker.
+            state: result of `state` on any worker.
         """
         raise NotImplementedError
 
 
 class HearsOfStop:
-    """Taken on by a part that learns as it comes, or in regrouping, that others have stopped."""
+    """Base of a part that detects on joining, or in regrouping, that others have stopped."""
 
     @property
     def has_stopped(self) -> bool:
-        """Whether others have stopped where this worker is."""
+        """Whether the other workers have stopped at this worker's current step."""
         return False
 
 
 class Logged(HearsOfStop):
-    """Taken on by a part whose exchanges are entries of a log, below which all workers regroup.
+    """Base of a part whose exchanges are entries of a log, below which all workers regroup.
 
     Attributes:
-        exchanger: carries them out.
-        group: neighbouring workers that meet among themselves as well; 0: none do.
+        exchanger: object that carries out the exchanges.
+        group: number of neighboring workers that also exchange among themselves; 0: none do.
     """
 
     exchanger: Exchanger[Any]
     group: int = 0
 
     def to_enter_with(self) -> State:
-        """Return what a worker begins with that takes over from this one, beside the parameters and the log."""
+        """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""
         raise NotImplementedError
 
     def enter(self, state: State) -> None:
-        """Begin at the place of another worker, given its `to_enter_with`; parameters and log are copied already."""
+        """Begin with the result of another worker's `to_enter_with`; parameters and log are copied already."""
         raise NotImplementedError
 
     def come_in(self, joins: int) -> None:
-        """Take part in what the others are doing between two steps; called after `enter`, when the view holds.
+        """Take part in an exchange of the others between two steps; called after `enter`, when the view is agreed.
 
         Args:
-            joins: what they exchange; see `Entry.aside`.
+            joins: kind of the exchange; see `Entry.aside`.
         """
 
 
 class Regroups(WorkerPart, HearsOfStop):
-    """Taken on by a part whose workers regroup (`OnLoss.REGROUP`).
+    """Base of a part whose workers regroup (`OnLoss.REGROUP`).
 
-    A worker is lost or comes: all break off what is under way, and agree on where the others go on.
+    When a worker fails or joins, all cancel pending exchanges and agree on the step to continue from.
 
         break_off ─▶ begun_again ─▶ meetings ─▶ ( take_over, if behind ) ─▶ regroup
     """
 
     def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Continue with other workers than before; a successor begins with it.
+        """Continue with a new set of workers; a replacement begins with this call.
 
-        All members have met equally often: those who had less often have been given another's flat vector and `state`
-        (`take_over`). Gradients are zero, in new memory, and nothing is under way. A step that broke is begun again.
+        All members have completed equally many barriers: those that were behind have received another's flat vector
+        and `state` (`take_over`). Gradients are zero, in new memory, and no exchange is pending. A failed step is
+        repeated.
 
         Args:
-            workers: those that go in lockstep from now on; all of them are told at the same place.
-            members: their indices among all workers of the run, in the same order; worker 0 is always there.
+            workers: communicator of the members; all of them call this at the same program position.
+            members: indices of the members among all workers of the run, in rank order; rank 0 is always a member.
 
         Raises:
-            PeerLost: another is lost meanwhile; then it is called again, after `break_off`.
+            PeerLost: another member failed during the call; it is called again, after `break_off`.
         """
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Give up whatever is under way on the workers' communicator, which has been revoked.
+        """Cancel all pending exchanges on the workers' communicator, which has been revoked.
 
-        Afterwards nothing of that touches the flat vector or the gradients any more.
+        Afterwards none of them touches the flat vector or the gradients any more.
         """
 
     def begun_again(self, step: int) -> int:
-        """Return with how many steps done this worker continues after `break_off`; fewer, if the latest was not whole.
+        """Return the number of completed steps to continue from after `break_off`; fewer, if the latest was incomplete.
 
         Args:
-            step: that it had done.
+            step: number of steps done before `break_off`.
         """
         return step
 
     def meetings(self, step: int) -> int:
-        """Return how many times all workers have met, none going on before all had come, in so many steps.
+        """Return the number of barriers of all workers completed after `step` steps.
 
-        A worker that has met less often than another is behind it; others need not have done equally many steps to
-        regroup.
+        A worker with fewer completed barriers than another is behind it. Workers with equally many need not have done
+        equally many steps to regroup.
 
         Args:
-            step: steps done.
+            step: number of steps done.
         """
         return step
 
     def exchanges(self, step: int) -> int:
-        """Return how many times others have been given what this worker has learned, in so many steps.
+        """Return the number of times that this worker's updates were shared with others in `step` steps.
 
-        What a lost worker did since the last time is gone. Default: at every meeting.
+        Updates of a failed worker since the last exchange are lost. Default: shared at every barrier.
 
         Args:
-            step: steps done.
+            step: number of steps done.
         """
         return self.meetings(step)
 
     def lets_in(self, step: int) -> bool:
-        """Return whether a step may be broken off, before it begins, to let a worker in; default: one with a meeting.
+        """Return whether a worker may join before a step begins; default: before steps with a barrier.
 
         Args:
-            step: its number.
+            step: number of the step.
         """
         return self.meetings(step + 1) > self.meetings(step)
 
     def take_over(self, newest: State, done: int, step: int) -> int:
-        """Take over the state of the newest worker, where this one is behind; its flat vector is copied already.
+        """Load the state of the newest worker, where this one is behind; its flat vector is copied already.
 
         Args:
-            newest: the result of `state` there.
-            done: steps that this worker has done; negative for a successor that has just come.
-            step: steps that the newest worker has done.
+            newest: result of `state` on the newest worker.
+            done: number of steps that this worker has done; negative for a replacement that has just joined.
+            step: number of steps that the newest worker has done.
 
         Returns:
-            Steps that this worker has done now.
+            The number of steps that this worker has done now.
         """
         self.load_state(newest)
         return step
 
 
 class Reassembled(NamedTuple):
-    """How a member of a group goes on after another of it was lost, or came.
+    """View of a group after one of its members failed or joined.
 
     Attributes:
-        step: steps that all of the group have done now.
-        over: whether nothing is left but to leave.
-        there: the group's workers that are there, by their indices, in their order, with how many have had each one's
-            rank before it.
-        absent: those of the group that are not.
-        round: how many times the group has regrouped.
+        step: number of steps that all members have done now.
+        over: whether training is complete, and members only have to leave.
+        there: generation of each member, by worker index, in ascending order.
+        absent: indices of the group's workers that are not members.
+        round: number of regroupings of the group.
     """
 
     step: int
@@ -609,42 +610,42 @@ class Reassembled(NamedTuple):
 
 
 class RegroupsApart:
-    """Taken on by a part whose group regroups by itself (`OnLoss.REGROUP_GROUP`)."""
+    """Base of a part whose group regroups independently (`OnLoss.REGROUP_GROUP`)."""
 
     @property
     def due(self) -> bool:
-        """Whether another waits to be let into this worker's group."""
+        """Whether another worker waits to join this worker's group."""
         return False
 
     def reassemble(self, *, enters: bool) -> Reassembled:
-        """Continue with those of this worker's group who are there.
+        """Continue with the live members of this worker's group.
 
-        What was under way in the group is given up, and a step that servers have not taken is begun again by all.
+        Pending exchanges of the group are canceled, and all members repeat a step that servers have not applied.
 
         Args:
-            enters: whether this worker is a successor, which has not been in the group.
+            enters: whether this worker is a replacement, which has not been in the group.
 
         Raises:
-            PeerLost: another of the group is lost meanwhile, and then it is called again; or a server is.
+            PeerLost: another member failed during the call, which is then called again; or a server failed.
         """
         raise NotImplementedError
 
 
 class WorkerCalls:
-    """All calls on one worker's part, bound once; those of what it does not take on do nothing, or what is usual.
+    """All calls on one worker's part, bound once; calls of bases that the part lacks have a default or do nothing.
 
     Args:
-        part: of the worker.
+        part: part of the worker.
 
     Attributes:
-        inner: the part.
+        inner: part of the worker.
         replicated: see `WorkerPart`.
-        follows: likewise.
-        writes: likewise; they are kept where the user's own object makes the updates.
-        uses_bucket_ready: whether it makes use of `bucket_ready`.
-        holds_mean: whether it has `average` and `update`.
-        uses_before_use: whether it needs `before_use`.
-        skips_steps: whether `next_step` may skip some.
+        follows: see `WorkerPart`.
+        writes: see `WorkerPart`; `Writes.KEPT` where the user's own optimizer object makes the updates.
+        uses_bucket_ready: whether the part uses `bucket_ready`.
+        holds_mean: whether the part has `average` and `update`.
+        uses_before_use: whether the part needs `before_use`.
+        skips_steps: whether `next_step` may skip steps.
         logged: the part, if its exchanges are entries of a log; else None.
     """
 
@@ -715,7 +716,7 @@ class WorkerCalls:
 
     @property
     def averaged(self) -> int:
-        """How many times the gradients were averaged since the last update, where the part holds their mean."""
+        """See `HoldsMeanGradient`; 0 where the part holds no mean."""
         return 0 if self._holder is None else self._holder.averaged
 
     @property
@@ -725,7 +726,7 @@ class WorkerCalls:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether others have stopped where this worker is."""
+        """See `HearsOfStop`."""
         return self._hears is not None and self._hears.has_stopped
 
     @property
@@ -735,7 +736,7 @@ class WorkerCalls:
 
     @property
     def due(self) -> bool:
-        """Whether another waits to be let into this worker's group, where that regroups by itself."""
+        """See `RegroupsApart`; False where the group does not regroup independently."""
         return self._apart is not None and self._apart.due
 
 
