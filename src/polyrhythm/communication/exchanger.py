@@ -1,12 +1,12 @@
-"""Carries out one worker's exchanges, however often its view breaks meanwhile: the layer below a strategy.
+"""Exchanges of one worker, across any number of view changes: the layer below a strategy.
 
     strategy ── exchange ──▶ sum over the view ──▶ result ──▶ strategy
-                    ▲   ✝ a member is lost           │ kept until all have merged it
-                    └── recover: the next view ◀─────┘ which may have brought the result
+                    ▲   ✝ a member fails             │ kept until all have merged it
+                    └── recover: the next view ◀─────┘ which may have sent the result
 
-Where contributions are kept, a loss never leaves an exchange: the worker waits in it until the next view holds, and
-contributes again or is handed the result. Where sums are made in place, nothing is kept: the step begins again
-(`Again`), and a worker that lacks a result is given the state of one that has merged it.
+Where contributions are kept, a failure never leaves an exchange: the worker waits in it for the next view, and
+contributes again or receives the result. Where sums are in place, nothing is kept: the step is repeated (`Again`), and
+a worker that lacks a result receives the state of one that has merged it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from polyrhythm.errors import PeerLost
 
 
 class Again(Exception):
-    """The view has changed, and the step that broke begins again, from the state that this worker has now."""
+    """The view has changed, and the failed step is repeated from this worker's current state."""
 
 
 class Sums(Protocol):
-    """Adds up over the workers of a view."""
+    """Sums over the workers of a view."""
 
     def over(self, group: Communicator) -> Self:
-        """Return the same over other workers, with what is known of the links."""
+        """Return the same sums over other workers, with the existing measurements of the links."""
 
     def prepare(self) -> None:
         """Let the collective measure the links, if it needs to; all members must call it."""
 
     def break_off(self) -> None:
-        """Wait until the sums under way have failed, as they do once the group is revoked."""
+        """Wait until the pending sums have failed, as they do once the group is revoked."""
 
     def commit(self) -> None:
-        """Take note that the last sum was complete for others, although it broke for this worker."""
+        """Treat the last sum as complete: it was so on other workers, although it failed on this one."""
 
 
 _Sums = TypeVar("_Sums", bound=Sums)
@@ -51,26 +51,27 @@ _ROWS = (1 << 20) + 1
 
 
 class Exchanger(Generic[_Sums]):
-    """One worker's.
+    """Exchanges of one worker.
 
     Args:
-        workers: of the first view.
-        sums: over them.
-        met: called when links have been measured, at first and in every view.
+        workers: communicator of the first view.
+        sums: sums over the workers of the first view.
+        met: callback after each measurement of the links, in the first and every later view.
 
     Attributes:
-        log: of the exchanges.
-        workers: of the present view.
-        members: their indices among all workers of the run, in the same order.
-        sums: over them.
-        keeps: whether contributions are kept; False at first.
-        since: steps done when the latest result of a step was merged; set by the strategy's part.
-        begins: the first entry of the present view that no member had opened before it.
-        joins: what the others exchange aside, between two steps, where this worker comes in; see `Entry.aside`.
-        arrived: the result of what was started, once it is merged and before it is used.
-        handed: whether the latest result was handed over by another worker.
-        recover: called when a loss breaks an exchange; returns once the next view holds. None: losses are raised.
-        calls: whether this worker must make all regroup before its exchange, to let a newcomer in.
+        log: log of the exchanges.
+        workers: communicator of the current view.
+        members: indices of the view's workers among all workers of the run, in rank order.
+        sums: sums over the current view.
+        keeps: whether contributions are kept; initially False.
+        since: number of steps done when the latest result of a step was merged; set by the strategy's part.
+        begins: the first entry of the current view that no member had opened before it.
+        joins: payload of the exchange between two steps during which this worker joined; see `Entry.aside`.
+        arrived: result of the started exchange, after it is merged and before it is used.
+        handed: whether the latest result of a step was received from another worker; False after other exchanges.
+        recover: callback after a failed exchange; returns once the next view is agreed. None: failures are raised.
+        calls: function that returns whether this worker must trigger regrouping before its exchange, to admit a
+            joining worker.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Exchanger(Generic[_Sums]):
         self._met(self.workers)
 
     def break_off(self) -> None:
-        """Give up the sums under way: afterwards they touch no memory of this worker any more."""
+        """Cancel the pending sums: afterwards they touch no memory of this worker any more."""
         if self._started is not None and self._wait is not None:
             with suppress(PeerLost):
                 self.log.complete(self._started[0], self._waited(self.sums, self._started[0].number))
@@ -105,25 +106,25 @@ class Exchanger(Generic[_Sums]):
             self._aside = 0
 
     def take(self, number: int, result: Result) -> None:
-        """Take a result from another worker, that of the exchange under way or of a later one."""
+        """Store a result received from another worker, of the pending exchange or of a later one."""
         entry = self.log.under_way
         if entry is not None and entry.number == number:
             self.sums.commit()
         self.log.take(number, result)
 
     def over(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Go on with other workers; all of them must call it."""
+        """Continue with other workers; all of them must call it."""
         self.workers, self.members, self.sums = workers, members, self.sums.over(workers)
         self.prepare()
         self._begin()
 
     def begin_anew(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Forget all entries, and go on with other workers; all of them must call it at the same place."""
+        """Drop all entries and continue with other workers; all of them must call it at the same program position."""
         self.log = Log()
         self.over(workers, members)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what a newcomer needs to go on from this worker's place: the log, tensors and the rest."""
+        """Return the log as (tensors, other values), for a worker that joins with a copy of this worker's state."""
         kept = self.log.kept
         tensors = {str(number): result.vector for number, result in kept.items() if result.vector is not None}
         told = {number: (result.weight, result.stop) for number, result in kept.items()}
@@ -137,35 +138,35 @@ class Exchanger(Generic[_Sums]):
         }
 
     def load_state(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go on from the place of the worker whose `state` this is."""
+        """Continue from the `state` of another worker."""
         kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
         self.log.load(facts["merged"], kept, facts["apart"])
         self.since, self.joins, self.keeps = facts["since"], facts["joins"], facts["keeps"]
 
     @property
     def under_way(self) -> bool:
-        """Whether something has been started that has not arrived."""
+        """Whether a started exchange is still pending."""
         return self._started is not None
 
     def start(self, run: Callable[[_Sums, int], Callable[[], Result]]) -> None:
-        """Begin the next exchange of a step in the background; `finish` ends it. One at a time; see `exchange`.
+        """Start the next exchange of a step in the background; `finish` completes it. One at a time; see `exchange`.
 
         Args:
-            run: begins it, given the sums and the number of the entry, and returns what waits for its result; called
-                again if a member is lost.
+            run: function that starts it, given the sums and the number of the entry, and returns a function that waits
+                for the result; called again if a member fails.
         """
         self._started = self.log.open(), run
         self._begin()
 
     def finish(self) -> Result:
-        """Return the result of what was started last, and count it as merged."""
+        """Return the result of the started exchange, and count it as merged."""
         self.arrive()
         result, self.arrived = self.arrived, None
         assert result is not None, "something was started"
         return result
 
     def arrive(self) -> None:
-        """Wait for the result of what was started, and count it as merged; it is kept in `arrived`."""
+        """Wait for the result of the started exchange, count it as merged, and keep it in `arrived`."""
         if self._started is not None:
             entry = self._started[0]
             self._complete(self._waited, entry)
@@ -178,7 +179,7 @@ class Exchanger(Generic[_Sums]):
             entry, run = self._started
             try:
                 self._wait = run(self.sums, entry.number)
-            except PeerLost as loss:  # noticed where the result is waited for
+            except PeerLost as loss:  # raised where the result is waited for
                 self._wait = partial(_raise, loss)
 
     def _waited(self, sums: _Sums, number: int) -> Result:
@@ -187,10 +188,10 @@ class Exchanger(Generic[_Sums]):
         return wait()
 
     def sum(self, vector: Tensor) -> Tensor:
-        """Return the sum of all workers' vectors, beside the steps.
+        """Return the sum of all workers' vectors, in an exchange outside the steps.
 
         Args:
-            vector: `(n,)`, kept.
+            vector: this worker's vector, `(n,)`; not changed.
         """
 
         def run(_: _Sums, number: int) -> Result:
@@ -203,10 +204,10 @@ class Exchanger(Generic[_Sums]):
         return total
 
     def rows(self, own: list[int]) -> dict[int, list[int]]:
-        """Return the numbers of each worker that took part, by its index, beside the steps.
+        """Return the numbers of each participating worker, by worker index, in an exchange outside the steps.
 
         Args:
-            own: as many on all; a newcomer brings zeros.
+            own: this worker's numbers, equally many on all; zeros on a joining worker.
         """
 
         def run(_: _Sums, number: int) -> Result:
@@ -222,14 +223,14 @@ class Exchanger(Generic[_Sums]):
         """Return the result of the next exchange, and count it as merged.
 
         Args:
-            run: makes it, given the sums and the number of the entry; called again with other sums if a member is lost.
-                Where contributions are kept, it must change nothing else before it returns.
+            run: function that carries it out, given the sums and the number of the entry; called again with other sums
+                if a member fails. Where contributions are kept, it must change nothing else before it returns.
             aside: see `Entry`.
-            apart: likewise.
+            apart: see `Entry`.
 
         Raises:
-            Again: it broke, and nothing is kept.
-            PeerLost: it broke, and the run cannot go on without the lost worker.
+            Again: it failed, and contributions are not kept.
+            PeerLost: it failed, and the run cannot continue without the failed worker.
         """
         self._aside = aside
         if self._started is not None:
@@ -248,10 +249,8 @@ class Exchanger(Generic[_Sums]):
         while entry.result is None:
             if not self._completes(run, entry):
                 assert self.recover is not None, "else the loss is raised"
-                kept = (
-                    self.keeps
-                )  # a state that is taken over meanwhile may be one of contributions that are kept
-                self.recover()  # outside the handler, whose error would hold what was under way
+                kept = self.keeps  # before `recover`, which may load a state that sets it
+                self.recover()  # outside the handler: its error would keep pending sums alive
                 if not kept:
                     raise Again
                 self.handed = entry.result is not None
@@ -273,7 +272,7 @@ def _raise(loss: PeerLost) -> Result:
 
 
 def _gathered(own: list[int], workers: Communicator) -> list[list[int]]:
-    """Return the numbers of all workers, which worker 0 collects."""
+    """Return the numbers of all workers, gathered by rank 0."""
     if workers.rank > 0:
         workers.send(0, Message(Kind.VECTOR, torch.tensor(own), tag=_ROWS))
         told = workers.receive(0, _ROWS)[1].tensor

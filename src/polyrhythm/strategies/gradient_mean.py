@@ -35,19 +35,19 @@ from polyrhythm.training.flat_parameters import Bucket, FlatParameters
 class GradientMean:
     """Leaves `sum_i b_i g_i / sum_i b_i` in every member's flat gradients.
 
-    The tail of the gradients carries the weights and the request to stop with bucket 0, so the mean costs no message
-    of its own and everyone learns of it at the same step.
+    The weights and the stop request are sent in the tail of the gradients with bucket 0, so they need no separate
+    message and all members receive them at the same step.
 
     Args:
-        group: who takes part.
-        flat: whose gradients.
-        collective: how they are added up.
+        group: communicator of the members.
+        flat: flat vector with the gradients.
+        collective: collective that sums them.
 
     Attributes:
-        word: a small number that travels in place of the request to stop; None: that request.
-        words: the sum of all members'.
-        remembers: whether this member keeps something from step to step that others do not have.
-        learning_rate: with which the mean will be used, where that matters.
+        word: a small number sent instead of the stop request; None: the stop request.
+        words: the sum of all members' numbers.
+        remembers: whether this member keeps state between steps that others do not have.
+        learning_rate: learning rate of the update with the mean, where it is needed.
     """
 
     remembers: ClassVar[bool] = False
@@ -93,10 +93,11 @@ class GradientMean:
 
     @property
     def comes_in_parts(self) -> bool:
-        """Whether buckets come one after the other, with time between them in which a processor has nothing to do.
+        """Whether buckets complete one after the other, with idle processor time between them.
 
-        So it is where a library's sums travel. Those of a shared memory are themselves work, done by who waits;
-        messages of collectives written over them share the links, so all buckets come late. Known once prepared.
+        True for a library's sums over a network. Sums in shared memory are computed by the waiting process itself;
+        concurrent messages of point-to-point collectives share the links, so all buckets complete late. Known after
+        `prepare`.
         """
         return bool(self._parts)
 
@@ -131,7 +132,7 @@ class GradientMean:
         return float(self._step.stop) if self.word is None else self.word
 
     def break_off(self) -> None:
-        """Wait until the sums under way have failed, as they do once the group is revoked."""
+        """Wait until the pending sums have failed, as they do once the group is revoked."""
         for handle in self._under_way:
             with suppress(PeerLost):
                 handle.wait()
@@ -148,14 +149,14 @@ class GradientMean:
         """Restore what `state` returned."""
 
     def finish(self, step: Step) -> tuple[float, bool]:
-        """Wait for all buckets, starting those that nobody has.
+        """Start the buckets that have not been started, and wait for all.
 
         Args:
-            step: as in `begin`; may weigh less if no bucket has been started.
+            step: step as in `begin`; its weight may be less if no bucket has been started.
 
         Returns:
-            The weight that the mean stands for, and whether any member wants to stop. Without any weight there
-            is no mean, and the gradients are zero.
+            The total weight of the mean, and whether any member requests a stop. With weight 0 there is no mean, and
+            the gradients are zero.
         """
         self._step = step
         if self._group.size == 1:
@@ -170,13 +171,13 @@ class GradientMean:
         return weight, self.words > 0
 
     def finish_first(self, step: Step) -> tuple[float, bool]:
-        """Start the buckets that nobody has, and wait for the first; for means that come in parts.
+        """Start the buckets that have not been started, and wait for the first; for means in parts.
 
         Args:
-            step: as in `finish`.
+            step: step as in `finish`.
 
         Returns:
-            As `finish`; then each bucket must be taken.
+            The same as `finish`; then each bucket must be taken.
         """
         self._step = step
         self._start_rest()
@@ -185,7 +186,7 @@ class GradientMean:
         return self._weight, stop > 0
 
     def take(self, bucket: int) -> Tensor:
-        """Wait for a bucket of a mean that comes in parts; return its mean, or zeros if there is no weight."""
+        """Wait for a bucket of a mean in parts; return its mean, or zeros if the weight is 0."""
         self._under_way[bucket].wait()
         part = self._parts[bucket]
         if self._weight > 0:
@@ -219,13 +220,13 @@ def gradient_mean(
 
 
 class NarrowGradientMean(GradientMean):
-    """As `GradientMean`, with copies of the gradients in a narrower type.
+    """`GradientMean` that sends copies of the gradients in a narrower type.
 
     Args:
-        group: who takes part.
-        flat: whose gradients.
-        collective: how they are added up.
-        dtype: as which they travel.
+        group: communicator of the members.
+        flat: flat vector with the gradients.
+        collective: collective that sums them.
+        dtype: type in which they are sent.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class NarrowGradientMean(GradientMean):
         super().break_off()
 
     def finish(self, step: Step) -> tuple[float, bool]:
-        """Wait for all buckets, starting those that nobody has; see `GradientMean.finish`.
+        """Start the buckets that have not been started, and wait for all; see `GradientMean.finish`.
 
         Raises:
             RequestError: a gradient is out of the range of float16.

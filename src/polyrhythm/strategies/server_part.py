@@ -13,11 +13,11 @@ from polyrhythm.strategies.state import State
 
 @dataclass(frozen=True)
 class ServerSetting:
-    """What a server part works with.
+    """Arguments of a server part's constructor.
 
     Attributes:
-        index: of its shard.
-        roles: which ranks do what.
+        index: index of its shard.
+        roles: roles of the ranks.
         finite: whether all gradients are known to be finite.
         memory: in which parameters may lie, to be shown without being copied; None: none is better than another.
     """
@@ -30,7 +30,7 @@ class ServerSetting:
 
 @dataclass(frozen=True)
 class ServerStats:
-    """What a server has counted; all of it is reported when the run is over.
+    """Counters of a server; all of them are reported at the end of the run.
 
     Attributes:
         staleness: gradients applied, by staleness.
@@ -57,10 +57,10 @@ class ServerStats:
 
 
 class ServerPart(Protocol):
-    """The server's side: a message comes in, replies go out. Needs no network to be tested.
+    """The server's side of a strategy: maps a message to replies. Testable without a network.
 
     Attributes:
-        done: whether all workers have left, and worker 0 has let the servers go.
+        done: whether all workers have left, and rank 0 has dismissed the servers.
     """
 
     @property
@@ -68,16 +68,15 @@ class ServerPart(Protocol):
         """Whether all workers have left, and worker 0 has let the servers go."""
 
     def on_message(self, source: int, message: Message) -> list[tuple[int, Message]]:
-        """Take a message from a rank; return the replies, with the ranks that they go to.
+        """Process a message from a rank; return the replies with their destination ranks.
 
-        The tensors of replies must not change afterwards: they leave while the server goes on.
+        The tensors of replies must not change afterwards: they are sent while the server continues.
         """
 
     def on_loss(self, rank: int) -> list[tuple[int, Message]]:
-        """Go on without a worker that is gone; return the replies that its loss sets free.
+        """Continue without a failed worker; return the replies that were waiting for it.
 
-        It may come back: a successor under the same rank begins with `PULL`. Called only where the strategy
-        `goes_on`.
+        A replacement with the same rank may join: it begins with `PULL`. Called only where the strategy `goes_on`.
         """
 
     def state(self) -> State:
@@ -103,10 +102,10 @@ class CountsLatestStaleness:
 
 @runtime_checkable
 class KeepingPart(ServerPart, Protocol):
-    """A server's side that keeps shards of other servers beside its own, so that a lost server may have a successor.
+    """A server part that also keeps shards of other servers, so that a failed server can be replaced.
 
     Attributes:
-        whole: whether it has all of its shards, which a successor must be given first.
+        whole: whether it has all of its shards; a replacement receives them first.
     """
 
     @property
@@ -114,7 +113,7 @@ class KeepingPart(ServerPart, Protocol):
         """Whether it has all of its shards."""
 
     def rejoin(self, generation: int) -> list[tuple[int, Message]]:
-        """Begins as the successor of so many lost servers; gives what asks others for its shards."""
+        """Begin as the replacement of a failed server with `generation` predecessors; return the shard requests."""
 
     def on_losses(self, rank: int, losses: int) -> list[tuple[int, Message]]:
         """Do what `on_loss` does, given how many that had the rank are gone."""

@@ -23,13 +23,12 @@ State = tuple[dict[str, Tensor], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Held:
-    """What a checkpoint holds of a strategy.
+    """State of a strategy in a checkpoint.
 
     Attributes:
-        parameters: `(n,)`, worker 0's flat vector.
-        steps: that each worker had reported; 0 of one that had not.
-        workers: the state of their parts, by index, of those that had handed one in; of parts that are `replicated`,
-            worker 0's.
+        parameters: flat vector of rank 0, `(n,)`.
+        steps: number of steps reported by each worker; 0 without a report.
+        workers: states of the workers' parts, by index, where one was reported; for `replicated` parts, that of rank 0.
         servers: the states of all servers.
     """
 
@@ -41,11 +40,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Merged:
-    """What another number of workers goes on with.
+    """Checkpoint converted to a different number of workers.
 
     Attributes:
-        held: as if they had written the checkpoint; who has no state among its workers begins as at a run's start.
-        text: what was merged and what was left out, for people.
+        held: converted checkpoint; workers without a state in it begin as at a run's start.
+        text: user-readable description of the merged and dropped state.
     """
 
     held: Held
@@ -56,21 +55,22 @@ Merge = Literal["keep", "mean", "reset"]
 """What becomes of an entry: it stays, it is the weighted mean over all workers, or it begins with another value."""
 
 Per = Literal["run", "worker", "server", "pusher"]
-"""Of what there is one entry each.
+"""Scope of an entry of a state.
 
-run: all workers get the same, if it is kept, worker 0's. worker: those who stay have their own, newcomers none.
-server: each has its own. pusher: each server has a list of them, or entries whose names end in its number.
+run: the same on all workers; if kept, that of rank 0. worker: one per worker; new workers have none.
+server: one per server. pusher: each server has a list with one element per pusher, or one entry per pusher with a name
+that ends in the pusher's number.
 """
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where another number of workers begins.
+    """Starting point of a different number of workers.
 
     Attributes:
-        step: that all of them take first, in the count of steps that they have from now on.
-        index: of the worker or server whose state is made.
-        pushers: of the server.
+        step: first step of all workers, in the new count of steps.
+        index: index of the worker or server of the new state.
+        pushers: pushers of the server.
     """
 
     step: int
@@ -84,13 +84,13 @@ MergeFunction = Callable[[str, Sequence[State], Sequence[float]], State]
 
 @dataclass(frozen=True)
 class StateField:
-    """How entries of a state go over to another number of workers.
+    """Conversion rule of entries of a state for a different number of workers.
 
     Attributes:
-        name: of a tensor, a fact or both; with a `*` at its end, of all that begin so.
-        merge: what becomes of them.
-        per: of what there is one each.
-        to: the value of a fact that is reset; None: there is none.
+        name: name of a tensor, a fact or both; a `*` at its end matches any suffix.
+        merge: conversion of the entries.
+        per: scope of the entries.
+        to: value of a fact after a reset; None: it is dropped.
     """
 
     name: str
