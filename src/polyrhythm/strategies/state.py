@@ -90,7 +90,7 @@ class StateField:
         name: name of a tensor, a fact or both; a `*` at its end matches any suffix.
         merge: conversion of the entries.
         per: scope of the entries.
-        to: value of a fact after a reset; None: it is dropped.
+        to: function that returns the value of a fact after a reset; None: no reset value.
     """
 
     name: str
