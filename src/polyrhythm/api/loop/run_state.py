@@ -28,7 +28,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -443,7 +442,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
             for name, place in checked(found["places"], dict[str, tuple[str, int, int]]).items()
         }
         return checked(_with_tensors(found["state"], tensors), dict[str, Any])  # type: ignore[no-any-return]
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError, UnpicklingError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, EOFError) as error:
         reason = printable(" ".join(str(error).split()))
         raise RequestError(f"{folder} is damaged ({reason:.200}): give another") from None
 
@@ -457,7 +456,10 @@ def _read_tensor(folder: Path, name: str, offset: int, length: int) -> Tensor:
             raise ValueError(f"{name} is shorter than its index requires")
         file.seek(offset)
         content = io.BytesIO(file.read(length))
-    value = torch.load(content, map_location="cpu", weights_only=True)
+    try:
+        value = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{name}: {error}") from None
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} holds something else than a tensor")
     return value

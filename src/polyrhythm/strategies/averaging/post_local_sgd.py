@@ -161,7 +161,7 @@ class PostLocalWorker(RoundsWorker, OverlapsBackward):
             self.exchanger.keeps = True
 
     def bucket_ready(self, bucket: int) -> None:
-        if self._together:
+        if self._together and not self.exchanger.keeps:  # what is kept is copied before it is summed in place
             self.exchanger.sums.gradients.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
