@@ -141,6 +141,7 @@ def run_state(
     }
 
 
+@restoring("the state")
 def resume(
     state: dict[str, Any],
     strategy: Strategy,
@@ -168,20 +169,6 @@ def resume(
     Raises:
         RequestError: the state is of something else.
     """
-    with restoring("the state"):
-        return _resume(state, strategy, replica, optimizer, coordination, kept, succeeds=succeeds)
-
-
-def _resume(
-    state: dict[str, Any],
-    strategy: Strategy,
-    replica: Replica,
-    optimizer: DistributedOptimizer,
-    coordination: Coordination,
-    kept: Sequence[Kept],
-    *,
-    succeeds: bool,
-) -> str:
     _check(state, strategy, replica, optimizer, kept)
     before, workers, worker = counted(state["workers"]), replica.workers.size, replica.workers.rank
     states = {
