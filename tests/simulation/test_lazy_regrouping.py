@@ -14,6 +14,8 @@ from conformance.jobs import blobs, make_job, perceptron, result_of
 from polyrhythm.events import RunEnded
 from polyrhythm.simulation.trials import try_seeds
 from polyrhythm.strategies.allreduce.lazy_synchronous import LazyWorker
+from polyrhythm.strategies.worker_part import Step
+from polyrhythm.training.model_sizes import ModelSizes
 from sample import failures_of
 from simulation.deaths import BATCH_SIZE, IMAGES, STEPS, WORKERS, events_of
 from simulation.trying import layers
@@ -63,20 +65,28 @@ def test_each_layer_has_each_update_once_under_many_seeds(spec: str) -> None:
 
 
 def test_a_bucket_that_is_updated_again_is_found(monkeypatch: Any) -> None:
-    """Without knowing what was made before, who takes a half made step again updates all of it."""
-    half_made: list[bool] = []
-    break_off = LazyWorker.break_off
+    """A worker that does not know which buckets of a repeated step are updated already updates all of them."""
+    repeated: list[bool] = []
+    begin = LazyWorker.begin
 
-    def noting(self: LazyWorker) -> None:
-        break_off(self)
-        half_made.append(self._goes_back and bool(self._made))
+    def noting(self: LazyWorker, step: Step) -> None:
+        repeated.append(step.number == self.exchanger.since and bool(self._made))
+        begin(self, step)
 
-    monkeypatch.setattr(LazyWorker, "break_off", noting)
-    tried = layers(
-        "lazy_synchronous(collective=ring)", faults="kill(rank=any, every_s=0.05, restart_after_s=0.01)"
-    )
-    assert try_seeds(tried, range(6)).failures == ()
-    assert sum(half_made) > 6
-    monkeypatch.setattr(LazyWorker, "_made_before", lambda self: frozenset())
-    failures = try_seeds(tried, range(6)).failures
+    def forgetting(self: LazyWorker, step: Step) -> None:
+        if step.number == self.exchanger.since:
+            self._made = set()
+        begin(self, step)
+
+    monkeypatch.setattr(LazyWorker, "begin", noting)
+    faults = "kill(rank=any, every_s=0.2, restart_after_s=0.01)"
+    tried = layers("lazy_synchronous(piece_bytes=200000)", faults=faults)
+    slow = ModelSizes(
+        (300_000, 300_000, 300_000), (0.1, 0.4, 0.4)
+    )  # its last buckets travel when the first is used
+    tried = replace(tried, dry_run=replace(tried.dry_run, sizes=slow))
+    assert try_seeds(tried, range(4)).failures == ()
+    assert sum(repeated) > 6
+    monkeypatch.setattr(LazyWorker, "begin", forgetting)
+    failures = try_seeds(tried, range(4)).failures
     assert any("parameters after step" in failure.what for failure in failures), failures

@@ -73,6 +73,8 @@ class LogRegroup(Regroup):
         while True:
             self._begin_attempt()
             self._exchanger.break_off()
+            if not self._exchanger.keeps and self.step != NOTHING_DONE:
+                self.step = self._exchanger.since  # a step whose exchanges are incomplete is repeated
             if self._took_place(self._next_view()):
                 self._come_in()
                 return

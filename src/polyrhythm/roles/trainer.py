@@ -292,16 +292,14 @@ class Trainer:
         if self.regrouping is None:
             self._retrying_with_new_leader(self._part.end)
             return
-        while self.regroup is None or not self.regroup.over:
-            try:
-                self._part.end()
-            except PeerLost as loss:
-                if not self.regrouping.recovers_from(loss):
-                    raise
-            else:
-                self.regrouping.over = True
-                return
-            self.regrouping.reform()
+        while (self.regroup is None or not self.regroup.over) and not self.guard(self._ended):
+            pass
+
+    def _ended(self) -> bool:
+        assert self.regrouping is not None, "kept only where workers regroup"
+        self._part.end()
+        self.regrouping.over = True
+        return True
 
     def _retrying_with_new_leader(self, act: Callable[[], _Result]) -> _Result:
         """Call `act`, which waits for the coordinator; repeat it with a replacement, if the coordinator fails."""
@@ -624,7 +622,7 @@ class TrainingRun:
         if balancer.group:
             meetings = balancer.meetings(before, done)
         elif part.exchanger is not None:
-            meetings = int(part.exchanger.since == done)
+            meetings = int(not part.exchanger.keeps or part.exchanger.since == done)
         elif self._trainer.regroup is not None:
             meetings = int(part.meetings(done) > part.meetings(before))
         if not meetings or not balancer.after(done, meetings):

@@ -24,14 +24,14 @@ Piece 0 goes first in every order. It carries the tail (the weights and requests
 needs, and the times that each bucket took its worker, from which all derive the same order for the next step.
 So measurements change the order of sums, and never a sum.
 
-A lost worker may leave a step half made: some buckets have come, to all workers or to some. Sums end in one
-order, so the worker that has most of them has what the others have, and hands it on. The remaining workers
-take the step again for the other buckets only. So each bucket gets one update per step, and all who made it
-agree.
+When a worker fails, a step may be incomplete: some buckets have been updated, on all workers or on some. Each
+bucket's mean is an exchange, and all workers make them in one order, so the worker with the most has what the others
+have, and sends its state to them. They repeat the step for the other buckets only. So each bucket gets one update per
+step, the same on all workers.
 
     step s     | … gradients_ready |
-    step s + 1                     | use bucket 2: update | use bucket 1: update | lost ┃ regroup
-    step s, again                                              ┃ … gradients_ready | bucket 2, 1: made, 0: update | …
+    step s + 1                     | use bucket 2: update | use bucket 1: update | ✝ ┃ regroup
+    step s, again                                           ┃ … gradients_ready | bucket 2, 1: done, 0: update | …
 
 Departures from the paper:
 
@@ -55,6 +55,8 @@ from polyrhythm.communication.all_reduce import AllReduce
 from polyrhythm.communication.collective import COLLECTIVES, Collective
 from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.communicator import Communicator, Handle
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import Result
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.allreduce.synchronous import Synchronous
@@ -73,8 +75,8 @@ from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Facts, Paper, SizesBuckets, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     LazyUse,
+    Logged,
     OverlapsBackward,
-    Regroups,
     Step,
     WorkerPart,
     WorkerSetting,
@@ -132,12 +134,12 @@ class LazySynchronous(Strategy, SizesBuckets):
         return LazyWorker(setting, self.collective, self.piece_bytes)
 
 
-_NONE = -1
-_HALF_MADE = "half_made"
+class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
+    """Sends buckets in the background, and updates each just before its parameters are used again.
 
-
-class LazyWorker(Regroups, OverlapsBackward, LazyUse):
-    """Sends buckets in the background, and updates each just before its parameters are used again."""
+    The mean of each bucket is an exchange, in the order of use. A step is done with its last one, so `exchanger.since`
+    is the step whose updates are still to be made, if any are.
+    """
 
     replicated = True
 
@@ -146,25 +148,26 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         flat = setting.flat
         self._workers = setting.workers
         self._flat = flat
-        self._piece_bytes = piece_bytes
-        self._mean = LateMean(setting.workers, flat, collective, piece_bytes)
+        mean = LateMean(setting.workers, flat, collective, piece_bytes)
+        self.exchanger = Exchanger(setting.workers, mean, setting.joined)
         places = [slice(bucket.start, min(bucket.stop, flat.size)) for bucket in flat.buckets]
         self._places = places
         self._optimizer = SlicedOptimizer(setting.plan, flat.vector, places)
         self._pending: set[int] = set()
-        self._latest = self._half_made = _NONE
-        self._goes_back = False
-        self._made: frozenset[int] = frozenset()
+        self._made: set[int] = set()
         self._weight = 0.0
         self._learning_rate = 0.0
 
     def start(self, step: int) -> int:
+        self.exchanger.since = step
         self._workers.broadcast(self._flat.vector)
-        self._mean.prepare()
+        self.exchanger.prepare()
         return step
 
     def begin(self, step: Step) -> None:
-        self._mean.begin(step)
+        if step.number == self.exchanger.since:  # the step before is done, or this one is repeated
+            self._pending = set()
+        self.exchanger.sums.begin(step)
 
     def before_use(self, bucket: int) -> None:
         if bucket in self._pending:
@@ -173,7 +176,7 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
     def bucket_ready(self, bucket: int) -> None:
         if bucket in self._pending:
             self._update_unused(bucket)
-        self._mean.start(bucket)
+        self.exchanger.sums.start(bucket)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Start the remaining buckets; those that have arrived are applied later.
@@ -183,13 +186,14 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         """
         for bucket in sorted(self._pending):
             self._update_unused(bucket)
-        weight, stop = self._mean.finish(step)
+        weight, stop = self.exchanger.sums.finish(step)
         self._weight, self._learning_rate = weight, learning_rate
-        self._latest = step.number
         self._pending = set(range(len(self._places)))
         if weight > 0:
             self.staleness[0] += 1
-        if self._workers.size == 1:  # nothing is on its way, and the gradients are about to be zeroed
+        if (
+            self.exchanger.workers.size == 1
+        ):  # nothing is on its way, and the gradients are about to be zeroed
             self.settle()
         return stop
 
@@ -198,71 +202,41 @@ class LazyWorker(Regroups, OverlapsBackward, LazyUse):
         for bucket in sorted(self._pending, reverse=True):
             self._update(bucket)
 
-    def break_off(self) -> None:
-        """Apply the updates that have arrived; the step is partial if some have not."""
-        under_way = bool(self._pending)
-        for bucket in sorted(self._pending, reverse=True):
-            with suppress(PeerLost):
-                self._update(bucket)
-        missing = self._pending - self._made_before()
-        self._goes_back = under_way and bool(missing)
-        if self._goes_back:
-            self._half_made, self._made = self._latest, frozenset(range(len(self._places))) - missing
-        elif under_way:
-            self._half_made, self._made = _NONE, frozenset()
-        self._pending = set()
-        self._mean.break_off()
-
-    def begun_again(self, step: int) -> int:
-        return self._half_made if self._goes_back else step
-
-    def meetings(self, step: int) -> int:
-        """Return the number of updated buckets: a worker with one more is further."""
-        made = len(self._made) if step == self._half_made else 0
-        return step * len(self._places) + made
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        known = self._mean.speed
-        told = torch.zeros(workers.size, 2, dtype=torch.float64, device=self._flat.vector.device)
-        told[workers.rank] = told.new_tensor([known.latency_s, known.seconds_per_number])
-        workers.all_reduce(told)
-        latency_s, seconds_per_number = told.amax(0).tolist()  # of whoever has looked, which nobody new has
-        self._workers = workers
-        self._mean = LateMean(workers, self._flat, self._mean.passed_on(), self._piece_bytes)
-        self._mean.prepare(Speed(latency_s, seconds_per_number))
-
     def end(self) -> None:
         self.settle()
 
-    def state(self) -> State:
-        """Return the optimizer's state, once nothing is under way; bucket by bucket, if some have one update more."""
-        self.settle()
-        if not self._made:
-            return self._optimizer.state()
+    def to_enter_with(self) -> State:
+        """Return the optimizer's state, of which some buckets may have had one update more than others."""
         tensors, facts = self._optimizer.pieces()
-        return tensors, {_HALF_MADE: self._half_made, "made": sorted(self._made), **facts}
+        return tensors, {"made": sorted(self._made), **facts}
+
+    def enter(self, state: State) -> None:
+        tensors, facts = state
+        self._made = set(facts["made"])
+        self._optimizer.load_pieces(tensors, facts)
+
+    def state(self) -> State:
+        """Return the optimizer's state after all updates."""
+        self.settle()
+        return self._optimizer.state()
 
     def load_state(self, state: State) -> None:
-        tensors, facts = state
-        if _HALF_MADE in facts:
-            self._half_made, self._made = facts[_HALF_MADE], frozenset(facts["made"])
-            self._optimizer.load_pieces(tensors, facts)
-        else:
-            self._half_made, self._made = _NONE, frozenset()
-            self._optimizer.load_state(tensors, facts)
-
-    def _made_before(self) -> frozenset[int]:
-        """Return the buckets that were updated when the latest step was begun before."""
-        return self._made if self._latest == self._half_made else frozenset()
+        self._optimizer.load_state(*state)
 
     def _update(self, bucket: int) -> None:
-        with torch.inference_mode(False):  # else what an optimiser keeps could not be changed in training
-            gradient = self._mean.take(bucket)
-            self._pending.discard(bucket)
-            if self._weight > 0 and bucket not in self._made_before():
-                self._optimizer.step(bucket, gradient, self._learning_rate)
-        if not self._pending and self._latest == self._half_made:
-            self._half_made, self._made = _NONE, frozenset()
+        def run(mean: LateMean, number: int) -> Result:
+            with torch.inference_mode(False):  # else what an optimizer keeps could not be changed in training
+                gradient = mean.take(bucket)
+                if self._weight > 0 and bucket not in self._made:
+                    self._optimizer.step(bucket, gradient, self._learning_rate)
+            return Result(None, self._weight, False)
+
+        self.exchanger.exchange(run)
+        self._pending.discard(bucket)
+        self._made.add(bucket)
+        if not self._pending:
+            self.exchanger.since += 1
+            self._made = set()
 
     def _update_unused(self, bucket: int) -> None:
         """Update a bucket that no forward pass of this step has announced, which must then have no gradient."""
@@ -288,6 +262,7 @@ class LateMean:
         flat: whose gradients; they may change as soon as a bucket has been started.
         collective: how they are added up.
         piece_bytes: into pieces of about so much larger buckets are cut; 0: they are not, and go in order.
+        known: speed of the collective that this worker has measured among other members; None: `group` is the first.
 
     Attributes:
         times: of the buckets of the latest step.
@@ -295,10 +270,17 @@ class LateMean:
     """
 
     def __init__(
-        self, group: Communicator, flat: FlatParameters, collective: Collective, piece_bytes: int
+        self,
+        group: Communicator,
+        flat: FlatParameters,
+        collective: Collective,
+        piece_bytes: int,
+        known: Speed | None = None,
     ) -> None:
         self._group = group
         self._flat = flat
+        self._piece_bytes = piece_bytes
+        self._known = known
         self._sum = AllReduce(collective, group, "gradients", in_turn=True)
         self._by_library = not collective.in_messages
         self._alone = group.size == 1
@@ -319,22 +301,22 @@ class LateMean:
         self._timed = False
         self.times = BucketTimes(group.clock, len(flat.buckets))
 
-    def passed_on(self) -> Collective:
-        """Return the collective for other members, with its measurements of the links."""
-        return self._sum.passed_on()
+    def over(self, group: Communicator) -> LateMean:
+        """Return the same means over other members, with the existing measurements of the links."""
+        return LateMean(group, self._flat, self._sum.passed_on(), self._piece_bytes, self.speed)
 
-    def prepare(self, speed: Speed | None = None) -> None:
-        """Measure the speed of the collective, if it is needed; all members must call it.
-
-        Args:
-            speed: that it was found to have among other members, the same on all: then nobody looks.
-        """
-        if not self._alone:
-            self._sum.prepare()
-            memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
-            self._outgoing = self._outgoing if memory is None else memory
-        if speed is not None:
-            self.speed = speed
+    def prepare(self) -> None:
+        """Measure the speed of the collective, if it is needed and unknown; all members must call it."""
+        if self._alone:
+            return
+        self._sum.prepare()
+        memory = self._group.vector_to_sum("gradients", self._outgoing) if self._by_library else None
+        self._outgoing = self._outgoing if memory is None else memory
+        if self._known is not None:
+            told = torch.zeros(self._group.size, 2, dtype=torch.float64, device=self._flat.vector.device)
+            told[self._group.rank] = told.new_tensor([self._known.latency_s, self._known.seconds_per_number])
+            self._group.all_reduce(told)
+            self.speed = Speed(*told.amax(0).tolist())  # of those who have measured it, which no newcomer has
         elif self._orders:
             many = min(_PROBE_NUMBERS, max(piece.stop - piece.start for piece in self._pieces))
             self.speed = measured_speed(self._group, self._sum, self._outgoing[: max(2, many)])
@@ -400,6 +382,9 @@ class LateMean:
         self._under_way[bucket] = []
         self.times.waited_since(began)
         return mean.div_(self._weight) if self._weight > 0 else mean
+
+    def commit(self) -> None:
+        """Do nothing: no part of a gradient is kept for the next step."""
 
     def break_off(self) -> None:
         """Wait until the sums under way have failed, as they do once the group is revoked."""
