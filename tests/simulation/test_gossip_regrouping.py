@@ -141,36 +141,36 @@ def test_what_was_handed_on_counts_where_all_are_lost_who_brought_something() ->
     assert (tried.seeds, tried.failures) == (1, ())
 
 
-def counts_a_copy(self: Any, newest: Any, done: int, step: int) -> int:
-    taken = BEFORE[0](self, newest, done, step)
+def counts_a_copy(self: Any, state: Any, step: int) -> None:
+    BEFORE[0](self, state, step)
     self._brings = True
-    return taken
 
 
 def learns_twice(self: Any, step: Any, update: Any) -> None:
-    self._updated = -1
+    if self._mixes_from:  # it has lost or gained a neighbor
+        update()
     BEFORE[1](self, step, update)
 
 
-def waits_for_those_behind(self: Any, workers: Any, members: Any) -> None:
-    BEFORE[2](self, workers, members)
+def waits_for_those_behind(self: Any) -> None:
+    BEFORE[2](self)
     self._mixes_from = 0
 
 
-BEFORE: tuple[Any, Any, Any] = (TurnsWorker.take_over, TurnsWorker._learn, TurnsWorker.regroup)
+BEFORE: tuple[Any, Any, Any] = (TurnsWorker.enter, TurnsWorker._learn, TurnsWorker.prepare)
 
 
 @pytest.mark.parametrize(
     ("method", "planted", "found"),
     [
-        ("take_over", counts_a_copy, "where it begins anew"),
+        ("enter", counts_a_copy, "where it begins anew"),
         ("_learn", learns_twice, "parameters after step"),
-        ("regroup", waits_for_those_behind, "what mixing by the matrices gives"),
+        ("prepare", waits_for_those_behind, "what mixing by the matrices gives"),
     ],
 )
 def test_a_planted_bug_is_found(method: str, planted: Any, found: str, monkeypatch: Any) -> None:
     kills = "kill(rank=1, at_s=0.05, restart_after_s=0.001); kill(rank=2, at_s=0.09, restart_after_s=0.001)"
-    spec = "d_psgd" if method == "take_over" else "sgp"
+    spec = "d_psgd" if method == "enter" else "sgp"
     tried = trial(spec, steps=10, faults=kills)
     assert try_seeds(tried, range(8)).failures == ()
     monkeypatch.setattr(TurnsWorker, method, planted)

@@ -66,6 +66,7 @@ class Exchanger(Generic[_Sums]):
         keeps: whether contributions are kept; initially False.
         since: number of steps done when the latest result of a step was merged; set by the strategy's part.
         begins: the first entry of the current view that no member had opened before it.
+        finished: whether a member of the current view has done all its steps, so that the others only have to leave.
         joins: payload of the exchange between two steps during which this worker joined; see `Entry.aside`.
         arrived: result of the started exchange, after it is merged and before it is used.
         handed: whether the latest result of a step was received from another worker; False after other exchanges.
@@ -80,7 +81,7 @@ class Exchanger(Generic[_Sums]):
         self.log = Log()
         self.workers, self.sums = workers, sums
         self.members = tuple(range(workers.size))
-        self.keeps = self.handed = False
+        self.keeps = self.handed = self.finished = False
         self.since = self.begins = self.joins = 0
         self.arrived: Result | None = None
         self.recover: Callable[[], None] | None = None
@@ -243,6 +244,25 @@ class Exchanger(Generic[_Sums]):
         if not self.keeps:
             self.log.forget()
         return result
+
+    def attempt(self, act: Callable[[], None]) -> bool:
+        """Call `act`, which exchanges messages outside the log; return whether no member failed.
+
+        If one did, the next view is agreed when this returns False.
+
+        Raises:
+            PeerLost: the run cannot continue without the failed worker.
+        """
+        try:
+            if not self.calls():
+                act()
+                return True
+        except PeerLost:
+            if self.recover is None:
+                raise
+        assert self.recover is not None, "else nobody is let in"
+        self.recover()
+        return False
 
     def _complete(self, run: Callable[[_Sums, int], Result], entry: Entry) -> None:
         self.handed = False

@@ -174,9 +174,9 @@ def form(reports: Mapping[int, Report]) -> Formed | None:
 
 
 def _newest(reports: Mapping[int, Report]) -> int:
-    def progress(worker: int) -> tuple[bool, int, int, int]:
+    def progress(worker: int) -> tuple[bool, int, int, int, int]:
         report = reports[worker]
-        return report.over, report.steps, report.merged, -worker
+        return report.over, report.steps, report.merged, report.opened, -worker
 
     return max(reports, key=progress)
 

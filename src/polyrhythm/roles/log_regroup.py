@@ -152,7 +152,7 @@ class LogRegroup(Regroup):
                 self._give_result(number, workers.index(taker))
             elif worker == taker:
                 self._take_result(number, workers.index(giver))
-        self._exchanger.begins = view.begins
+        self._exchanger.begins, self._exchanger.finished = view.begins, view.over
         flat.renew_gradients()  # the library may still write into the old ones
         if observer is not None:
             observer.joined(rank, ranks, view.name)
@@ -172,8 +172,8 @@ class LogRegroup(Regroup):
         given = Handover.from_message(message)
         self._member.flat.vector.copy_(given.vector)
         self._exchanger.load_state(below(_LOG, given.part), given.part_facts["log"])
-        self._logged.enter((without(_LOG, given.part), given.part_facts["part"]))
         self.step, self.over, self._enters = given.part_facts["step"], given.part_facts["over"], True
+        self._logged.enter((without(_LOG, given.part), given.part_facts["part"]), self.step)
 
     def _give_result(self, number: int, taker: int) -> None:
         result = self._exchanger.log.kept[number]

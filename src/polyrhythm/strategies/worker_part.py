@@ -497,8 +497,13 @@ class Logged(HearsOfStop):
         """Return the initial state, other than parameters and log, of a worker that joins with a copy of this one's."""
         raise NotImplementedError
 
-    def enter(self, state: State) -> None:
-        """Begin with the result of another worker's `to_enter_with`; parameters and log are copied already."""
+    def enter(self, state: State, step: int) -> None:
+        """Begin like another worker, whose parameters and log are copied already.
+
+        Args:
+            state: result of that worker's `to_enter_with`.
+            step: number of steps done.
+        """
         raise NotImplementedError
 
     def come_in(self, joins: int) -> None:

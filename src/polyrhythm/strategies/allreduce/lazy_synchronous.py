@@ -186,10 +186,11 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
         """
         for bucket in sorted(self._pending):
             self._update_unused(bucket)
-        weight, stop = self.exchanger.sums.finish(step)
-        self._weight, self._learning_rate = weight, learning_rate
+        stop: bool
+        self._weight, stop = self.exchanger.sums.finish(step)
+        self._learning_rate = learning_rate
         self._pending = set(range(len(self._places)))
-        if weight > 0:
+        if self._weight > 0:
             self.staleness[0] += 1
         if (
             self.exchanger.workers.size == 1
@@ -210,7 +211,7 @@ class LazyWorker(WorkerPart, Logged, OverlapsBackward, LazyUse):
         tensors, facts = self._optimizer.pieces()
         return tensors, {"made": sorted(self._made), **facts}
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State, step: int) -> None:
         tensors, facts = state
         self._made = set(facts["made"])
         self._optimizer.load_pieces(tensors, facts)

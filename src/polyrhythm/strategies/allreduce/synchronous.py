@@ -276,7 +276,7 @@ class SynchronousWorker(WorkerPart, Logged, OverlapsBackward, HoldsMeanGradient)
         tensors, facts = self.state()
         return tensors, {"state": facts, "averaged": self.averaged}
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State, step: int) -> None:
         """Take over another worker's state, but for what compression has kept back, which is each worker's own."""
         tensors, facts = state
         mean = self.exchanger.sums

@@ -560,7 +560,7 @@ class StreamingWorker(WorkerPart, Logged, Presents, HoldsModel):
         told = {"heard": self._heard, "done": self._done, "under_way": self.exchanger.under_way}
         return tensors, facts | told
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State, step: int) -> None:
         """Begin at the point from which all count movements."""
         tensors, facts = state
         self._load(state)

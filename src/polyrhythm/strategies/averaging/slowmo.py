@@ -31,7 +31,6 @@ from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
-from polyrhythm.communication.communicator import Communicator
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies import FAMILIES
@@ -44,8 +43,8 @@ from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Trai
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
     HoldsModel,
+    Logged,
     Presents,
-    Regroups,
     Step,
     WorkerCalls,
     WorkerPart,
@@ -137,7 +136,7 @@ class SlowMo(CompressedAveraging, Remarks):
     def worker(self, setting: WorkerSetting) -> WorkerPart:
         if self.base is not None:
             outer = SlowMomentum(self.slow_momentum, self.slow_lr)
-            return RoundsOverBase(WorkerCalls(self.base.worker(setting)), setting.flat, self.steps, outer)
+            return RoundsOverBase(self.base.worker(setting), setting.flat, self.steps, outer)
         rounds = Rounds(
             steps=self.steps,
             collective=self.collective,
@@ -193,7 +192,7 @@ class SlowMomentum:
 _OUTER = "outer."
 
 
-class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
+class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
     """Makes the base's steps, and ends a round as all other averaging strategies do.
 
     Args:
@@ -203,9 +202,11 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
         outer: what is made of the mean.
     """
 
-    def __init__(self, base: WorkerCalls, flat: FlatParameters, steps: int, outer: Outer) -> None:
+    def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
-        self._base = base
+        assert isinstance(base, Logged), "its workers can begin anew at a common point"
+        self._base, self._logged = WorkerCalls(base), base
+        self.exchanger = base.exchanger
         self._flat = flat
         self._steps = steps
         self._ends = every(steps)
@@ -249,31 +250,21 @@ class RoundsOverBase(Regroups, Presents, HoldsModel, BeginsEarly):
             self._outer.step(self._flat.vector, self._rate)
             self._apart = False
 
-    def break_off(self) -> None:
-        self._base.break_off()
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        self._base.regroup(workers, members)
-
-    def meetings(self, step: int) -> int:
-        return step // self._steps
-
-    def exchanges(self, step: int) -> int:
-        return self._base.exchanges(step)
-
-    def lets_in(self, step: int) -> bool:
-        return self._base.lets_in(step)
-
     @property
     def has_stopped(self) -> bool:
         return self._base.has_stopped
 
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Start from the newest worker's state, or apply the end of the round that it has missed."""
-        base, (outer, facts) = self._parts(newest)
+    def to_enter_with(self) -> State:
+        return self.state()
+
+    def enter(self, state: State, step: int) -> None:
+        base, (outer, facts) = self._parts(state)
         self._outer.load_state(outer)
         self._apart, self._rate = facts["apart"], facts["rate"]
-        return self._base.take_over(base, done, step)
+        self._logged.enter(base, step)
+
+    def come_in(self, joins: int) -> None:
+        self._logged.come_in(joins)
 
     def state(self) -> State:
         tensors, facts = self._base.state()

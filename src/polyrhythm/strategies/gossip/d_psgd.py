@@ -37,7 +37,7 @@ from polyrhythm.compression.payoff import Exchange
 from polyrhythm.errors import PeerLost, RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.compressing import Compressible
-from polyrhythm.strategies.gossip.mixing.replica import mean_of_all, of_replicas, packed, unpacked
+from polyrhythm.strategies.gossip.mixing.replica import of_replicas, packed, unpacked
 from polyrhythm.strategies.gossip.mixing.turns import REUNITE, InTurns, TurnsWorker
 from polyrhythm.strategies.state import Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, Paper, Traits
@@ -128,7 +128,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
         self._optimizer = setting.plan.whole(setting.flat.vector)
         self._copies = _copies(setting.flat, strategy)
         self._resumed = False
-        self._sends: list[Handle] = []
+        self._sends: list[Handle] | None = None
 
     def start(self, step: int) -> int:
         if not self._resumed:
@@ -141,34 +141,28 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
     def begin(self, step: Step) -> None:
         """Start to send; the vector does not change before it has left."""
         self._pass_stop_on(step)
-        if self._mixes(step.number):
-            sent = self._flat.vector
-            if self._copies is not None:
-                sent = self._copies.encode(sent, step.number, self._workers.rank)
-            message = self._ending.tell(Message(Kind.VECTOR, sent, step=step.number))
-            self._sends = [
-                self._workers.start_send(to, message) for to in self._turns.shares(step.number).gives
-            ]
+        self.exchanger.attempt(lambda: self._send(step.number))
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         """Mix, then update with the gradient of the point before."""
-        if self._mixes(step.number):
-            self._mix(step.number)
+        gradients = self._flat.gradients
+        self._take_turn(lambda: self._mix(step.number))
+        if self._flat.gradients is not gradients:  # others mix with this worker now
+            self._flat.gradients.copy_(gradients)
         self._learn(step, lambda: self._optimizer.step(self._flat.gradients, learning_rate))
         return self._over(step)
 
     def break_off(self) -> None:
-        """Wait until nothing reads the vector any more."""
-        for send in self._sends:
+        for send in self._sends or ():
             with suppress(PeerLost):
                 send.wait()
-        self._sends = []
+        self._sends = None
 
     def brought(self) -> tuple[Tensor, float]:
         return self._flat.vector, 1.0
 
-    def common_model(self) -> Tensor:
-        return mean_of_all(self._workers, self._flat.vector)
+    def model(self) -> Tensor:
+        return self._flat.vector
 
     def begin_at(self, vector: Tensor) -> None:
         self._flat.vector.copy_(vector)
@@ -176,7 +170,7 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
             self._copies.begin_at(vector)
 
     def end(self) -> None:
-        self._flat.vector.copy_(mean_of_all(self._workers, self._flat.vector))
+        self._flat.vector.copy_(self.common_model())
 
     def state(self) -> State:
         kept = {} if self._copies is None else self._copies.state()
@@ -194,13 +188,28 @@ class DPSGDWorker(TurnsWorker, BeginsEarly):
     def model_in(self, state: State) -> Tensor | None:
         return state[0]["parameters"]
 
+    def _send(self, step: int) -> None:
+        if not self._mixes(step):
+            return
+        sent = self._flat.vector
+        if self._copies is not None:
+            sent = self._copies.encode(sent, step, self._workers.rank)
+        message = self._ending.tell(Message(Kind.VECTOR, sent, step=step))
+        self._sends = []
+        for to in self._turns.shares(step).gives:
+            self._sends.append(self._workers.start_send(to, message))
+
     def _mix(self, step: int) -> None:
         """Mix in the neighbours' parameters; nothing changes before all have arrived."""
+        if not self._mixes(step):
+            return
+        if self._sends is None:  # the messages sent before were to workers of another view
+            self._send(step)
         shares = self._turns.shares(step)
         heard = [(source, self._receive(source), weight) for source, weight in shares.takes.items()]
-        for send in self._sends:
+        for send in self._sends or ():
             send.wait()
-        self._sends = []
+        self._sends = None
         vector = self._flat.vector
         if self._copies is not None:
             self._copies.mix(vector, heard)

@@ -32,7 +32,6 @@ from polyrhythm.errors import PeerLost
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.gossip.mixing.replica import (
     mean_by_mass,
-    mean_of_all,
     of_replicas,
     packed,
     unpacked,
@@ -120,8 +119,7 @@ class SGPWorker(TurnsWorker):
         if self._flat.change is not None:
             self._numerator.add_(self._flat.change, alpha=self._mass)
         self._learn(step, lambda: update_as(self._optimizer, self._flat, step.plan, learning_rate))
-        if self._mixes(step.number):
-            self._push_and_take(step.number)
+        self._take_turn(lambda: self._push_and_take(step.number))
         torch.div(self._numerator, self._mass, out=self._flat.vector)
         return self._over(step)
 
@@ -131,7 +129,7 @@ class SGPWorker(TurnsWorker):
         self._receive()
 
     def break_off(self) -> None:
-        """Abandon messages in progress, and with them their mass."""
+        """Abandon the messages in progress, and with them their mass."""
         for push in self._pushes:
             with suppress(PeerLost):
                 push.wait()
@@ -140,11 +138,11 @@ class SGPWorker(TurnsWorker):
     def brought(self) -> tuple[Tensor, float]:
         return self._numerator, self._mass
 
-    def common_model(self) -> Tensor:
+    def model(self) -> Tensor:
         whole = self._numerator.clone()
         for message in self._arrived:
             whole.add_(_payload(message))
-        return mean_of_all(self._workers, whole)
+        return whole
 
     def begin_at(self, vector: Tensor) -> None:
         """Copy these parameters, with a mass of 1; they include what had been sent before."""
@@ -179,6 +177,8 @@ class SGPWorker(TurnsWorker):
 
     def _push_and_take(self, step: int) -> None:
         """Take part in a turn; x and a do not change before all sends and receives have succeeded."""
+        if not self._mixes(step):
+            return
         self._wait_for_pushes()  # of the last step: they are copies, and may leave during the computation
         if self._overlap:
             self._receive()

@@ -315,13 +315,13 @@ class RoundsWorker(WorkerPart, Logged, Presents, HoldsModel, TakesLocalSteps):
         own = {
             name: value for name, value in tensors.items() if name != "vector" and not name.startswith(KEPT)
         }
-        return own, facts | {"heard": self._heard, "done": self._done}
+        return own, facts | {"heard": self._heard}
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: State, step: int) -> None:
         """Begin with another worker's model, but not with what its averages have kept back."""
         facts = state[1]
         self.load_state(({**state[0], "vector": self._flat.vector}, facts))
-        self._resumed, self._heard, self._done = None, facts["heard"], facts["done"]
+        self._resumed, self._heard, self._done = None, facts["heard"], step
 
     def come_in(self, joins: int) -> None:
         if joins == MODELS:

@@ -36,22 +36,32 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from polyrhythm.communication.communicator import Communicator
+from polyrhythm.communication.exchanger import Exchanger
+from polyrhythm.communication.log import MODELS, Result
 from polyrhythm.communication.message import Message
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import chosen
 from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.gossip.mixing.replica import mean_of_all
 from polyrhythm.strategies.state import State
 from polyrhythm.strategies.strategy import Remarks, Strategy, Traits
 from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
-from polyrhythm.strategies.worker_part import CommonStart, HoldsModel, Presents, Regroups, Step, WorkerSetting
+from polyrhythm.strategies.worker_part import (
+    CommonStart,
+    HoldsModel,
+    Logged,
+    Presents,
+    Step,
+    WorkerPart,
+    WorkerSetting,
+)
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 
@@ -83,8 +93,8 @@ REUNITE = "the others begin anew at the mean of what they hold, with a matrix fo
 _NEVER = -1
 
 
-class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
-    """Mixes in turns.
+class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
+    """Mixes in turns. The means of all models are entries of its exchanger's log; its turns are not.
 
     Args:
         setting: the worker's.
@@ -107,34 +117,44 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         self._reunion = Reunion(self._begin_together)
         self._brings = True
         self._done = 0
-        self._updated = _NEVER
         self._mixes_from = 0
         self._presented = self._presented_to_all = _NEVER
+        self.exchanger = Exchanger(setting.workers, self)
+        self.exchanger.keeps = True
 
     @abstractmethod
     def brought(self) -> tuple[Tensor, float]:
         """Return this worker's contribution to a reunion: its parameters, `(size,)`, times their mass, and the mass."""
 
+    @abstractmethod
+    def model(self) -> Tensor:
+        """Return this worker's contribution to the mean of all models, `(size,)`."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Abandon the messages in progress, and wait until none of them reads this worker's parameters."""
+
+    def common_model(self) -> Tensor:
+        return self._mean(aside=0)
+
     def present(self) -> Tensor | None:
-        """Return the mean of all workers, unless some have it already."""
-        self._presented = self._done
-        return self.common_model() if self._done > self._presented_to_all else None
+        """Return the mean of all workers' models, unless a worker that has joined is past it."""
+        return self._mean(aside=MODELS) if self._done > self._presented_to_all else None
 
-    def meetings(self, step: int) -> int:
-        """None: no step waits for all."""
-        return 0
+    def over(self, group: Communicator) -> Self:
+        """Return the same worker, which mixes with others from now on."""
+        self._workers = group
+        return self
 
-    def exchanges(self, step: int) -> int:
-        """One a step."""
-        return step
+    def commit(self) -> None:
+        """Do nothing: no message is in progress on this worker."""
 
-    def lets_in(self, step: int) -> bool:
-        """Always: the rest hears of it at its next turn."""
-        return True
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        self._workers = workers
-        own = Progress(steps=self._done, presented=self._presented, last=self._ending.last)
+    def prepare(self) -> None:
+        """Begin anew with the others, at the mean of what all hold, unless they only have to leave."""
+        if self.exchanger.finished:
+            return
+        workers = self._workers
+        own = Progress(self._done, self._presented, self._ending.last)
         told = self._reunion.tell(workers, own, self._flat.vector)
         self._reunion.meet(workers, *self.brought(), brings=self._brings)
         self._mixes_from = max(worker.steps for worker in told)
@@ -148,18 +168,26 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         """Whether the last step is over; there is no mixing after it."""
         return self._ending.after(self._done - 1)
 
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Start from the newest worker's state; or copy its model and count the last step, if its mean was missed."""
-        if done < 0:
-            self.load_state(newest)
-            self._done, self._updated = step, _NEVER
-            self._presented = step  # it continues after these steps, and is at no presentation
-        else:
-            # The vector is the newest's; its own is in that mean, and must not be handed on.
-            self.begin_at(self._flat.vector)
-            self._done = done + 1
-        self._brings = False
-        return self._done
+    def to_enter_with(self) -> State:
+        return self.state()
+
+    def enter(self, state: State, step: int) -> None:
+        """Begin with another worker's state, which contributes nothing to the mean at which all begin anew."""
+        self.load_state(state)
+        self._done, self._brings = step, False
+        self._presented = _NEVER if self.exchanger.joins == MODELS else step
+
+    def come_in(self, joins: int) -> None:
+        if joins == MODELS:
+            self._mean(aside=MODELS)
+
+    def _mean(self, *, aside: int) -> Tensor:
+        def run(_: TurnsWorker, number: int) -> Result:
+            return Result(mean_of_all(self.exchanger.workers, self.model()), 1.0, False)
+
+        mean = self.exchanger.exchange(run, aside=aside).vector
+        assert mean is not None, "all contribute a model"
+        return mean
 
     def _mixes(self, step: int) -> bool:
         return step >= self._mixes_from
@@ -168,15 +196,19 @@ class TurnsWorker(Regroups, Presents, CommonStart, HoldsModel):
         if step.stop:
             self._ending.request_stop(max(step.number, self._mixes_from))
 
+    def _take_turn(self, turn: Callable[[], None]) -> None:
+        """Take a turn of a step; if a worker fails during it, take it again with the others."""
+        while not self.exchanger.attempt(turn):
+            pass
+
     def _learn(self, step: Step, update: Callable[[], None]) -> None:
-        if step.weight > 0 and self._updated != step.number:
+        if step.weight > 0:
             update()
             self.staleness[0] += 1
-        self._updated = step.number
 
     def _over(self, step: Step) -> bool:
         """A step is over: gives whether this worker stops after it."""
-        self._done = step.number + 1
+        self._done = self.exchanger.since = step.number + 1
         return self._ending.after(step.number)
 
     def _begin_together(self, point: Tensor) -> None:
@@ -282,13 +314,12 @@ class Ending:
         self.last = last if self.last is None else min(last, self.last)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(NamedTuple):
     """Progress of one worker.
 
     Attributes:
         steps: steps that it has done.
-        presented: steps that it had done when it last began to present the model.
+        presented: steps after which it takes no part in presenting the model.
         last: step after which it stops, as far as it knows; None: it does not.
     """
 
@@ -328,8 +359,8 @@ class Reunion:
         self._point = None
         self._number = max(max(row[3], row[4]) for row in table)
         return [
-            Progress(steps=row[0], presented=row[1], last=None if row[2] == _NEVER else row[2])
-            for row in table
+            Progress(steps, presented, None if last == _NEVER else last)
+            for steps, presented, last, *_ in table
         ]
 
     def meet(self, workers: Communicator, held: Tensor, mass: float, *, brings: bool = True) -> None:
