@@ -300,24 +300,6 @@ class Introduction(ControlMessage):
     untrained: dict[str, Tensor]
 
 
-@dataclass(frozen=True, order=True)
-class Progress:
-    """Progress of a worker.
-
-    Attributes:
-        over: whether it has done all its work.
-        meetings: number of meetings of all workers in which it took part; see `Regroups.meetings`.
-        steps: steps done.
-    """
-
-    over: bool = field(default=False, kw_only=True)
-    meetings: int
-    steps: int
-
-
-NOTHING = Progress(NOTHING_DONE, NOTHING_DONE)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MembershipView(ControlMessage):
     """Workers that train together from now on.
@@ -327,15 +309,12 @@ class MembershipView(ControlMessage):
         workers: indices of the members among all workers of the run, in order; worker 0 is the coordinator.
         generations: number of previous processes of each member's rank.
         step: steps done by the newest member.
-        newest: member with the most progress, which hands on its state.
-        behind: members that have met the others less often.
         over: whether members only have to leave.
         absences: step from which workers are absent, and which, oldest first, this view's last.
         missed: step of the others at which a worker was missed, and which, replaced or not.
-        since: for each of those, where exchanges are entries of a log: the steps, from and to, without effect on the
-            others; else empty.
+        since: for each of those, the steps, from and to, without effect on the others.
         begins: first entry of the log that no member had opened.
-        gives: states to send, used instead of `behind`: the worker that has it, the worker that begins with it.
+        gives: states to send: the worker that has it, the worker that begins with it.
         hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.
     """
 
@@ -345,8 +324,6 @@ class MembershipView(ControlMessage):
     workers: tuple[int, ...]
     generations: tuple[int, ...] = ()
     step: int = 0
-    newest: int = 0
-    behind: tuple[int, ...] = ()
     over: bool = False
     absences: tuple[tuple[int, tuple[int, ...]], ...] = ((0, ()),)
     missed: tuple[tuple[int, int], ...] = ()
@@ -372,23 +349,21 @@ class StepBroken(ControlMessage):
 
     Attributes:
         number: number of the broken view.
-        progress: progress of the worker.
+        report: progress of the worker.
         generation: number of previous processes of its rank.
         view: the broken view, for a coordinator that has not made it.
-        report: report used instead of `progress` by a worker whose exchanges are entries of a log.
     """
 
     KIND = Kind.BROKEN
     number: int
-    progress: Progress
+    report: Report
     generation: int = 0
     view: MembershipView | None = None
-    report: Report | None = None
 
     @property
     def fresh(self) -> bool:
         """Whether the worker holds no parameters yet."""
-        return self.progress == NOTHING if self.report is None else self.report.fresh
+        return self.report.fresh
 
 
 @dataclass(frozen=True)

@@ -49,34 +49,34 @@ latest view that its worker took part in; the highest number counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polyrhythm.communication.communicator import Communicator
-from polyrhythm.communication.log import Report, form
-from polyrhythm.communication.message import Message
+from polyrhythm.communication.log import Report, Result, form
+from polyrhythm.communication.message import Kind, Message
 from polyrhythm.communication.transports.member_collectives import UNKNOWN_RANK
 from polyrhythm.errors import PeerLost, RunError
 from polyrhythm.roles.control_messages import (
-    NOTHING,
     NOTHING_DONE,
     ControlMessage,
     EnterLeader,
     Handover,
     MembershipView,
-    Progress,
     RegroupAt,
     StepBroken,
 )
 from polyrhythm.roles.ledger import Attendance
 from polyrhythm.roles.world import LEADER, World
 from polyrhythm.strategies.fault_policy import FaultPolicy
+from polyrhythm.strategies.state import below, prefixed, without
 from polyrhythm.strategies.strategy import Strategy
-from polyrhythm.strategies.worker_part import WorkerCalls
+from polyrhythm.strategies.worker_part import Logged, WorkerCalls
 from polyrhythm.training.flat_parameters import FlatParameters
 
 _MOST_ATTEMPTS = 100
+_LOG = "log."
 
 
 class RegroupControl(Protocol):
@@ -120,7 +120,6 @@ class Participant:
             the data.
         stands_in: called instead where a group regroups apart: with the absent workers of the group, this worker's
             place among those present, and their number.
-        param_groups: param groups of the user's own optimizer, where that makes the steps: its loop sets their options.
     """
 
     worker: int
@@ -128,7 +127,6 @@ class Participant:
     flat: FlatParameters
     takes_place: Callable[[int, int], None]
     stands_in: Callable[[tuple[int, ...], int, int], None]
-    param_groups: Sequence[dict[str, Any]] = ()
 
 
 class Regroup:
@@ -139,6 +137,7 @@ class Regroup:
         control: source of the views.
         member: state and callbacks of the worker.
         workers: communicator of all workers, with which the worker part was made.
+        part: part of the worker, with its log of exchanges.
 
     Attributes:
         step: steps done by this worker; kept by its loop.
@@ -146,19 +145,25 @@ class Regroup:
     """
 
     def __init__(
-        self, world: World, control: RegroupControl, member: Participant, workers: Communicator
+        self, world: World, control: RegroupControl, member: Participant, workers: Communicator, part: Logged
     ) -> None:
         self.step = NOTHING_DONE
         self.over = False
         self._world = world
         self._control = control
         self._member = member
+        self._part, self._exchanger = part, part.exchanger
         self._workers = workers
         self._everyone = tuple(range(workers.size))
         self._view: MembershipView | None = None
         self._attempts = 0
         self._agreed = False
         """Whether the coordinator requested this regrouping, and so revokes the communicator itself."""
+        self._enters = False
+        """Whether this worker has received a state, and takes part in no exchange of the others yet."""
+        self._ended: PeerLost | None = None
+        """The loss that has ended a regrouping, which may have been inside an exchange."""
+        self._exchanger.recover, self._exchanger.calls = self.reform, self._calls
         if not world.rejoins:  # else this communicator is out of use
             workers.revoke_without(LEADER)  # the coordinator would have passed a revocation on
 
@@ -183,30 +188,27 @@ class Regroup:
         return self._workers
 
     def check(self, step: int) -> None:
-        """Raise before a step if a worker waits for the next view.
+        """Note that a step is done; raise if a worker waits that must be let in before the next one.
 
-        Only before a step in which all communicate, so that the others notice soon.
+        Where contributions are kept, the coordinator lets it in at an exchange instead.
 
         Args:
-            step: number of the step.
+            step: number of the next step.
 
         Raises:
             PeerLost: a worker waits.
         """
         self._attempts = 0
-        part = self._member.part
-        if not part.lets_in(step):
-            return
-        if self._control.call_due(self.number, step, wait=part.lets_in(step + 1)):
+        if not self._exchanger.keeps and self._control.call_due(self.number, step, wait=True):
             self._agreed = not self._world.leads
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
     def recovers_from(self, loss: PeerLost) -> bool:
-        """Return True: whether the run can continue is known only after asking the others."""
-        return True
+        """Whether a loss is another one than that which has ended a regrouping."""
+        return loss is not self._ended
 
     def reform(self) -> None:
-        """Regroup with all present workers until a view holds; then all have met equally often.
+        """Regroup with all present workers until a view holds.
 
         Raises:
             PeerLost: a rank that the run needs has failed.
@@ -214,11 +216,23 @@ class Regroup:
         """
         while True:
             self._begin_attempt()
-            self._member.part.break_off()
-            if self.step != NOTHING_DONE:
-                self.step = self._member.part.begun_again(self.step)
-            if self._took_place(self._control.next_view(self._word)):
+            self._exchanger.break_off()
+            if not self._exchanger.keeps and self.step != NOTHING_DONE:
+                self.step = self._exchanger.since  # a step whose exchanges are incomplete is repeated
+            if self._took_place(self._next_view()):
+                self._come_in()
                 return
+
+    def enter(self) -> None:
+        """Enter the first view, as a replacement that has requested it, or as the coordinator.
+
+        Raises:
+            PeerLost: a rank that the run needs has failed.
+        """
+        if self._took_place(self._next_view()):
+            self._come_in()
+        else:
+            self.reform()
 
     def _begin_attempt(self) -> None:
         """Make all other workers leave the operation in which they wait."""
@@ -229,23 +243,6 @@ class Regroup:
             self._workers.revoke()
         self._agreed = False
 
-    def enter(self) -> None:
-        """Enter the first view, as a replacement that has requested it, or as the coordinator.
-
-        Raises:
-            PeerLost: a rank that the run needs has failed.
-        """
-        if not self._took_place(self._control.next_view(self._word)):
-            self.reform()
-
-    @property
-    def _word(self) -> StepBroken:
-        view, progress = self._view, NOTHING
-        if self.step != NOTHING_DONE:
-            progress = Progress(self._member.part.meetings(self.step), self.step, over=self.over)
-        generation = self._world.generation
-        return StepBroken(number=self.number, progress=progress, generation=generation, view=view)
-
     def _took_place(self, view: MembershipView) -> bool:
         try:
             self._take_place(view)
@@ -253,45 +250,99 @@ class Regroup:
             return False
         return True
 
+    def _come_in(self) -> None:
+        """Take part in what the others exchange, if this worker has just taken a state over."""
+        joins, self._exchanger.joins = self._exchanger.joins, 0
+        if self._enters:
+            self._enters = False
+            self._part.come_in(joins)
+        if joins > 0:
+            self._exchanger.rows([0] * joins)
+
+    def _next_view(self) -> MembershipView:
+        try:
+            return self._control.next_view(self._word)
+        except PeerLost as loss:
+            self._ended = loss
+            raise
+
+    def _calls(self) -> bool:
+        """Whether this worker leads, and a newcomer waits to be let in at an exchange."""
+        return (
+            self._exchanger.keeps
+            and self._world.leads
+            and self._control.call_due(self.number, self.step, wait=False)
+        )
+
+    @property
+    def _word(self) -> StepBroken:
+        report, log = Report(), self._exchanger.log
+        if self.step != NOTHING_DONE:
+            report = Report(
+                steps=self.step,
+                merged=log.merged,
+                opened=log.opened,
+                since=self._exchanger.since,
+                have=tuple(log.kept),
+                apart=log.apart,
+                group=self._part.group,
+                inside=log.under_way is not None and not log.under_way.aside,
+                over=self.over,
+            )
+        generation = self._world.generation
+        return StepBroken(number=self.number, report=report, generation=generation, view=self._view)
+
     def _take_place(self, view: MembershipView) -> None:
         member, workers = self._member, view.workers
+        worker, flat = member.worker, member.flat
+        observer, rank = self._world.observer, self._world.network.rank
         self._view = view
-        ranks = [self._world.roles.workers[worker] for worker in workers]
+        ranks = [self._world.roles.workers[each] for each in workers]
         self._workers = self._world.network.regrouped(view.name, ranks, view.generations)
         self._workers.revoke_without(LEADER)
-        if member.worker == view.newest:
-            for other in view.behind:
-                self._workers.send(workers.index(other), self._handover())
-        elif member.worker in view.behind:
-            message = self._workers.receive(workers.index(view.newest))[1]
-            self._take_over(Handover.from_message(message), view)
-        self.over = view.over
-        member.flat.renew_gradients()  # the library may still write into the old ones
-        if self.over:  # it only has to leave with the present state
-            return
-        observer, rank = self._world.observer, self._world.network.rank
+        for giver, taker in view.gives:
+            if worker == giver:
+                self._workers.send(workers.index(taker), self._handover())
+            elif worker == taker:
+                self._take_state(self._workers.receive(workers.index(giver))[1])
+                if observer is not None:
+                    observer.caught_up(rank, self.step)
+        for number, giver, taker in view.hands:
+            if worker == giver:
+                self._give_result(number, workers.index(taker))
+            elif worker == taker:
+                self._take_result(number, workers.index(giver))
+        self._exchanger.begins, self._exchanger.finished = view.begins, view.over
+        flat.renew_gradients()  # the library may still write into the old ones
         if observer is not None:
-            observer.joined(rank, ranks, view.name)
-        member.part.regroup(self._workers, workers)
-        if observer is not None:
-            observer.regrouped(rank, member.flat.vector)
-        member.takes_place(workers.index(member.worker), len(workers))
+            observer.joined(rank, dict(zip(ranks, view.generations, strict=True)), view.name)
+        self._exchanger.over(self._workers, workers)
+        if observer is not None and not view.over:
+            observer.regrouped(rank, flat.vector)
+        member.takes_place(workers.index(worker), len(workers))
 
     def _handover(self) -> Message:
-        tensors, facts = self._member.part.state()
-        return Handover(self._member.flat.vector, tensors, facts).message()
+        tensors, facts = self._part.to_enter_with()
+        kept, noted = self._exchanger.state()
+        part = tensors | prefixed(_LOG, kept)
+        place = {"step": self.step, "over": self.over}
+        return Handover(self._member.flat.vector, part, {"part": facts, "log": noted, **place}).message()
 
-    def _take_over(self, newest: Handover, view: MembershipView) -> None:
-        self._member.flat.vector.copy_(newest.vector)
-        under_way = self.step != NOTHING_DONE
-        # Its loop has set them for its own step; its scheduler has yet to take the newest worker's step.
-        kept = [{**group} for group in self._member.param_groups] if under_way else []
-        step = self._member.part.take_over((newest.part, newest.part_facts), self.step, view.step)
-        for group, options in zip(self._member.param_groups, kept, strict=under_way):
-            group.update(options)
-        if self._world.observer is not None:
-            self._world.observer.caught_up(self._world.network.rank, step)
-        self.step = view.step if view.over else step
+    def _take_state(self, message: Message) -> None:
+        given = Handover.from_message(message)
+        self._member.flat.vector.copy_(given.vector)
+        self._exchanger.load_state(below(_LOG, given.part), given.part_facts["log"])
+        self.step, self.over, self._enters = given.part_facts["step"], given.part_facts["over"], True
+        self._part.enter((without(_LOG, given.part), given.part_facts["part"]), self.step)
+
+    def _give_result(self, number: int, taker: int) -> None:
+        result = self._exchanger.log.kept[number]
+        self._workers.send(taker, Message(Kind.VECTOR, result.vector, weight=result.weight, stop=result.stop))
+
+    def _take_result(self, number: int, giver: int) -> None:
+        message = self._workers.receive(giver)[1]
+        vector = None if message.tensor is None else message.tensor.clone()
+        self._exchanger.take(number, Result(vector, message.weight, message.stop))
 
 
 class GroupRegroup:
@@ -395,7 +446,8 @@ class GroupRegroup:
         self.number += 1
         if self._world.observer is not None:
             rank, workers = self._world.network.rank, self._world.roles.workers
-            there = (rank,) if found.over else tuple(workers[worker] for worker in found.there)
+            there = {workers[worker]: generation for worker, generation in found.there.items()}
+            there = {rank: there[rank]} if found.over else there
             self._world.observer.joined(rank, there, found.round)
             self._world.observer.regrouped(rank, self._member.flat.vector, found.step)
         if not found.over:
@@ -472,7 +524,7 @@ class RegroupCoordinator:
             return self.pending.complete(awaited())
 
         self._messages.read_until(complete)
-        view = self.pending.form(word.report or word.progress, awaited())
+        view = self.pending.form(word.report, awaited())
         for worker in view.workers:
             if worker != LEADER:
                 self._messages.tell_worker(worker, view)
@@ -522,7 +574,7 @@ class PendingMembers:
         self.view = MembershipView(number=0, workers=tuple(range(workers)))
         self.called = False
         self._everyone = frozenset(range(workers))
-        self._waiting: dict[int, Progress | Report] = {}
+        self._waiting: dict[int, Report] = {}
         self._generations = {LEADER: generation}
 
     @property
@@ -533,7 +585,7 @@ class PendingMembers:
     @property
     def broken_off(self) -> bool:
         """Whether a waiting member was taking steps."""
-        return not all(map(_is_fresh, self._waiting.values()))
+        return not all(report.fresh for report in self._waiting.values())
 
     def on_message(self, worker: int, word: StepBroken) -> None:
         """Note that a worker has broken a step off; its reports of earlier views are ignored from now on."""
@@ -541,12 +593,12 @@ class PendingMembers:
             self.view = word.view
         elif word.number < self.view.number and self.called and not word.fresh:
             return
-        self._waiting[worker] = word.report or word.progress
+        self._waiting[worker] = word.report
         self._generations[worker] = word.generation
 
     def enter(self, worker: int, generation: int) -> None:
         """Note that a replacement asks to take part."""
-        self._waiting[worker] = NOTHING
+        self._waiting[worker] = Report()
         self._generations[worker] = generation
 
     def lose(self, worker: int) -> None:
@@ -561,38 +613,17 @@ class PendingMembers:
         """Whether all of these wait; the coordinator sends itself no message."""
         return all(worker in self._waiting for worker in awaited if worker != LEADER)
 
-    def form(self, leader: Progress | Report, awaited: Collection[int]) -> MembershipView:
+    def form(self, leader: Report, awaited: Collection[int]) -> MembershipView:
         """Make the next view of the coordinator and the waiting members.
 
         Args:
-            leader: progress of the coordinator.
+            leader: report of the coordinator.
             awaited: present workers that have not left.
 
         Raises:
             NobodyLeft: no worker has a state to continue from.
         """
-        told = {worker: self._waiting.get(worker, NOTHING) for worker in awaited} | {LEADER: leader}
-        done = {worker: each for worker, each in told.items() if isinstance(each, Progress)}
-        reports = {worker: each for worker, each in told.items() if isinstance(each, Report)}
-        if reports:
-            return self._formed_of_logs(reports | dict.fromkeys(done, Report()))
-        return self._formed(done)
-
-    def _formed(self, done: dict[int, Progress]) -> MembershipView:
-        most = max(done.values())
-        if most == NOTHING:
-            raise NobodyLeft
-        workers = tuple(sorted(done))
-        return self._next(
-            workers,
-            step=most.steps,
-            newest=next(worker for worker in workers if done[worker] == most),
-            behind=tuple(worker for worker in workers if _is_behind(done[worker], most)),
-            over=most.over,
-        )
-
-    def _formed_of_logs(self, reports: dict[int, Report]) -> MembershipView:
-        """Make the next view of workers whose exchanges are entries of a log."""
+        reports = {worker: self._waiting.get(worker, Report()) for worker in awaited} | {LEADER: leader}
         formed = form(reports)
         if formed is None:
             raise NobodyLeft
@@ -601,7 +632,6 @@ class PendingMembers:
         return self._next(
             formed.members,
             step=most.steps,
-            newest=formed.newest,
             over=most.over,
             since=(*self.view.since, *lost),
             begins=formed.begins,
@@ -632,13 +662,3 @@ class PendingMembers:
             for worker in self.view.workers
             if worker not in workers or self._generations.get(worker, 0) != before.get(worker, 0)
         ]
-
-
-def _is_fresh(done: Progress | Report) -> bool:
-    """Return whether a worker has no state to continue from."""
-    return done.fresh if isinstance(done, Report) else done == NOTHING
-
-
-def _is_behind(done: Progress, most: Progress) -> bool:
-    """Whether a worker has met the others less often than the newest, or has not ended although the newest has."""
-    return (done.over, done.meetings) < (most.over, most.meetings)

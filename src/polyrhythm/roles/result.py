@@ -195,28 +195,6 @@ def images_left_out(job: Job, absences: Sequence[tuple[int, tuple[int, ...]]]) -
     )
 
 
-def images_of_broken_rounds(
-    job: Job, missed: Sequence[tuple[int, int]], exchanges: Callable[[int], int]
-) -> int:
-    """Count the training images of what lost workers had done since others had last been given it, or would have.
-
-    Args:
-        job: that is over.
-        missed: after how many steps of the others which workers were missed.
-        exchanges: gives how often others have been given what a worker had, in so many steps.
-    """
-    steps = set()  # of each worker once, though several under its number may have been lost in a round
-    for reached, worker in missed:
-        step = reached - 1
-        if exchanges(reached + 1) > exchanges(reached) and not job.fault_tolerance.rescale:
-            # At the end of the run they meet again, with what they had.
-            step = min(reached, job.calendar.total_steps - 1)
-        while step >= 0 and exchanges(step) == exchanges(reached):
-            steps.add((step, worker))
-            step -= 1
-    return sum(job.calendar.images(step, worker) for step, worker in steps)
-
-
 def images_of_lost(job: Job, missed: Sequence[tuple[int, int]], since: Sequence[tuple[int, int]]) -> int:
     """Count the training images of the steps of lost workers since the last exchange that the others have merged.
 

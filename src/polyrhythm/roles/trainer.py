@@ -37,7 +37,6 @@ from polyrhythm.roles.balance import Balancer
 from polyrhythm.roles.checkpointing.worker_state import Account, WorkerState
 from polyrhythm.roles.control_plane import Boundary, ControlPlane, EvaluatesPart
 from polyrhythm.roles.deal import MOST_STEPS, Hand
-from polyrhythm.roles.log_regroup import LogRegroup
 from polyrhythm.roles.regroup import GroupRegroup, Participant, Regroup, RegroupControl
 from polyrhythm.roles.replica import FlatReplica
 from polyrhythm.roles.step_metrics import Tally, processor_wait_s
@@ -197,16 +196,11 @@ class Trainer:
         self._part = self.replica.part
         self._control = control
         workers, flat = self.replica.workers, self.replica.flat
-        own = self.replica.plan.own
-        groups = () if own is None else own.inner.param_groups
-        member = Participant(
-            self.worker, self._part, flat, workload.share_out, workload.share_out_apart, groups
-        )
+        member = Participant(self.worker, self._part, flat, workload.share_out, workload.share_out_apart)
         faults = strategy.faults(workers.size)
-        if faults.regroups and self._part.logged is not None:
-            self.regrouping = self.regroup = LogRegroup(world, control, member, workers, self._part.logged)
-        elif faults.regroups:
-            self.regrouping = self.regroup = Regroup(world, control, member, workers)
+        if faults.regroups:
+            assert self._part.logged is not None, "workers regroup below their exchanges"
+            self.regrouping = self.regroup = Regroup(world, control, member, workers, self._part.logged)
         elif faults.regroups_apart:
             self.regrouping = GroupRegroup(world, faults, member)
         if self.regrouping is not None:
@@ -623,8 +617,6 @@ class TrainingRun:
             meetings = balancer.meetings(before, done)
         elif part.exchanger is not None:
             meetings = int(not part.exchanger.keeps or part.exchanger.since == done)
-        elif self._trainer.regroup is not None:
-            meetings = int(part.meetings(done) > part.meetings(before))
         if not meetings or not balancer.after(done, meetings):
             return False
         self._report_sizes(done)

@@ -116,12 +116,12 @@ class Observer(Protocol):
             vector: `(n,)`, the parameters after it; a view, which changes later.
         """
 
-    def joined(self, rank: int, members: Sequence[int], view: str | int) -> None:
+    def joined(self, rank: int, members: dict[int, int], view: str | int) -> None:
         """Called when a worker knows with which others it goes on, before their parameters agree.
 
         Args:
             rank: of the worker.
-            members: their ranks, in order.
+            members: generations of the members' processes, by rank, in order.
             view: tells these members from the same ones before or later.
         """
 

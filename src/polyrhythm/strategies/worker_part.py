@@ -1,7 +1,7 @@
 """The worker's side of a strategy: the calls that a training loop makes around the forward and backward pass.
 
 `WorkerPart` has the calls of every strategy. Calls of only some strategies are in small additional base classes, such
-as `OverlapsBackward` or `Regroups`. `WorkerCalls` binds all of them once, so that a loop never checks a part's type.
+as `OverlapsBackward` or `Logged`. `WorkerCalls` binds all of them once, so that a loop never checks a part's type.
 
 A worker part is built from a `WorkerSetting`; a `Step` describes one of its gradients.
 """
@@ -514,88 +514,6 @@ class Logged(HearsOfStop):
         """
 
 
-class Regroups(WorkerPart, HearsOfStop):
-    """Base of a part whose workers regroup (`OnLoss.REGROUP`).
-
-    When a worker fails or joins, all cancel pending exchanges and agree on the step to continue from.
-
-        break_off ─▶ begun_again ─▶ meetings ─▶ ( take_over, if behind ) ─▶ regroup
-    """
-
-    def regroup(self, workers: Communicator, members: tuple[int, ...]) -> None:
-        """Continue with a new set of workers; a replacement begins with this call.
-
-        All members have completed equally many barriers: those that were behind have received another's flat vector
-        and `state` (`take_over`). Gradients are zero, in new memory, and no exchange is pending. A failed step is
-        repeated.
-
-        Args:
-            workers: communicator of the members; all of them call this at the same program position.
-            members: indices of the members among all workers of the run, in rank order; rank 0 is always a member.
-
-        Raises:
-            PeerLost: another member failed during the call; it is called again, after `break_off`.
-        """
-        raise NotImplementedError
-
-    def break_off(self) -> None:
-        """Cancel all pending exchanges on the workers' communicator, which has been revoked.
-
-        Afterwards none of them touches the flat vector or the gradients any more.
-        """
-
-    def begun_again(self, step: int) -> int:
-        """Return the number of completed steps to continue from after `break_off`; fewer, if the latest was incomplete.
-
-        Args:
-            step: number of steps done before `break_off`.
-        """
-        return step
-
-    def meetings(self, step: int) -> int:
-        """Return the number of barriers of all workers completed after `step` steps.
-
-        A worker with fewer completed barriers than another is behind it. Workers with equally many need not have done
-        equally many steps to regroup.
-
-        Args:
-            step: number of steps done.
-        """
-        return step
-
-    def exchanges(self, step: int) -> int:
-        """Return the number of times that this worker's updates were shared with others in `step` steps.
-
-        Updates of a failed worker since the last exchange are lost. Default: shared at every barrier.
-
-        Args:
-            step: number of steps done.
-        """
-        return self.meetings(step)
-
-    def lets_in(self, step: int) -> bool:
-        """Return whether a worker may join before a step begins; default: before steps with a barrier.
-
-        Args:
-            step: number of the step.
-        """
-        return self.meetings(step + 1) > self.meetings(step)
-
-    def take_over(self, newest: State, done: int, step: int) -> int:
-        """Load the state of the newest worker, where this one is behind; its flat vector is copied already.
-
-        Args:
-            newest: result of `state` on the newest worker.
-            done: number of steps that this worker has done; negative for a replacement that has just joined.
-            step: number of steps that the newest worker has done.
-
-        Returns:
-            The number of steps that this worker has done now.
-        """
-        self.load_state(newest)
-        return step
-
-
 class Reassembled(NamedTuple):
     """View of a group after one of its members failed or joined.
 
@@ -696,10 +614,6 @@ class WorkerCalls:
         )
         self._hears = part if isinstance(part, HearsOfStop) else None
         self.logged = part if isinstance(part, Logged) else None
-        if isinstance(part, Regroups):
-            self.regroup, self.break_off, self.begun_again = part.regroup, part.break_off, part.begun_again
-            self.meetings, self.exchanges, self.lets_in = part.meetings, part.exchanges, part.lets_in
-            self.take_over = part.take_over
         self._apart = part if isinstance(part, RegroupsApart) else None
         if isinstance(part, RegroupsApart):
             self.reassemble = part.reassemble

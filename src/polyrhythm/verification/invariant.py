@@ -258,8 +258,8 @@ class Watch:
         self._ranks = ranks
         self._is_new = agreement(roles)
         self._steps: dict[int, int] = {}
-        self._views: dict[tuple[int, int], tuple[Sequence[int], str | int]] = {}
-        """Members and view of every generation of a worker that has regrouped."""
+        self._views: dict[tuple[int, int], tuple[dict[int, int], str | int]] = {}
+        """Members, with their generations, and view of every generation of a worker that has regrouped."""
 
     def ended(self, steps: int, *, drawn: bool = False) -> None:
         """Note that the run is over; every worker had to take `steps` steps, or took that many on average."""
@@ -277,7 +277,7 @@ class Watch:
         for tell in self._on_delivered:
             tell(event)
 
-    def joined(self, rank: int, members: Sequence[int], view: str | int) -> None:
+    def joined(self, rank: int, members: dict[int, int], view: str | int) -> None:
         """Note the view in which a worker continues; see `Observer`."""
         self._views[rank, self._generation(rank)] = members, view
 
@@ -287,7 +287,7 @@ class Watch:
         if step is not None:
             self._steps[rank] = step
         steps = {member: self._steps.get(member, 0) if step is None else step for member in members}
-        event = Regrouped(self._now(), rank, vector, self._generations(members), steps)
+        event = Regrouped(self._now(), rank, vector, members, steps)
         for tell in self._on_regrouped:
             tell(event)
 
@@ -299,10 +299,7 @@ class Watch:
         """Note that a worker has taken a step; see `Observer`."""
         self._steps[rank] = step + 1
         generation = self._generation(rank)
-        regrouped, view = None, None
-        if (rank, generation) in self._views:
-            members, view = self._views[rank, generation]
-            regrouped = self._generations(members)
+        regrouped, view = self._views.get((rank, generation), (None, None))
         event = Stepped(self._now(), rank, step, vector, regrouped, generation, view)
         for tell in self._on_stepped:
             tell(event)

@@ -713,10 +713,7 @@ class RunFigures:
             lost = 0
             if not part.replicated:
                 # Workers that hold the same take a step that broke again, with all its images.
-                if part.logged is not None:
-                    lost = result.images_of_lost(self.job, view.missed, view.since)
-                else:
-                    lost = result.images_of_broken_rounds(self.job, view.missed, part.exchanges)
+                lost = result.images_of_lost(self.job, view.missed, view.since)
             return lost + result.images_left_out(self.job, view.absences)
         reports, deal = list(self._leader.servers.reports.values()), self._leader.deal
         calendar = self.job.calendar

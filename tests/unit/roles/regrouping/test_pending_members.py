@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from polyrhythm.roles.control_messages import NOTHING, MembershipView, Progress, StepBroken
+from polyrhythm.communication.log import Report
+from polyrhythm.roles.control_messages import MembershipView, StepBroken
 from polyrhythm.roles.regroup import NobodyLeft, PendingMembers
 
 
@@ -12,13 +13,16 @@ def members(workers=4):
     return PendingMembers(workers)
 
 
+NOTHING = Report()
+
+
 def step(done, *, over=False):
-    """Gives how far a worker has come that meets the others at every step."""
-    return Progress(meetings=done, steps=done, over=over)
+    """Gives the report of a worker that meets the others at every step, where no results are kept."""
+    return Report(steps=done, merged=done, opened=done, since=done, over=over)
 
 
-def word(number, progress, generation=0, view=None):
-    return StepBroken(number=number, progress=progress, generation=generation, view=view)
+def word(number, report, generation=0, view=None):
+    return StepBroken(number=number, report=report, generation=generation, view=view)
 
 
 def test_at_first_all_go_in_step():
@@ -43,7 +47,7 @@ def test_the_newest_hands_on_to_those_who_are_behind():
     made.enter(2, 1)
     formed = made.form(step(7), {0, 1, 2, 3})
     assert (formed.number, formed.workers, formed.generations) == (1, (0, 1, 2, 3), (0, 0, 1, 0))
-    assert (formed.step, formed.newest, formed.behind, formed.over) == (8, 3, (0, 1, 2), False)
+    assert (formed.step, formed.gives, formed.over) == (8, ((3, 0), (3, 1), (3, 2)), False)
     assert formed.absences == ((0, ()), (8, ()))
     assert formed.missed == ((8, 2),)
     assert not made.due
@@ -55,29 +59,12 @@ def test_who_is_lost_is_left_out_and_words_of_earlier_rounds_count_no_more():
     made.on_message(2, word(0, step(7)))
     made.lose(2)
     formed = made.form(step(7), {0, 1})
-    assert (formed.workers, formed.newest, formed.behind, formed.over) == ((0, 1), 0, (), False)
+    assert (formed.workers, formed.gives, formed.over) == ((0, 1), (), False)
     assert (formed.absences[-1], formed.missed) == ((7, (2, 3)), ((7, 2), (7, 3)))
     made.on_message(1, word(0, step(7)))
     assert not made.due
     made.on_message(1, word(1, step(7)))
     assert made.due
-
-
-def test_who_has_met_the_others_as_often_is_not_behind_however_many_steps_it_has_done():
-    made = members()
-    made.on_message(1, word(0, Progress(meetings=2, steps=11)))
-    made.on_message(2, word(0, Progress(meetings=1, steps=7)))
-    made.on_message(3, word(0, Progress(meetings=2, steps=8)))
-    formed = made.form(Progress(meetings=2, steps=9), {0, 1, 2, 3})
-    assert (formed.step, formed.newest, formed.behind) == (11, 1, (2,))
-
-
-def test_who_has_ended_hands_on_to_all_who_have_not():
-    made = members()
-    made.on_message(1, word(0, Progress(meetings=2, steps=9)))
-    made.on_message(2, word(0, Progress(meetings=2, steps=9, over=True)))
-    formed = made.form(NOTHING, {0, 1, 2})
-    assert (formed.over, formed.newest, formed.behind) == (True, 2, (0, 1))
 
 
 def test_a_successor_goes_on_from_the_latest_view_that_anybody_took_part_in():
@@ -94,7 +81,7 @@ def test_a_successor_goes_on_from_the_latest_view_that_anybody_took_part_in():
     made.on_message(1, word(1, step(5), 0, earlier))
     formed = made.form(NOTHING, {0, 1, 3})
     assert (formed.number, formed.workers, formed.generations) == (3, (0, 1, 3), (1, 0, 1))
-    assert (formed.step, formed.newest, formed.behind) == (5, 1, (0, 3))
+    assert (formed.step, formed.gives) == (5, ((1, 0), (1, 3)))
     assert formed.absences == ((0, ()), (3, (3,)), (5, (2,)), (5, (2,)))
     assert formed.missed == ((3, 3), (5, 2), (5, 0))
     assert formed.name != latest.name
@@ -110,5 +97,5 @@ def test_without_anybody_who_holds_something_there_is_nothing_to_go_on_with():
 def test_views_and_words_travel_as_text():
     formed = members().form(step(4), {0, 2})
     assert MembershipView.from_message(formed.message().received()) == formed
-    told = StepBroken(number=1, progress=step(4, over=True), generation=2, view=formed)
+    told = StepBroken(number=1, report=step(4, over=True), generation=2, view=formed)
     assert StepBroken.from_message(told.message().received()) == told
