@@ -452,6 +452,14 @@ class CommonStart:
         """Return the mean of all workers' models, `(size,)`; called on all."""
         raise NotImplementedError
 
+    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
+        """Call `act` with the result of `common_model` that this worker has missed, before it begins anew with others.
+
+        Args:
+            act: function that receives the mean, `(size,)`, and must not change it.
+        """
+        raise NotImplementedError
+
     def begin_at(self, vector: Tensor) -> None:
         """Continue from other parameters.
 
@@ -609,6 +617,7 @@ class WorkerCalls:
             self.local_step = part.local_step
         if isinstance(part, CommonStart):
             self.common_model, self.begin_at = part.common_model, part.begin_at
+            self.on_missed_mean = part.on_missed_mean
         self.model_in: Callable[[State], Tensor | None] = (
             part.model_in if isinstance(part, HoldsModel) else _no_model
         )

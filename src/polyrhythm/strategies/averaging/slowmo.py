@@ -207,6 +207,7 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         assert isinstance(base, Logged), "its workers can begin anew at a common point"
         self._base, self._logged = WorkerCalls(base), base
         self.exchanger = base.exchanger
+        self._base.on_missed_mean(self._end_round)
         self._flat = flat
         self._steps = steps
         self._ends = every(steps)
@@ -232,11 +233,16 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         self._apart, self._rate = True, learning_rate
         if self._ends(step.number):
             self._base.settle()
-            mean = self._base.common_model()
-            self._outer.step(mean, learning_rate)
-            self._base.begin_at(mean)
-            self._apart = False
+            self._end_round(self._base.common_model())
         return stop
+
+    def _end_round(self, mean: Tensor) -> None:
+        """Begin the next round, unless this worker has done so already, before it began anew with the others."""
+        if self._apart:
+            start = mean.clone()  # the log keeps the mean
+            self._outer.step(start, self._rate)
+            self._base.begin_at(start)
+            self._apart = False
 
     def settle(self) -> None:
         self._base.settle()

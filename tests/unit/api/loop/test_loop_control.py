@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from polyrhythm.api.loop.loop_duties import LoopDuties
+from polyrhythm.communication.log import Report
 from polyrhythm.communication.message import Kind
 from polyrhythm.communication.transports.simulated.communicator import SimulatedCluster
 from polyrhythm.communication.transports.simulated.network import ConstantNetwork
@@ -18,7 +19,7 @@ from polyrhythm.communication.transports.simulated.virtual_time import VirtualTi
 from polyrhythm.config.assemble import strategy_from
 from polyrhythm.errors import PeerLost
 from polyrhythm.events import Event, WorkerLost
-from polyrhythm.roles.control_messages import EnterLeader, Introduction, Progress, StepBroken, TakenBatches
+from polyrhythm.roles.control_messages import EnterLeader, Introduction, StepBroken, TakenBatches
 from polyrhythm.roles.leading.leader import Leader
 from polyrhythm.roles.ledger import Ledger
 from polyrhythm.roles.member import Member
@@ -46,7 +47,7 @@ class Regroups(Regroup):
         return 0
 
     def reform(self) -> None:
-        word = StepBroken(number=self.made, progress=Progress(1, 1))
+        word = StepBroken(number=self.made, report=Report(steps=1, merged=1, opened=1))
         self.made = self.control.next_view(word).number
 
 

@@ -116,6 +116,7 @@ class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
         self._ending = self._turns.ending(delay)
         self._reunion = Reunion(self._begin_together)
         self._brings = True
+        self._missed: Callable[[Tensor], None] = lambda mean: None
         self._done = 0
         self._mixes_from = 0
         self._presented = self._presented_to_all = _NEVER
@@ -146,6 +147,9 @@ class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
         self._workers = group
         return self
 
+    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
+        self._missed = act
+
     def commit(self) -> None:
         """Do nothing: no message is in progress on this worker."""
 
@@ -153,6 +157,10 @@ class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
         """Begin anew with the others, at the mean of what all hold, unless they only have to leave."""
         if self.exchanger.finished:
             return
+        entry = self.exchanger.log.under_way
+        if entry is not None and entry.result is not None and not entry.aside:
+            assert entry.result.vector is not None, "all contribute a model"
+            self._missed(entry.result.vector)
         workers = self._workers
         own = Progress(self._done, self._presented, self._ending.last)
         told = self._reunion.tell(workers, own, self._flat.vector)
