@@ -1,21 +1,22 @@
 """Regrouping: synchronous workers continue without a failed worker, or with a new one.
 
-    worker                               coordinator (worker 0)
-                                           a replacement waits: requests all to break off before a later step
-      a collective fails, or it is time    one fails, or a worker reports it, or it is time
-      revoke ────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for fails
-      StepBroken(view, progress) ────────▶ waits for this message from all present workers
-      ◀──────────── membership view(workers, steps, newest, behind)
-      newest ─▶ workers behind: parameters, and the state of its worker part
-      all: their parts continue with the new communicator; an interrupted step is repeated
+    worker, in an exchange                      coordinator (worker 0)
+      a member fails                              one fails, or a worker reports it, or a replacement waits
+      revoke ───────────────────────────────────▶ revoke ──────────▶ all others: whatever they wait for fails
+      StepBroken(view, report on the log) ──────▶ waits for this message from all present workers; `form`
+      ◀──────────── membership view(workers, gives, hands, begins)
+      a worker with the state ─▶ one that lacks it: parameters, the state of its part, its log
+      a worker with a result ──▶ one that lacks it
+      all: sums over the new communicator; the exchange continues, or has its result
 
 After Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication capability",
 IJHPCA 2013 (revoke, shrink, agree), with the coordinator instead of the agreement: if it fails, its replacement
 queries all workers again.
 
-A membership view is the set of workers that train together, and their progress. Workers meet every step or every
-few steps, and each waits for all others at a meeting. So the result of a meeting is held by some worker, which hands
-it on, or by none, and the meeting is repeated. The coordinator may fail like any other worker: its knowledge of
+A membership view is the set of workers that train together. Their exchanges are entries of a log (see
+`communication.log`), so the result of an exchange is held by some worker, which sends it on, or by none, and the
+exchange is repeated. Where contributions are kept, that costs nothing, and the coordinator admits replacements at its
+own exchanges; elsewhere it does so before a step. The coordinator may fail like any other worker: its knowledge of
 earlier views travels in each view, so any member of the latest view can pass it to the replacement.
 
 A worker other than the coordinator requests the next view from the coordinator, or from its replacement:
@@ -37,7 +38,7 @@ all: restart from the servers' state of the group
 
 The coordinator (`RegroupCoordinator`) makes the next view when all present workers have answered:
 
-    worker breaks a step off    ─▶ StepBroken(view, progress) ─┐
+    worker breaks a step off    ─▶ StepBroken(view, report)   ─┐
     replacement of a failed one ─▶ EnterWorker ────────────────┼─▶ pending members: all have answered ─▶ view
     worker has failed or left ─────────────────────────────────┘
 

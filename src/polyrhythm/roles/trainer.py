@@ -12,8 +12,9 @@ that a user writes drives it by `StepRetry`.
 
 Where workers regroup, a step that is interrupted by a failure is repeated among the remaining workers:
 
-    TrainingRun recomputes:    exchange ✝ ─▶ regroup ─▶ batches from the present position
-    StepRetry keeps:           backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange
+    contributions kept:        exchange ✝ ─▶ regroup ─▶ the same exchange, or its result from another worker
+    sums in place:             exchange ✝ ─▶ regroup ─▶ batches from the present position
+    StepRetry, for groups:     backward ─▶ kept: a copy ─▶ exchange ✝ ─▶ regroup ─▶ kept ─▶ exchange
 
 A user's loop cannot compute its gradients again, and a failed exchange may have changed some.
 """
@@ -766,7 +767,7 @@ class TrainingRun:
 
 
 class StepRetry:
-    """Takes the steps of a user's loop, and repeats each, with a copy of its gradients, until it succeeds.
+    """Takes the steps of a user's loop; where groups regroup apart, repeats each with a copy of its gradients.
 
     Args:
         trainer: trainer of this worker.

@@ -20,8 +20,8 @@ class OnLoss(StrEnum):
     Attributes:
         STOP: the run ends with an error that names the failed worker.
         GO_ON: the others continue unchanged.
-        REGROUP: all workers, which are synchronous, agree on the next view (`Regroups.regroup`). Every wait of their
-            parts must then be on the workers' communicator, which is revoked.
+        REGROUP: all workers, which are synchronous, agree on the next view (`Logged`). Every wait of their parts
+            must then be on the workers' communicator, which is revoked.
         REGROUP_GROUP: the workers of its group regroup independently of the other groups
             (`RegroupsApart.reassemble`); servers decide the members of a group.
     """
