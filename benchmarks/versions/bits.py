@@ -44,6 +44,11 @@ CASES = {
     "parallel_sgd": "parallel_sgd",
     "hierarchical": "hierarchical_averaging(group=2, steps=2, steps_between=4)",
     "post_local_sgd": "post_local_sgd(after=4, steps=4)",
+    "sgp": "sgp",
+    "overlapped_sgp": "sgp(overlap=True)",
+    "d_psgd": "d_psgd",
+    "choco": "d_psgd(compress=top_k(density=0.05))",
+    "slowmo_sgp": "slowmo(steps=4, base=sgp)",
     "mixed": "mixed(replicas=2)",
 }
 OPTIMIZERS = ("sgd(lr=0.05, momentum=0.9)", "adam(lr=0.002)")

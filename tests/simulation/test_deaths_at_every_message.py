@@ -34,6 +34,8 @@ SPECS = [
     "diloco(steps=2)",
     "hierarchical_averaging(group=2, steps=1, steps_between=2)",
     "post_local_sgd(after=1, steps=2)",
+    "sgp",
+    "slowmo(steps=2, base=d_psgd)",
 ]
 
 
