@@ -19,16 +19,14 @@ def seconds(spec: str, *faults: str, leader_returns: bool = True) -> float:
     return float(result["seconds"])
 
 
-@pytest.mark.parametrize("comes_after_s", [0.01, 1.0, 1.5, 2.7, 3.2])
+@pytest.mark.parametrize("comes_after_s", [0.01, 1.0, 1.5, 2.2, 4.2])
 @pytest.mark.parametrize(("spec", "again_s"), [("synchronous", 1.0), ("d_psgd", 0.0)])
 def test_at_most_the_step_in_which_a_worker_died_is_taken_again(
     spec: str, again_s: float, comes_after_s: float
 ) -> None:
-    """In turns not even that, unless both its loss and its successor are met in one."""
+    """In turns not even that: a turn is taken again with the gradient that is there."""
     kill = f"kill(rank=2, at_s=4.5, restart_after_s={comes_after_s})"
-    assert seconds(spec, kill) - seconds(spec) == pytest.approx(
-        1.0 if comes_after_s < 0.5 else again_s, abs=0.02
-    )
+    assert seconds(spec, kill) - seconds(spec) == pytest.approx(again_s, abs=0.02)
 
 
 def test_where_nobody_listens_they_lose_a_step() -> None:

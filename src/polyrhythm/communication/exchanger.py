@@ -64,6 +64,7 @@ class Exchanger(Generic[_Sums]):
         members: indices of the view's workers among all workers of the run, in rank order.
         sums: sums over the current view.
         keeps: whether contributions are kept; initially False.
+        mixes: whether workers also exchange messages outside the log, in every step; see `attempt`.
         since: number of steps done when the latest result of a step was merged; set by the strategy's part.
         begins: the first entry of the current view that no member had opened before it.
         finished: whether a member of the current view has done all its steps, so that the others only have to leave.
@@ -81,7 +82,7 @@ class Exchanger(Generic[_Sums]):
         self.log = Log()
         self.workers, self.sums = workers, sums
         self.members = tuple(range(workers.size))
-        self.keeps = self.handed = self.finished = False
+        self.keeps = self.mixes = self.handed = self.finished = False
         self.since = self.begins = self.joins = 0
         self.arrived: Result | None = None
         self.recover: Callable[[], None] | None = None
@@ -143,6 +144,11 @@ class Exchanger(Generic[_Sums]):
         kept = {int(k): Result(tensors.get(str(k)), *told) for k, told in facts["kept"].items()}
         self.log.load(facts["merged"], kept, facts["apart"])
         self.since, self.joins, self.keeps = facts["since"], facts["joins"], facts["keeps"]
+
+    @property
+    def lets_in_between(self) -> bool:
+        """Whether replacements join before a step; else they join at any exchange of the coordinator."""
+        return self.mixes or not self.keeps
 
     @property
     def under_way(self) -> bool:
@@ -254,13 +260,11 @@ class Exchanger(Generic[_Sums]):
             PeerLost: the run cannot continue without the failed worker.
         """
         try:
-            if not self.calls():
-                act()
-                return True
+            act()
+            return True
         except PeerLost:
             if self.recover is None:
                 raise
-        assert self.recover is not None, "else nobody is let in"
         self.recover()
         return False
 

@@ -191,8 +191,6 @@ class Regroup:
     def check(self, step: int) -> None:
         """Note that a step is done; raise if a worker waits that must be let in before the next one.
 
-        Where contributions are kept, the coordinator lets it in at an exchange instead.
-
         Args:
             step: number of the next step.
 
@@ -200,7 +198,7 @@ class Regroup:
             PeerLost: a worker waits.
         """
         self._attempts = 0
-        if not self._exchanger.keeps and self._control.call_due(self.number, step, wait=True):
+        if self._exchanger.lets_in_between and self._control.call_due(self.number, step, wait=True):
             self._agreed = not self._world.leads
             raise PeerLost(self._world.network.rank, "letting a worker in")
 
@@ -270,7 +268,7 @@ class Regroup:
     def _calls(self) -> bool:
         """Whether this worker leads, and a newcomer waits to be let in at an exchange."""
         return (
-            self._exchanger.keeps
+            not self._exchanger.lets_in_between
             and self._world.leads
             and self._control.call_due(self.number, self.step, wait=False)
         )

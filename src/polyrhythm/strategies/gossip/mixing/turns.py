@@ -121,7 +121,7 @@ class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
         self._mixes_from = 0
         self._presented = self._presented_to_all = _NEVER
         self.exchanger = Exchanger(setting.workers, self)
-        self.exchanger.keeps = True
+        self.exchanger.keeps = self.exchanger.mixes = True
 
     @abstractmethod
     def brought(self) -> tuple[Tensor, float]:
