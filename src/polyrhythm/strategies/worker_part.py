@@ -445,30 +445,6 @@ class TakesLocalSteps:
         raise NotImplementedError
 
 
-class CommonStart:
-    """Base of a part where all workers can be set to common parameters between two steps; see `Traits.common_start`."""
-
-    def common_model(self) -> Tensor:
-        """Return the mean of all workers' models, `(size,)`; called on all."""
-        raise NotImplementedError
-
-    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
-        """Call `act` with the result of `common_model` that this worker has missed, before it begins anew with others.
-
-        Args:
-            act: function that receives the mean, `(size,)`, and must not change it.
-        """
-        raise NotImplementedError
-
-    def begin_at(self, vector: Tensor) -> None:
-        """Continue from other parameters.
-
-        Args:
-            vector: parameters, `(size,)`, the same bits on all workers; copied.
-        """
-        raise NotImplementedError
-
-
 class HoldsModel:
     """Base of a part whose state holds the worker's model."""
 
@@ -520,6 +496,30 @@ class Logged(HearsOfStop):
         Args:
             joins: kind of the exchange; see `Entry.aside`.
         """
+
+
+class CommonStart(WorkerPart, Logged, Presents, HoldsModel):
+    """Base of a part where all workers can be set to common parameters between two steps; see `Traits.common_start`."""
+
+    def common_model(self) -> Tensor:
+        """Return the mean of all workers' models, `(size,)`; called on all."""
+        raise NotImplementedError
+
+    def on_missed_mean(self, act: Callable[[Tensor], None]) -> None:
+        """Call `act` with the result of `common_model` that this worker has missed, before it begins anew with others.
+
+        Args:
+            act: function that receives the mean, `(size,)`, and must not change it.
+        """
+        raise NotImplementedError
+
+    def begin_at(self, vector: Tensor) -> None:
+        """Continue from other parameters.
+
+        Args:
+            vector: parameters, `(size,)`, the same bits on all workers; copied.
+        """
+        raise NotImplementedError
 
 
 class Reassembled(NamedTuple):
@@ -615,9 +615,6 @@ class WorkerCalls:
         self.close = part.close if isinstance(part, Background) else _nothing
         if isinstance(part, TakesLocalSteps):
             self.local_step = part.local_step
-        if isinstance(part, CommonStart):
-            self.common_model, self.begin_at = part.common_model, part.begin_at
-            self.on_missed_mean = part.on_missed_mean
         self.model_in: Callable[[State], Tensor | None] = (
             part.model_in if isinstance(part, HoldsModel) else _no_model
         )

@@ -42,11 +42,11 @@ from polyrhythm.strategies.state import Resharding, State, below, prefixed, with
 from polyrhythm.strategies.strategy import Facts, Paper, Remarks, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     BeginsEarly,
+    CommonStart,
     HoldsModel,
     Logged,
     Presents,
     Step,
-    WorkerCalls,
     WorkerPart,
     WorkerSetting,
 )
@@ -204,8 +204,8 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
 
     def __init__(self, base: WorkerPart, flat: FlatParameters, steps: int, outer: Outer) -> None:
         super().__init__()
-        assert isinstance(base, Logged), "its workers can begin anew at a common point"
-        self._base, self._logged = WorkerCalls(base), base
+        assert isinstance(base, CommonStart), "its workers can begin anew at a common point"
+        self._base = base
         self.exchanger = base.exchanger
         self._base.on_missed_mean(self._end_round)
         self._flat = flat
@@ -226,7 +226,8 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         return step
 
     def begin(self, step: Step) -> None:
-        self._base.begin(step)
+        if isinstance(self._base, BeginsEarly):
+            self._base.begin(step)
 
     def gradients_ready(self, step: Step, learning_rate: float) -> bool:
         stop = self._base.gradients_ready(step, learning_rate)
@@ -267,10 +268,10 @@ class RoundsOverBase(WorkerPart, Logged, Presents, HoldsModel, BeginsEarly):
         base, (outer, facts) = self._parts(state)
         self._outer.load_state(outer)
         self._apart, self._rate = facts["apart"], facts["rate"]
-        self._logged.enter(base, step)
+        self._base.enter(base, step)
 
     def come_in(self, joins: int) -> None:
-        self._logged.come_in(joins)
+        self._base.come_in(joins)
 
     def state(self) -> State:
         tensors, facts = self._base.state()

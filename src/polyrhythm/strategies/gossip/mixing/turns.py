@@ -55,11 +55,7 @@ from polyrhythm.strategies.topologies.ring import Ring
 from polyrhythm.strategies.topology import TOPOLOGIES, Shares, Topology
 from polyrhythm.strategies.worker_part import (
     CommonStart,
-    HoldsModel,
-    Logged,
-    Presents,
     Step,
-    WorkerPart,
     WorkerSetting,
 )
 from polyrhythm.training.optimizer_plan import OptimizerPlan
@@ -93,7 +89,7 @@ REUNITE = "the others begin anew at the mean of what they hold, with a matrix fo
 _NEVER = -1
 
 
-class TurnsWorker(WorkerPart, Logged, Presents, CommonStart, HoldsModel):
+class TurnsWorker(CommonStart):
     """Mixes in turns. The means of all models are entries of its exchanger's log; its turns are not.
 
     Args:
