@@ -41,8 +41,8 @@ ALONE = [
     for place, optimizer in enumerate(OPTIMISERS)
     if (number + place) % 3 == 0
 ]
-"""Each strategy with a third of the optimizers, each optimizer with a third of the strategies, by turns in one dtype and
-in the other: an optimizer's arithmetic does not depend on its caller."""
+"""Each strategy with a third of the optimizers, each optimizer with a third of the strategies, by turns in one dtype
+and in the other: an optimizer's arithmetic does not depend on its caller."""
 
 
 def by_hand(optimizer, dtype=torch.float32):
