@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,11 +30,11 @@ def failures_of(trial: Trial, drawn: range) -> tuple[Failure, ...]:
     return tried.failures
 
 
-_STRATEGIES = 12
+_STRATEGIES = 8
 """If a test is run for more strategies, the sample has those that `sample.md` lists."""
 
-_CASES, _KEPT = 20, 3
-"""If a test without processes has more cases, the sample has one of three."""
+_CASES, _KEPT = 8, 4
+"""If a test without processes has more cases, the sample has one of four of them, and so some of each test."""
 
 
 def chosen(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -51,14 +51,18 @@ def chosen(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         or not (own := _strategies(item))
         or own & listed
     ]
-    cases = Counter(map(_function, kept))
-    return [
-        item
-        for item in kept
-        if cases[_function(item)] <= _CASES
-        or "tests/on_processes/" in item.nodeid
-        or crc32(item.nodeid.encode()) % _KEPT == 0
-    ]
+    cases: defaultdict[str, list[str]] = defaultdict(list)
+    for item in kept:
+        cases[_function(item)].append(item.nodeid)
+    left = {name for names in cases.values() for name in _stand_ins(names)}
+    return [item for item in kept if item.nodeid in left or "tests/on_processes/" in item.nodeid]
+
+
+def _stand_ins(names: list[str]) -> list[str]:
+    """Return the cases of a test that stand for all of them, in an order that does not depend on their number."""
+    if len(names) <= _CASES:
+        return names
+    return sorted(names, key=lambda name: crc32(name.encode()))[: -(-len(names) // _KEPT)]
 
 
 def _function(item: pytest.Item) -> str:

@@ -61,6 +61,8 @@ class LetGo(PeerLost):
 
 def printable(text: str) -> str:
     """Return a text in one line: control characters and line separators as escapes, so that no terminal obeys them."""
+    if text.isprintable():
+        return text
     return "".join(
         letter.encode("unicode_escape").decode()
         if unicodedata.category(letter) in ("Cc", "Zl", "Zp")

@@ -23,8 +23,11 @@ def csv_cell(value: object) -> str:
 
     Numbers stay as they are; before other texts that begin with = + - @, a tab or a line end goes an apostrophe.
     """
-    text = printable(str(value))
-    if not text.startswith(_FORMULA) and not str(value).startswith(_FORMULA):
+    written = str(value)
+    if isinstance(value, int | float):
+        return written
+    text = printable(written)
+    if not text.startswith(_FORMULA) and not written.startswith(_FORMULA):
         return text
     try:
         float(text)

@@ -77,6 +77,7 @@ class Started:
     ) -> None:
         self.run = run
         self._brake = brake
+        self._read: tuple[tuple[int, int], list[Event]] = ((0, 0), [])  # file and size, and the events in it
         self._out, self._err = ((said_in or folder) / f"{run.name}.{stream}" for stream in ("out", "err"))
         words = [str(word) for word in command]
         self.process: Verb | subprocess.Popen[bytes]
@@ -104,12 +105,20 @@ class Started:
     def find(self, happened: Callable[[Event], bool]) -> Event | None:
         """Gives the first such event; fails if the run has ended without one."""
         ended = self.process.poll() is not None  # asked first, since its last words may be what is looked for
-        log = self.run / "events.jsonl"
-        events = read_events(log) if log.exists() else []
-        found = next((event for event in events if happened(event)), None)
+        found = next((event for event in self._events() if happened(event)), None)
         if found is None and ended:
             raise AssertionError(f"it ended: {self._said()}")
         return found
+
+    def _events(self) -> list[Event]:
+        """Reads the log if it has grown since it was looked at."""
+        log = self.run / "events.jsonl"
+        if not log.exists():
+            return []
+        status = log.stat()
+        if (stamp := (status.st_ino, status.st_size)) != self._read[0]:
+            self._read = stamp, read_events(log)
+        return self._read[1]
 
     def result(self) -> Result:
         """Waits for the end."""

@@ -111,12 +111,6 @@ def test_stages_of_a_loop_go_on_in_torchruns_processes(
 
 
 @pytest.mark.timeout(400)  # its ranks import all that an example does
-def test_the_example_learns_out_of_step_under_the_own_launcher(capfd: pytest.CaptureFixture[str]) -> None:
-    run_script(EXAMPLE, ["--strategy", "parameter_server", "--epochs", "6"], workers=2)
-    assert accuracy_of_example(capfd.readouterr().out, workers=2, epochs=6) > 0.93
-
-
-@pytest.mark.timeout(400)  # its ranks import all that an example does
 def test_the_example_learns_in_mixed_mode_under_torchrun() -> None:
     printed = torchrun(3, EXAMPLE, "--strategy", "mixed(replicas=1)", "--epochs", "8")
     assert accuracy_of_example(printed, workers=2, epochs=8) > 0.93

@@ -118,22 +118,11 @@ def test_ranks_that_never_join_are_named(tmp_path: Path) -> None:
     assert f"{said} with --gather-s" in complaints(done.err)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--strategy", "synchronus"], "error: unknown strategy 'synchronus': did you mean synchronous?"),
-        (
-            ["--wrokers", "2"],
-            "error: No such option: --wrokers (Possible options: --min-workers, --workers) "
-            "(see polyrhythm train --help)",
-        ),
-    ],
-)
-def test_a_wrong_request_is_said_once(options: list[str], complaint: str, tmp_path: Path) -> None:
-    done = finished(torchrun(2, *options), tmp_path)
+def test_a_wrong_request_is_said_once(tmp_path: Path) -> None:
+    done = finished(torchrun(2, "--strategy", "synchronus"), tmp_path)
     assert done.status != 0
     assert done.out == ""
-    assert complaints(done.err) == [complaint]
+    assert complaints(done.err) == ["error: unknown strategy 'synchronus': did you mean synchronous?"]
     assert not list(tmp_path.iterdir())
 
 

@@ -20,6 +20,13 @@ ONE = "parameter_server(consistency=synchronous, servers=1, placement=dedicated)
 TWO = "parameter_server(consistency=synchronous, servers=2, placement=dedicated)"
 
 
+@pytest.fixture(autouse=True)
+def _dry_runs_are_short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are all alike need few; a mean of unequal ones needs many."""
+    if "unequal" not in request.node.name:
+        monkeypatch.setattr("polyrhythm.api.why._STEPS_OF_ALL", 160)
+
+
 def test_a_second_server_gains_what_it_then_does(tmp_path: Path) -> None:
     """A server that carries so little that the step is mostly waiting for it."""
     where = cluster({"count": 8}, step_time="constant(seconds=0.1)", server_bandwidth_bytes_per_s=5e5)

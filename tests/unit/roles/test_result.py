@@ -75,10 +75,3 @@ def test_train_loss_is_weighted_with_images():
     accounts = [account(epoch_images=20, epoch_loss=30.0), account(1, epoch_images=10, epoch_loss=60.0)]
     assert train_loss(accounts) == pytest.approx(3.0)
     assert train_loss([account(epoch_images=0, epoch_loss=0.0)]) == 0.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_the_digest_is_that_of_the_bytes(dtype):
-    vector = torch.arange(7).to(dtype)
-    assert digest(vector) == hashlib.sha256(vector.numpy().tobytes()).hexdigest()
-    assert digest(vector[::2]) == hashlib.sha256(vector[::2].numpy().tobytes()).hexdigest()

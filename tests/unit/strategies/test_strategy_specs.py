@@ -5,12 +5,10 @@ import re
 import pytest
 import torch
 
-from polyrhythm.communication.collectives.library import Library
 from polyrhythm.communication.message import Kind, Message, RefusedMessage
 from polyrhythm.errors import RequestError
 from polyrhythm.specs import build, choices
 from polyrhythm.strategies import FAMILIES
-from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.groups.group_server import GroupServer
 from polyrhythm.strategies.placements.dedicated import Dedicated
 from polyrhythm.strategies.placements.shared import Shared
@@ -23,26 +21,6 @@ NAMES = [name for family in FAMILIES for name in choices(family)]
 
 def strategy(spec):
     return build("strategy", spec, *FAMILIES)
-
-
-def test_the_families_hold_these():
-    families = {name: type(strategy(name)).__module__.split(".")[-2] for name in NAMES}
-    known = {"synchronous": "allreduce", "mixed": "parameter_server", "parameter_server": "parameter_server"}
-    assert families.items() >= known.items()
-
-
-def test_defaults():
-    served, mixed = strategy("parameter_server"), strategy("mixed")
-    assert (served.servers, served.consistency, served.placement) == (1, Asynchronous(), Shared())
-    assert (mixed.replicas, mixed.servers, mixed.consistency, mixed.placement) == (
-        2,
-        1,
-        Asynchronous(),
-        Shared(),
-    )
-    assert strategy("synchronous").traits(1).servers == 0
-    assert strategy("synchronous").collective == Library()
-    assert mixed.inside == strategy("synchronous")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,8 +6,9 @@ import base64
 import json
 import re
 from datetime import UTC, datetime
+from functools import cache
 from importlib import resources
-from importlib.metadata import metadata, version
+from importlib.metadata import metadata
 from typing import TYPE_CHECKING
 
 from polyrhythm.escaping import html as escape
@@ -255,13 +256,16 @@ def command_to_copy(command: str) -> str:
     return f'<div class="copyable"><pre><code>{escape(command)}</code></pre>{button}</div>'
 
 
-def _documentation() -> str:
-    """Return a link to the documentation that the installed package declares, else where it is."""
-    for entry in metadata("polyrhythm").get_all("Project-URL") or ():
+@cache
+def _package() -> tuple[str, str]:
+    """Return the package's version, and a link to the documentation that it declares, else where it is."""
+    installed = metadata("polyrhythm")
+    for entry in installed.get_all("Project-URL") or ():
         label, _, address = entry.partition(", ")
         if label == "Documentation":
-            return f'<a href="{escape(address)}">documentation</a>'
-    return "documentation: <code>docs/</code> of the source, <code>polyrhythm --help</code>"
+            return installed["Version"], f'<a href="{escape(address)}">documentation</a>'
+    where = "documentation: <code>docs/</code> of the source, <code>polyrhythm --help</code>"
+    return installed["Version"], where
 
 
 def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source: str = "") -> str:
@@ -279,9 +283,10 @@ def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source
         "<", "\\u003c"
     )
     library = f'<script type="text/plain" id="library">{_library()}</script>' if plots else ""
+    version, documentation = _package()
     made = (
-        f"<footer>Polyrhythm {escape(version('polyrhythm'))}, written {written_at()}"
-        f"{f' from {source}' if source else ''}; {_documentation()}. This page needs no network.</footer>"
+        f"<footer>Polyrhythm {escape(version)}, written {written_at()}"
+        f"{f' from {source}' if source else ''}; {documentation}. This page needs no network.</footer>"
     )
     body = "\n".join(filter(None, [*sections, made]))
     return f"""<!DOCTYPE html>

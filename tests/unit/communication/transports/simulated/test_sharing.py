@@ -134,54 +134,6 @@ def test_rates_are_those_of_all_links_whatever_couples(seed: int) -> None:
     assert changed > 10  # links did go from loose to coupling and back
 
 
-def test_workers_with_room_do_not_couple_their_servers() -> None:
-    # 40 workers (links 0 to 39, 1000 each) push to two servers (links 40 and 41, 1000 each)
-    play = _Play([1000.0] * 42)
-    play.begin(*[(worker, server) for worker in range(40) for server in (40, 41)])
-    play.settle()
-    assert play.coupling() == [40, 41]
-    assert play.rates() == [25.0] * 80
-
-
-def test_a_link_couples_when_others_leave_it_more_than_it_can_carry() -> None:
-    # worker 0 pushes to both servers, 1 and 2 to one each: a worker's NIC is loose until it could carry more
-    play = _Play([1200.0, 1000.0, 1000.0, 1000.0, 800.0])
-    play.begin((0, 3), (0, 4))
-    late = play.begin((1, 3), (2, 4), nbytes=100.0)
-    play.settle()
-    assert play.coupling() == [3, 4]
-    assert play.rates() == [500.0, 400.0, 500.0, 400.0]
-    while any(flow in play.live for flow in late):
-        play.end_next()
-        play.settle()
-    assert play.coupling() == [0]
-    assert play.rates() == [600.0, 600.0]
-
-
-def test_a_link_becomes_loose_when_as_many_changes_as_it_has_flows_have_left_room_on_it() -> None:
-    # two flows fill link 0 until others share the links that each of them goes on to
-    play = _Play([1000.0, 600.0, 600.0])
-    first = play.begin((0, 1), (0, 2), nbytes=1e6)
-    play.settle()
-    assert play.coupling() == [0]
-    play.begin(*[(1,)] * 3, *[(2,)] * 3)
-    play.settle()
-    assert play.coupling() == [0, 1, 2]
-    play.begin((1,))
-    play.settle()
-    assert play.coupling() == [1, 2]
-    assert [flow.bundle.rate for flow in first] == [120.0, 150.0]
-
-
-def test_a_full_link_of_equal_shares_needs_no_coupling() -> None:
-    # all to all among 5 hosts: what every sender can send is just what every receiver can receive
-    play = _Play([1200.0] * 10)
-    play.begin(*[(a, 5 + b) for a in range(5) for b in range(5) if a != b])
-    play.settle()
-    assert play.rates() == [300.0] * 20
-    assert play.sharing.rates_computed == 5
-
-
 def test_a_flow_alone_ends_to_the_bit() -> None:
     play = _Play([3.0, 7.0])
     play.begin((0, 1), nbytes=10.0)

@@ -7,25 +7,14 @@ import pytest
 
 from conformance.jobs import strategy
 from polyrhythm.errors import RequestError
-from polyrhythm.specs import choices
 from polyrhythm.strategies.parameter_server.consistency.asynchronous import Asynchronous
 from polyrhythm.strategies.parameter_server.consistency.backup import Backup
 from polyrhythm.strategies.parameter_server.consistency.bounded_staleness import BoundedStaleness
 from polyrhythm.strategies.parameter_server.consistency.softsync import Softsync
 from polyrhythm.strategies.parameter_server.consistency.synchronous import Synchronous
-from polyrhythm.strategies.parameter_server.serving.gate import CONSISTENCIES, Decision
+from polyrhythm.strategies.parameter_server.serving.gate import Decision
 
 NOTHING = Decision()
-
-
-def test_the_folder_is_the_list():
-    assert choices(CONSISTENCIES) == {
-        "asynchronous": Asynchronous,
-        "backup": Backup,
-        "bounded_staleness": BoundedStaleness,
-        "softsync": Softsync,
-        "synchronous": Synchronous,
-    }
 
 
 class TestSynchronous:

@@ -53,23 +53,6 @@ def test_a_successor_in_step_is_asked_for_its_round_until_it_has_said_so() -> No
     assert answered(made, 5) == [5]
 
 
-def test_after_the_question_for_the_final_parameters_a_successor_is_told_to_leave() -> None:
-    made = begun(Asynchronous())
-    made.on_loss(5)
-    with pytest.raises(RefusedMessage, match="rank 5 asked for the final parameters"):
-        made.on_message(5, Message(Kind.PULL, stop=True))
-    assert made.on_message(3, Message(Kind.PULL, stop=True)) == []
-    assert made.final == 3
-    assert made.on_message(5, PULL) == [(5, LEAVE)]
-
-
-def test_whoever_waits_for_the_parameters_is_answered_once_in_its_turn() -> None:
-    made = shard_session(PUSHERS, Asynchronous())
-    assert made.on_message(5, PULL) == made.on_message(3, PULL) == []
-    made.on_message(3, Message(Kind.CONFIGURE, pack_json(PLAN.to_json())))
-    assert answered(made, 3, Message(Kind.PARAMETERS, torch.zeros(1))) == [5, 3]
-
-
 def test_without_rounds_nobody_names_one() -> None:
     with pytest.raises(RefusedMessage, match="there are none"):
         begun(Asynchronous()).on_message(5, Message(Kind.JOIN))
