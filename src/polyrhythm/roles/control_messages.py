@@ -107,7 +107,7 @@ class ControlMessage:
 
 
 _SCALARS = frozenset([int, str, bool])
-"""Types whose values are sent unchanged."""
+"""Types with values that are sent unchanged."""
 
 
 @cache
@@ -290,7 +290,7 @@ class Introduction(ControlMessage):
         generation: number of previous processes of its rank.
         behind: whether it had done fewer steps than the coordinator in the checkpoint from which the run resumed.
         record_follows: whether its latest state is its next message.
-        untrained: as in `Welcome`; empty in a dry run.
+        untrained: untrained tensors, see `Welcome`; empty in a dry run.
     """
 
     KIND = Kind.INTRODUCTION
@@ -332,8 +332,8 @@ class MembershipView(ControlMessage):
         over: whether members only have to leave.
         absences: step from which workers are absent, and which, oldest first, this view's last.
         missed: step of the others at which a worker was missed, and which, replaced or not.
-        since: for each of those, where exchanges are entries of a log: the steps, from and to, without effect on the
-            others; else empty.
+        since: for each of those, where exchanges are entries of a log: the first and last step without effect
+            on the others; else empty.
         begins: first entry of the log that no member had opened.
         gives: states to send, used instead of `behind`: the worker that has it, the worker that begins with it.
         hands: results of the log to send: number of the entry, the worker that has it, the worker that lacks it.
@@ -375,7 +375,7 @@ class StepBroken(ControlMessage):
         progress: progress of the worker.
         generation: number of previous processes of its rank.
         view: the broken view, for a coordinator that has not made it.
-        report: report used instead of `progress` by a worker whose exchanges are entries of a log.
+        report: report used instead of `progress` by a worker with logged exchanges.
     """
 
     KIND = Kind.BROKEN
@@ -426,7 +426,7 @@ class Handover(ControlMessage):
     Attributes:
         vector: `(size,)`, its parameters.
         part: tensors of its strategy part, by name.
-        part_facts: other state of its strategy part.
+        part_facts: remaining state of its strategy part.
     """
 
     KIND = Kind.HANDOVER
@@ -507,7 +507,7 @@ class ShardState(ControlMessage):
     Attributes:
         shard: number of the shard.
         tensors: tensors by name.
-        facts: other state.
+        facts: remaining state.
     """
 
     KIND = Kind.STATE

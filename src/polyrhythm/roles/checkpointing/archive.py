@@ -326,8 +326,9 @@ class Archivist:
     Args:
         archive: archive to write to.
         activity: activity of the rank, for its watchdog.
-        say: receiver of events, which sets their times; called on the thread that calls this object.
-        beside: whether to write on another thread; in virtual time, where writing takes none, it is done at once.
+        say: receiver of events, which sets their times; called on the thread of the caller.
+        beside: whether to write on a background thread; in virtual time, where writing takes none, it is done
+            at once.
     """
 
     def __init__(
@@ -394,7 +395,7 @@ class Archivist:
 
 
 def _joined(snapshot: Snapshot, job: Job) -> Snapshot:
-    """Return a checkpoint whose workers receive the states of all, since they may train other layers than before."""
+    """Return a checkpoint in which workers receive the states of all, since they may train other layers than before."""
     states = snapshot.workers
     held = held_by(states, job.workers, snapshot.parameters, snapshot.servers)
     given = job.strategy.resharding(job.workers, job.workers).worker_states(held, snapshot.step)

@@ -207,7 +207,7 @@ class TrainingDuties(Duties):
             self._stop_where_reached(untested.epoch)
 
     def _lacks_test(self, snapshot: Snapshot) -> bool:
-        """Return whether a checkpoint is of the end of an epoch whose test was lost with the run that wrote it."""
+        """Return whether a checkpoint is of the end of an epoch that the saving run could not test."""
         epoch, tested = snapshot.epoch, self.job.checkpointing.tested
         if self.job.draws or tested is None or not tested < epoch < self.job.learning.epochs:
             return False
@@ -899,7 +899,7 @@ class CheckpointCollector:
     def keep_predictions(self) -> None:
         """Write the final model's predictions for every test image; emit a notice where they cannot be written.
 
-        This comes last, so that the remaining disk space is used for more important files first.
+        This is the last duty, so that the remaining disk space is used for more important files first.
         """
         found, dataset, learning = self.found, self.job.dataset, self.job.learning
         folder = self.job.checkpointing.folder
