@@ -196,7 +196,7 @@ class Traits:
         return self.groups or tuple((worker,) for worker in range(workers))
 
     def pushers(self, roles: RoleAssignment) -> dict[int, tuple[int, ...]]:
-        """Return, for each rank that pushes gradients to servers, the indices of the workers whose mean it pushes."""
+        """Return, for each rank that pushes to servers, the indices of the workers with a part in its gradients."""
         if not self.groups:
             return {rank: (index,) for index, rank in enumerate(roles.workers)}
         if self.leaves:

@@ -44,7 +44,7 @@ class Step:
         stop: whether this worker has received a stop request.
         share: this worker's share of a full global batch, divided by an equal share.
         plan: optimizer plan at this step, in a user's own loop that has changed more than the learning rate;
-            None: as at the start.
+            None: the initial plan.
         learning_rate: learning rate of the update, where it is known before the backward pass; else None.
     """
 
@@ -193,7 +193,7 @@ class OverlapsBackward(BeginsEarly):
     """Base of a part that sends gradients during the backward pass."""
 
     def bucket_ready(self, bucket: int) -> None:
-        """Note that the gradients of a bucket are final, during the backward pass; buckets come in order.
+        """Note that the gradients of a bucket are final, during the backward pass; buckets are announced in order.
 
         A loop may still not call it.
         """
@@ -272,7 +272,7 @@ class CutsNetwork:
 
 @dataclass(frozen=True)
 class SharedBatch:
-    """A batch whose gradients workers compute together.
+    """A batch with gradients that several workers compute together.
 
     Attributes:
         images: images, (B, C, H, W); B may be 0.

@@ -228,7 +228,7 @@ class SiteGate(SynchronousGate):
         self._post = post
         self._lag = lag
         self._waiting: list[int] = []
-        """Workers whose round is over and that wait for slower sites."""
+        """Workers that have finished their round and wait for slower sites."""
         self._reading: list[int] = []
         """Workers that wait only for announced packets."""
 
@@ -504,7 +504,7 @@ class Post:
         return tuple(sorted(self._asleep - self._gone))
 
     def sleep(self) -> list[Reply]:
-        """Return the messages that tell the other sites not to wait for this one, since all its workers are lost."""
+        """Return messages that exempt the other sites from waiting for this one, since all its workers have failed."""
         if self._sleeps:
             return []
         self._sleeps = True
@@ -588,7 +588,7 @@ class Significance:
     """One shard's unsent updates.
 
     A packet is U with zeros for what is kept or, where that is shorter, only the numbers that are sent and their
-    places: as whole numbers of 4 bytes (8 next to float64), in the bits of the parameters' dtype.
+    indices: as integers of 4 bytes (8 next to float64), in the bits of the parameters' dtype.
 
     Args:
         values: `(n,)`, the shard, for size and dtype.

@@ -5,7 +5,7 @@ Gupta, Zhang, Wang, "Model Accuracy and Runtime Tradeoff in Distributed Deep Lea
 
     leaf      g = sum_i b_i g_i / sum_i b_i                            over its group
     root      w' = w - lr * mean over leaves, weighted with their samples
-              synchronous: of all leaves; asynchronous: of each g on its arrival
+              synchronous: over all leaves; asynchronous: one g at a time, on arrival
 
 Synchronous at both levels is the mean over all workers; asynchronous above is mixed mode. With k leaves
 (`groups`) a root receives M k times a step instead of N times.
@@ -332,8 +332,7 @@ class LeafGate(Gate):
         there: workers that take part in the group's steps.
         ending: whether the roots have been asked for the final parameters.
         stopped: whether a worker was asked to stop.
-        absent: for each worker, the stretches of steps, `[first, one past the last]`, taken without it until
-            a replacement arrived.
+        absent: stretches of steps without each worker, `[first, last + 1]`, until a replacement arrived.
     """
 
     takes_turns = True

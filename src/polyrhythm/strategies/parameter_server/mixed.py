@@ -400,7 +400,7 @@ class Gradients(InsidePart):
     """Every step is a contribution, the mean of the group's gradients, since the servers own the optimizer.
 
     Args:
-        mean_of: makes the mean of a group's gradients.
+        mean_of: factory of the mean of a group's gradients.
     """
 
     follows = Follows.PLAN
@@ -454,7 +454,7 @@ class Gradients(InsidePart):
 
 
 _PLANNED = 4096
-"""Exceeds the number of members, whose sums of it must be exact."""
+"""Exceeds the number of members; sums of it over members must be exact."""
 _PART, _READ, _VECTOR = "part.", "read", "vector"
 
 
@@ -553,7 +553,7 @@ class Models(InsidePart):
         return self._rounds + (self._held is not None)
 
     def break_off(self) -> None:
-        """Give up whatever is under way, and keep what this member has moved by: servers' parameters overwrite it."""
+        """Stop all pending exchanges, and keep this member's progress: servers' parameters overwrite it."""
         self._part.exchanger.break_off()
         if self.apart and self._moved is None:
             flat = self._flat
@@ -759,7 +759,7 @@ class Circle:
         group: communicator of the present members; its rank 0 speaks for them.
         there: indices of the present members among all workers of the run, in the same order.
         generations: number of predecessors of each of them.
-        everybody: all members of the group, present or not.
+        everybody: all members of the group, present or absent.
         steps: contributions of the group that the servers have, where it is over.
         round: round of the present formation.
     """

@@ -441,7 +441,7 @@ def gram_of(vectors: Sequence[Tensor], known: Sequence[int], products: Tensor) -
     """Return all scalar products of vectors, `(k, k)`, float64, added up in blocks, so that no vector is copied.
 
     Args:
-        vectors: each `(n,)`.
+        vectors: vectors, each `(n,)`.
         known: positions of the vectors with known `products`.
         products: `(len(known), len(known))`, float64, these.
     """

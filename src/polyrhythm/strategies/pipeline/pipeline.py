@@ -331,7 +331,7 @@ class Pipeline(Strategy, HasStages):
             images: images of a step, in one pipeline.
             plan: plan of the optimizer.
             pace: pace of the ranks; None: not known.
-            bounds: bounds of the stages, where they are not what `bounds` says.
+            bounds: bounds of the stages, where they differ from `bounds`.
         """
         ranks = self.ranks(workers)
         bounds = self.bounds(pieces, workers) if bounds is None else bounds
@@ -436,7 +436,7 @@ class Pipeline(Strategy, HasStages):
         """Refuse ranks that have less memory than their stages need.
 
         Raises:
-            RequestError: with the first of them.
+            RequestError: a rank has too little memory; the message names the first.
         """
         rank = _lacking(outlook, room)
         if rank is None:

@@ -69,7 +69,7 @@ class ReplicatedServer:
 
     Args:
         pushers: ranks that push gradients, in their order.
-        make: makes the server of a shard, given its number.
+        make: factory of the server of a shard, given its number.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class ShardCopy:
         self._awaited = False
         self._parts = PushParts()
         self._relayed: set[int] = set()
-        """Pushers with a push in progress whose parts are all on both copies."""
+        """Pushers with a push in progress that both copies have in full."""
         self._missed: dict[int, int] = {}
         """Steps of pushers with parts that arrived before this copy led."""
         self._generation = self._succeeded = 0
@@ -687,8 +687,8 @@ class Log:
 
     Attributes:
         shard: number of the shard.
-        part: takes them.
-        told: receives every entry, if observed.
+        part: receiver of the entries.
+        told: receiver of every entry, if observed.
         length: entries that have been taken.
     """
 

@@ -66,7 +66,7 @@ class Aggregator(Config):
         """Make one gradient of several.
 
         Args:
-            gradients: each `(n,)`, a shard's part, in the order of their pushers; not changed.
+            gradients: gradients of the pushers, each `(n,)`, a shard's part, in their order; not changed.
             weights: samples behind each.
             distances: `(k, k)`, float64, squared distances between the whole gradients, where they are needed; not a
                 number on the diagonal where a gradient is not finite.

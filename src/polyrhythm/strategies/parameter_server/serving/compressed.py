@@ -47,11 +47,11 @@ _MOST_STRETCHES = 4096
 
 @dataclass(frozen=True)
 class Stretch:
-    """Neighbouring numbers of a shard that travel in one payload.
+    """Adjacent numbers of a shard that are sent in one payload.
 
     Attributes:
         start: start of its first number in the shard.
-        stop: one past its last.
+        stop: end index, exclusive.
         layout: layout of its numbers.
         memory: memory of what is kept back of them on the way up.
     """

@@ -2,7 +2,7 @@
 
 `PusherRegistry` knows a server's pushers, the lost ones, those that wait for the first parameters, and the
 end of the run. The end of several servers is one end: rank 0 asks all for the final parameters, and lets them
-go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is told to leave.
+go (a second LEAVE) once it has all. From the first of its two requests on, a replacement is asked to leave.
 
 `Rounds` counts the rounds that workers take together, which a replacement enters at the same one on all
 servers:
@@ -111,12 +111,12 @@ class PusherRegistry:
             )
 
     def let_go(self, rank: int) -> None:
-        """Note that a pusher is told to leave."""
+        """Note that a pusher is asked to leave."""
         self.ejected += 1
         self._let_go.add(rank)
 
     def was_let_go(self, rank: int) -> bool:
-        """Return whether a pusher was told to leave, and has no replacement."""
+        """Return whether a pusher was asked to leave, and has no replacement."""
         return rank in self._let_go
 
     def take_asking(self) -> list[int]:

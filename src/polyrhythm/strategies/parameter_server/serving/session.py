@@ -20,7 +20,7 @@ knowledge of ranks and repeated steps: the `Gate` decides when, the `Rule` decid
 A rule that converses with other servers puts its messages to them in `Rule.told`; they leave before the
 replies:
 
-    any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ told, replies
+    any message ─▶ as above ─▶ gate.applied: unblocked pushers ─▶ rule.attend: membership ─▶ messages, replies
     other server ─▶ rule.on_peer ─▶ News ──┘
 
 Decisions are carried out in their order: what follows a deferred one waits behind it.
@@ -688,7 +688,7 @@ class HeldGradients:
         """Restore what `state` or `exact_state` returned.
 
         Raises:
-            ValueError: of another number of pushers.
+            ValueError: the number of pushers differs.
         """
         if len(facts["steps"]) != len(self.steps):
             raise ValueError(f"it has {len(self.steps)} pushers, and the state {len(facts['steps'])}")
@@ -743,8 +743,8 @@ class Readings:
     Attributes:
         versions: versions that pushers have read, and since then one more for each gradient of their own that
             was applied.
-        values: each `(n,)`, where they are kept, and never changed.
-        remembers: as given.
+        values: parameters that each pusher has read, each `(n,)`, where they are kept; never changed.
+        remembers: the given flag.
     """
 
     def __init__(self, pushers: int, *, remembers: bool) -> None:

@@ -61,8 +61,8 @@ class Handling:
     """Treatment of gradients between their arrival and the optimizer.
 
     Attributes:
-        merge: corrects each for its staleness.
-        aggregator: makes one of several.
+        merge: correction of each gradient for its staleness.
+        aggregator: combination of several gradients.
         eject_after: gradients in a row that are not finite, after which their pusher is let go; 0: never.
         finite: whether all gradients are known to be finite.
     """
@@ -86,7 +86,7 @@ def shard_session(
 
     Args:
         pushers: ranks that push gradients, in the order in which gates number them.
-        consistency: makes the gate.
+        consistency: consistency, which makes the gate.
         handling: handling of gradients; default: their unchanged mean.
         servers: ranks of all servers, where they must agree on something.
         index: index of this one among them.
@@ -203,7 +203,7 @@ class ShardRule(OptimizedRule):
 
     Args:
         servers: ranks of all servers, where they must agree on something.
-        memory: as for `OptimizedRule`.
+        memory: see `OptimizedRule`.
     """
 
     def __init__(
