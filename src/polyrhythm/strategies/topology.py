@@ -198,8 +198,8 @@ def turns_to_all(sources: Sequence[Sequence[Sequence[int]]]) -> int:
     Args:
         sources: senders to every peer, for every turn of a periodic schedule.
 
-        Returns:
-            Number of turns from the worst start; 0 for a single peer.
+    Returns:
+        Number of turns from the worst start; 0 for a single peer.
     """
     peers = len(sources[0])
     everybody = (1 << peers) - 1
