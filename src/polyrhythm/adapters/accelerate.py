@@ -53,7 +53,7 @@ class PolyrhythmAccelerator(Accelerator):
 
     Args:
         strategy: a spec, or a strategy.
-        threads: as for `polyrhythm.join`.
+        threads: see `polyrhythm.join`.
         report: likewise.
         observers: likewise.
         **options: of Accelerate's own, such as `mixed_precision` and `gradient_accumulation_steps`.

@@ -44,7 +44,7 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     Args:
         strategy: a spec, or a strategy.
-        threads: as for `polyrhythm.join`.
+        threads: see `polyrhythm.join`.
         report: likewise.
         observers: likewise.
         **options: of Lightning's own strategies: `accelerator`, `precision_plugin`, `checkpoint_io`.

@@ -30,7 +30,7 @@ def export(
         weights: a run folder or a file of weights.
         out: the file; its suffix is the format: .pt (TorchScript), .pt2 (ExportedProgram), .onnx.
         dense: apply the network at every place of images of training size and larger, as `evaluate` does.
-        any_size: take images of other sizes as they are, which networks that end in a global pooling can.
+        any_size: accept images of any size; for networks that end in a global pooling.
         **options: `data` and `model`, if the weights do not record them.
 
     Returns:

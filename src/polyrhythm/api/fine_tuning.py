@@ -96,7 +96,7 @@ def suited(config: RunConfig, *, alone: bool) -> tuple[RunConfig, str]:
     """Return the configuration with `fine_tuning` decided, and a remark on what was chosen or could be.
 
     Args:
-        config: as given.
+        config: the argument of that name.
         alone: whether this process starts all ranks.
 
     Raises:
@@ -166,7 +166,7 @@ class FineTuning:
         train: `polyrhythm.train`, for the rounds.
         config: configuration with `fine_tuning` of `head` or `staged`.
         folder: folder of the run.
-        observers: receive its events, and notices about the rounds.
+        observers: receivers of its events, and notices about the rounds.
         start_method: start method of processes of workers, and of processes that compute features.
     """
 

@@ -49,8 +49,8 @@ def with_growing_batches(
         schedule: rule of the batches' growth.
         config: configuration of the run.
         folder: folder of the run; epochs before a checkpoint in it are not repeated.
-        observers: receive every event, and one end.
-        play: makes the run of some epochs.
+        observers: receivers of every event, and one end.
+        play: function that runs some epochs.
 
     Returns:
         The last part's run, or that which was interrupted.

@@ -63,7 +63,7 @@ from polyrhythm.strategies.strategy import Strategy
 
 STUDENT = "student"
 _TRIES = 3
-"""Attempts to train a member whose process dies."""
+"""Attempts to train a member if its process dies."""
 _ADDED_UP = (
     "servers",
     "images_per_s",
@@ -113,8 +113,8 @@ def train_ensemble(
         ensemble: the members.
         config: configuration of all of it.
         folder: folder of the run; what is in it is not done again.
-        observers: receive the members' tests, and all events of the student.
-        student: makes its run.
+        observers: receivers of the members' tests, and all events of the student.
+        student: function that runs the student.
 
     Raises:
         RequestError: the request is wrong; nothing has been written.
@@ -164,7 +164,7 @@ def simulate_ensemble(
         where: the whole cluster.
         config: configuration of all of it.
         folder: folder of the run, new.
-        observers: receive every event, and one end.
+        observers: receivers of every event, and one end.
         play: simulates a run.
         learns: whether there are gradients, and so something to test.
 
@@ -262,9 +262,9 @@ def train_ensemble_of_ranks(
     Args:
         ensemble: the members.
         config: configuration of all of it, as `shared_ranks` returns it.
-        place: returns the folder, and the run of it if it has ended; called in rank 0.
-        observers: as for `train_ensemble`; in rank 0.
-        make: makes a run, or the rest of it, by the ranks of the group that this process is in.
+        place: function that returns the folder, and the run of it if it has ended; called in rank 0.
+        observers: see `train_ensemble`; in rank 0.
+        make: function that runs a member, or the rest of it, by the ranks of this process's group.
 
     Returns:
         The run; None in ranks other than 0.

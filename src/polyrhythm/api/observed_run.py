@@ -54,12 +54,12 @@ _WRITTEN_FIRST = (DATA_FILE, CONFIG_FILE, ENVIRONMENT_FILE)
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
         folder: output folder of the run.
         outcome: `done` or `interrupted`.
-        figures: as `train --json` prints them.
+        figures: results as `train --json` prints them.
         preempted: whether it was interrupted because its host is taken away.
         before: whether it had ended already, and there was nothing left to do.
     """
@@ -78,7 +78,7 @@ def observed_run(job: Job, config: RunConfig, observers: Sequence[Observer]) -> 
     Args:
         job: job with the path of the folder.
         config: written into it.
-        observers: receive every event, as the log does.
+        observers: receivers of every event, as the log does.
     """
     folder = job.checkpointing.folder
     assert folder is not None
@@ -302,7 +302,7 @@ def run_of(folder: Path, end: RunEnded, seen: RunFigures, restarts: Sequence[Res
         folder: folder of the run.
         end: the last event.
         seen: figures of all events.
-        restarts: every restart of the run.
+        restarts: restarts of the run.
     """
     found = held_back(seen)
     figures = end.result | {"held_back": asdict(found) if found is not None else None}
@@ -356,7 +356,7 @@ def choose_folder(out: str | Path | None, name: str) -> Path:
     """Choose the folder of a new run, without creating it.
 
     Args:
-        out: as the user gave it; None: a new one under `runs/`.
+        out: path given by the user; None: a new one under `runs/`.
         name: name for that one.
 
     Raises:

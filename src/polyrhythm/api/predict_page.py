@@ -45,7 +45,7 @@ def serve(networks: Networks, top: int, port: int, ready: Callable[[str], None])
         networks: networks that name what images show.
         top: number of classes of an image.
         port: TCP port on loopback; 0 takes a free one.
-        ready: receives the page's address, once it can be opened.
+        ready: receiver of the page's address, once it can be opened.
 
     Raises:
         RequestError: the port is taken, or may not be used.

@@ -97,7 +97,7 @@ def simulate(
         check: with `gradients="none"` only: check the strategy's invariants, with gradients of whole numbers and full
             batches; a violation ends the run.
         out: the run folder, new or empty; None: a new one under `runs/`.
-        observers: receive every event.
+        observers: receivers of every event.
         **options: any field of `RunConfig` but those of `REAL_ONLY`, as in `train`.
 
     Returns:
@@ -135,11 +135,11 @@ class _Asked:
     Attributes:
         where: the cluster.
         config: configuration of the run.
-        learns: whether there are gradients; else it is a dry run.
-        steps: as for `simulate`.
-        check: as for `simulate`.
-        out: as for `simulate`.
-        observers: as for `simulate`.
+        learns: whether gradients are computed; else it is a dry run.
+        steps: see `simulate`.
+        check: see `simulate`.
+        out: see `simulate`.
+        observers: see `simulate`.
     """
 
     where: Cluster
@@ -517,7 +517,7 @@ class ClusterFigures:
         layout: the cluster, and the host of every rank.
         known: figures that are known beforehand; they take precedence.
         timeline: timeline of the run, which may be incomplete.
-        emit: receives the events.
+        emit: receiver of the events.
         before: seconds and price of the run that this one resumes.
         foreseen: forecast of the stages, if the network is cut into some.
     """
@@ -620,8 +620,8 @@ def try_strategy(
         steps: steps of every worker.
         step_time: compute time of a step instead of the cluster's.
         faults: faults of every seed, in addition to the cluster's own; None: some drawn from each seed.
-        on_failure: called with every failure; returns whether to continue.
-        **options: as for `simulate` with `gradients="none"`.
+        on_failure: callback with every failure; returns whether to continue.
+        **options: see `simulate` with `gradients="none"`.
 
     Raises:
         RequestError: the request is invalid.

@@ -103,7 +103,7 @@ def train(
         out: the run folder, new or empty; None: a new one under `runs/`.
         resume: the folder of a run to continue; `options` then change its configuration. `auto`: the run in `out` if
             there is one, else a new one; if it has nothing left to do, its figures are returned again.
-        observers: receive every event, in this process.
+        observers: receivers of every event, in this process.
         start_method: start method of processes of local workers: `spawn`, or `fork` from a process that has
             not computed on several threads.
         **options: any field of `RunConfig`. `data` and `model` may be objects: a pair (train, test) of torch
@@ -186,9 +186,9 @@ class _Asked:
         config: configuration of the run.
         out: folder of a new run, if it was named.
         resume: folder of a run to resume, if any.
-        again: whether the figures of a run that has nothing left to do are returned again; else it is refused.
-        observers: as for `train`.
-        start_method: as for `train`.
+        again: whether the results of a run with nothing left to do are returned again; else it is refused.
+        observers: see `train`.
+        start_method: see `train`.
 
     Raises:
         RequestError: there are both folders.
@@ -741,7 +741,7 @@ def staged_finetuning(
         config: configuration of both phases together.
         epochs: epochs of both phases together.
         folder: folder of the second run; the first's is next to it.
-        **told: `observers` and `start_method`, as for `train`.
+        **told: `observers` and `start_method`, see `train`.
 
     Returns:
         The second run, or the first if it was interrupted.

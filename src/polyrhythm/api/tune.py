@@ -88,7 +88,7 @@ GOALS = {
 _KEPT = ("seconds", "price", "images_per_s", "epochs", "error")
 _STATES = {"COMPLETE": "done", "PRUNED": "stopped", "RUNNING": "running"}
 _TRIES = 3
-"""Attempts to make a trial whose process dies."""
+"""Attempts to make a trial if its process dies."""
 _FRUITLESS = 20
 """Number of failed trials without a success that ends a search by time or money."""
 _BEAT_S, _SILENT_S = 15.0, 120.0
@@ -131,9 +131,9 @@ class SearchPlan:
     """Settings of a search; plain values, written to `search.yaml`.
 
     Attributes:
-        space: as in its file.
+        space: search space, as in its file.
         method: one of `METHODS`.
-        budget: as the user wrote it.
+        budget: budget as the user wrote it.
         goal: one of `GOALS`.
         prune: one of `PRUNERS`.
         seed: seed of the search, and of every trial.
@@ -206,7 +206,7 @@ def tune(
         cluster: simulate on it; None: the runs are real.
         storage: a database of Optuna's for the study; None: SQLite in the folder.
         out: the folder, new or empty; None: a new one under `runs/`.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
         **options: any field of `RunConfig` that all runs have.
 
     Returns:
@@ -404,8 +404,8 @@ def carry_out(
         what: the plan.
         out: the folder: new, empty, or of the same search, which is then helped; None: a new one under `runs/`.
         resume: the folder of a search to continue; `out` is then None.
-        jobs: runs at a time; None: one a core if they are simulated, else one.
-        tell: receives a line about every trial that has ended.
+        jobs: number of concurrent runs; None: one per core if they are simulated, else one.
+        tell: receiver of a line about every finished trial.
 
     Raises:
         RequestError: the request is wrong, or every trial was refused.
@@ -551,7 +551,7 @@ def _lent(count: int) -> Iterator[list[RunProcess]]:
 
 
 def _work(study: _Study, processes: Sequence[RunProcess]) -> bool:
-    """Make trials by some processes until none is left; return whether the user has interrupted it."""
+    """Make trials in parallel processes until none remains; return whether the user has interrupted it."""
     stopping = threading.Event()
 
     def work(process: RunProcess) -> bool:
@@ -609,7 +609,7 @@ class _Assigned:
         parameters: drawn for it.
         name: name of its folder.
         begin_from: folder of the run with the checkpoints that it continues; "" for none.
-        epochs: epochs of that run and this interval together; 0: as the options say.
+        epochs: epochs of that run and this interval together; 0: given by the options.
         curve: the goal's value after each test, by epochs done.
         began_s: start in seconds on this process's clock.
     """
@@ -931,7 +931,7 @@ class _Study:
             return len(counted) >= self._budget.amount
         ended = [trial for trial in counted if "came" in trial.user_attrs]
         if len(ended) >= _FRUITLESS and all("error" in trial.user_attrs["came"] for trial in ended):
-            return True  # refused trials cost nothing, and would go on forever
+            return True  # refused trials cost nothing, and would never end
         if self._budget.kind == "USD":
             return sum(_came(trial, "price") for trial in counted) >= self._budget.amount
         if self.what.simulation:

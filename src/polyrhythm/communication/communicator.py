@@ -143,7 +143,7 @@ class Communicator(Protocol):
 
         Args:
             name: identifier among vectors of this communicator.
-            like: gives size and dtype, and on rank 0 the numbers to begin with.
+            like: tensor with the size and dtype, and on rank 0 the numbers to begin with.
             later: whether this rank is such a replacement.
 
         Raises:
@@ -159,7 +159,7 @@ class Communicator(Protocol):
 
         Args:
             name: identifier among vectors of this communicator; used once.
-            like: gives size and dtype, the same on all ranks.
+            like: tensor with the size and dtype, the same on all ranks.
 
         Returns:
             `(n,)`, like `like`; None, on all ranks alike, where this gains nothing over ordinary memory.
@@ -174,8 +174,8 @@ class Communicator(Protocol):
         Losses of their predecessors raise no `PeerLost` on it, even if this rank has not heard of them before.
 
         Args:
-            name: as in `subgroup`.
-            ranks: as in `subgroup`.
+            name: see `subgroup`.
+            ranks: see `subgroup`.
             generations: number of predecessors of each rank.
         """
 

@@ -44,7 +44,7 @@ class Uniforms:
     On a GPU they are torch's, drawn there: other ones, as evenly distributed.
 
     Args:
-        generator: gives the seed.
+        generator: random generator, which the seed is drawn from.
         device: where they are needed.
     """
 

@@ -177,7 +177,7 @@ def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequenc
 
     Args:
         strategy: whose workers compute these layers together.
-        workers: how many there are.
+        workers: number of workers.
         batch_size: of one of them.
         head: features that go into the layers, and the neurons of each.
     """

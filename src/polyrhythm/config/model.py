@@ -52,7 +52,7 @@ def devices_from(names: str, workers: int) -> tuple[torch.device, ...]:
 
     Args:
         names: one for all, or one for each worker, separated by commas, as in `cuda,cpu,cpu`.
-        workers: how many there are.
+        workers: number of workers.
 
     Raises:
         RequestError: there is no such device on this machine, or another number of them.

@@ -109,7 +109,7 @@ class Unit:
         step: number of its steps before its first grant.
 
     Attributes:
-        size: as given.
+        size: the argument of that name.
         first: number of steps before its first remembered grant.
         grants: consecutive grants, without a gap.
         speed: images per second; None before it is known.

@@ -215,11 +215,11 @@ def evaluate_part(
     """Test a model on some batches of a split, of those that `evaluate` makes of it.
 
     Args:
-        model: as for `evaluate`.
-        split: as for `evaluate`.
+        model: see `evaluate`.
+        split: see `evaluate`.
         batches: numbers of the batches.
-        classes: as for `evaluate`.
-        device: as for `evaluate`.
+        classes: see `evaluate`.
+        device: see `evaluate`.
     """
     totals = _Totals(len(classes))
     with in_evaluation_mode(model):

@@ -30,7 +30,7 @@ class Circumstances:
 
     Attributes:
         stop: whether someone wants to stop.
-        emit: takes the run's events, on the leader; the watchdog's notices on every rank and thread.
+        emit: receiver of the run's events, on the leader; the watchdog's notices on every rank and thread.
         ledger: ledger of the run so far, for a replacement of the leader; times are those of `time.perf_counter`.
     """
 

@@ -164,7 +164,7 @@ class Preemption:
 
     Args:
         notice_s: seconds between SIGTERM and the end; None where SIGTERM means no more than SIGINT.
-        clock: gives seconds.
+        clock: function that returns seconds.
     """
 
     def __init__(self, notice_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:

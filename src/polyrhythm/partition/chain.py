@@ -350,9 +350,9 @@ class Stage:
         after: the cut behind it; None for the last one, which gives logits.
 
     Attributes:
-        module: as given.
-        before: as given.
-        after: as given.
+        module: the argument of that name.
+        before: the argument of that name.
+        after: the argument of that name.
     """
 
     def __init__(self, module: nn.Module, before: Cut | None, after: Cut | None) -> None:

@@ -162,7 +162,7 @@ def searched(
         epochs: passes over half of the training images.
         batch_size: images of a step of each kind.
         seed: seed of everything that is random.
-        tell: receives a line about every epoch.
+        tell: receiver of a line about every epoch.
 
     Raises:
         RequestError: there are too few images for two batches, or a loss is not finite.

@@ -124,7 +124,7 @@ class WatchedCommunicator(ForwardingCommunicator):
 
     Args:
         inner: does the work.
-        performance: receives the observations.
+        performance: receiver of the observations.
     """
 
     def __init__(self, inner: Communicator, performance: Performance) -> None:
@@ -152,7 +152,7 @@ class ScriptedCommunicator(WatchedCommunicator):
     Args:
         inner: does the work.
         script: this rank's.
-        performance: receives the differences.
+        performance: receiver of the differences.
     """
 
     def __init__(self, inner: Communicator, script: Script, performance: Performance) -> None:

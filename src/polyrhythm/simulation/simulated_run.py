@@ -183,7 +183,7 @@ class ServerWork:
     Args:
         layout: layout of a cluster with a cost of updates.
         clock: the simulation's.
-        nbytes_of: gives the bytes of a message on the links.
+        nbytes_of: function that returns the bytes of a message on the links.
     """
 
     def __init__(self, layout: Layout, clock: Clock, nbytes_of: Callable[[Message], int]) -> None:
@@ -306,7 +306,7 @@ class SimulatedRun:
         program: their program.
         draws: returns, for a worker's rank, what draws the compute seconds of its steps.
         stop: whether the run is asked to stop.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
         cluster: all ranks.
         tasks: the latest of every rank.
         observer: observer of all ranks; None: nothing observes them.
@@ -389,7 +389,7 @@ def constant_run(
     Args:
         roles: ranks by role.
         program: program of the ranks.
-        emit: takes the run's events, in order, with virtual seconds.
+        emit: receiver of the run's events, in order, with virtual seconds.
         cluster: the cluster.
     """
     time, stop = VirtualTime(), StopRequest()
@@ -413,7 +413,7 @@ def modelled_run(
     Args:
         layout: the cluster, and which rank is on which of its hosts.
         program: program of the ranks.
-        emit: takes the run's events, in order, with virtual seconds.
+        emit: receiver of the run's events, in order, with virtual seconds.
         seed: seed of the step times.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.

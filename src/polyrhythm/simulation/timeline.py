@@ -54,7 +54,7 @@ class Timeline:
         most: largest number of recorded spans and sends; later ones are dropped.
 
     Attributes:
-        ranks: as given.
+        ranks: the argument of that name.
         spans: spans of computing and waiting, in the order of their ends.
         sendings: sendings in the order of their ends.
         full_at_s: when the last one was recorded, if some were not.

@@ -163,7 +163,7 @@ def prepare(
     Args:
         trial: settings of the trial.
         seed: seed of the step times and of the faults.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
         stop: whether the run is asked to stop.
         timeline: records what ranks do; None: nothing is recorded.
 

@@ -106,8 +106,8 @@ class FlatParameters:
         gradients_and_tail: `(size + 2,)`, the same for gradients.
         views: the parameters in the model's order.
         buckets: buckets in the order in which the backward pass fills them.
-        stands_for: as given.
-        shapes: as given; None where each parameter stands for itself.
+        stands_for: the argument of that name.
+        shapes: the argument of that name; None where each parameter stands for itself.
         without_gradient: positions of the parameters whose gradient is None in the present step; that in the vector is
             zero. Kept by loops that users write.
         change: `(size,)`, movement of the parameters by such a loop since the last update; None: there is

@@ -188,7 +188,7 @@ class Precision:
         device: device where the model is.
 
     Attributes:
-        dtype: as given.
+        dtype: the argument of that name.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:

@@ -59,7 +59,7 @@ class Pass:
     Attributes:
         images: number of images.
         scores: computes the network's outputs once more, (B, K) or (B, R, K), with the same random numbers.
-        loss: gives the mean loss of outputs, ().
+        loss: function that returns the mean loss of outputs, ().
     """
 
     images: int

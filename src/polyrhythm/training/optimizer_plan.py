@@ -478,7 +478,7 @@ class SlicedOptimizer:
         Args:
             number: number of the slice.
             gradient: gradient of the slice's shape, not changed.
-            learning_rate: as for `FlatOptimizer.step`.
+            learning_rate: see `FlatOptimizer.step`.
         """
         self.parts[number].step(gradient, learning_rate)
 

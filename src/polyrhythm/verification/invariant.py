@@ -226,7 +226,7 @@ class Watch:
     """Pass events to invariants; implements `Observer`.
 
     Args:
-        invariants: receive all events, in order.
+        invariants: receiver of all events, in order.
         roles: ranks by role.
         now: virtual time, in seconds.
         ranks: returns the simulated ranks; the latest of every number counts.

@@ -535,7 +535,7 @@ def serving_invariants(
         consistency: consistency of the servers.
         handling: handling of gradients.
         in_step: whether all workers are at the same step at all times.
-        behind: as in `Ledger`, where it is not always the same for a pusher.
+        behind: see `Ledger`, where it is not always the same for a pusher.
     """
     drops = consistency.drops and not consistency.in_step()
     staleness = Staleness(drops=drops, doubts=handling.aggregator.whole and in_step)

@@ -50,7 +50,7 @@ class UserWorkload:
         regrouped: called after each regrouping of all workers.
 
     Attributes:
-        replica: as given.
+        replica: the argument of that name.
     """
 
     def __init__(self, replica: Replica, regrouped: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ class Coordination(Host):
         loop_progress: progress of this worker's loop.
         control: control plane of this worker.
         reform: regroups with the present workers, between two steps; set once something is distributed.
-        entry: how this worker joins the others.
+        entry: entry of this worker into the run.
         epochs: epochs of its loop.
         means: means over the workers.
         ends: ends of loops with unequal numbers of steps.
@@ -238,7 +238,7 @@ class Coordination(Host):
         """Report the batches that failed workers have not taken of their shares, unless replacements take them.
 
         Args:
-            final: whether no more replacements will come.
+            final: whether no more replacements can join.
         """
         if self._duties is None:
             return
@@ -449,7 +449,7 @@ class Coordination(Host):
             self.control.report(TakenBatches(taken, of))
 
     def _formed(self) -> None:
-        """Note that workers continue in another membership view, whose new coordinator requests their positions."""
+        """Note that workers continue in another membership view; its new coordinator requests their positions."""
         regroup = None if self._trainer is None else self._trainer.regroup
         if self._logbook is not None and regroup is not None:
             self._logbook.formed(regroup.leader, regroup.step)

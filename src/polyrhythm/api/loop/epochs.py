@@ -92,7 +92,7 @@ class Epochs:
         worker: index of the worker.
         board: board on which marks are posted.
         loop_progress: progress of its loop.
-        entry: how it enters the loop of the others.
+        entry: entry into the loop of the others.
 
     Attributes:
         present: workers that have a share of the current epoch; None outside of epochs.
@@ -195,7 +195,7 @@ class EpochProgress:
         logbook: recorder of the loop's positions; None where they are not needed.
 
     Attributes:
-        loop_progress: as given.
+        loop_progress: the argument of that name.
         at: the current epoch, or the last one; None before the first.
         is_over: whether a share of it has been handed out to its end, or the user has left the loop.
         leaves_out: batches of it that a predecessor has taken, and that no share has left out yet.
@@ -211,7 +211,7 @@ class EpochProgress:
         self._seated_in: Begun | None = None
 
     def begin(self, at: Begun) -> None:
-        """Begin an epoch, of which nothing is taken or left out yet."""
+        """Begin an epoch without taken or skipped batches."""
         self.at = at
         self.is_over = False
         self.leaves_out = self._taken = self._taken_by_steps = 0
@@ -272,7 +272,7 @@ class LoopEntry(Entry):
 
     Args:
         world: context of this rank.
-        strategy: strategy, whose fault policy decides which failures the run survives.
+        strategy: strategy; its fault policy decides which failures the run survives.
         board: board of the workers.
         statuses: statuses of the workers.
         progress: progress of this worker in its loop.

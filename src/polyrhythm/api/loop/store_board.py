@@ -78,7 +78,7 @@ class StoreBoard:
         """Wait until one of the keys has a text; after a long wait, print once what is awaited.
 
         Args:
-            keys: keys of which one suffices.
+            keys: keys; one of them suffices.
             awaited: description of the awaited action.
 
         Returns:
@@ -246,7 +246,7 @@ class Means:
             number: number of the meeting, from 0; that of a finished one returns its mean again.
             value: value of this worker.
             weight: weight of the value.
-            called: as for `gather`.
+            called: see `gather`.
         """
         pairs = self.gather(number, [value * weight, weight], called)
         total, weights = (sum(column) for column in zip(*pairs, strict=True))
@@ -292,7 +292,7 @@ class Means:
 
         Args:
             number: number of the meeting.
-            called: as for `gather`.
+            called: see `gather`.
             awaited: indices of the awaited workers.
 
         Raises:
@@ -342,7 +342,7 @@ class LoopWatch:
         worker: index of the worker.
         workers: number of workers.
         steps: returns the steps done by this worker.
-        say: prints a line.
+        say: function that prints a line.
         patience_s: seconds of waiting before the other workers are asked for their places.
 
     Attributes:
@@ -381,7 +381,7 @@ class LoopWatch:
         """Record that this worker waits for others inside.
 
         Args:
-            exchange: as the attribute.
+            exchange: see the attribute.
         """
         self._waits_since = time.monotonic()
         self.exchange = exchange

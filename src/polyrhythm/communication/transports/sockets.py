@@ -134,7 +134,7 @@ def dial(address: str, port: int, hold: Callable[[TcpSocket], None]) -> TcpSocke
     Args:
         address: address of its host.
         port: TCP port of it.
-        hold: receives the socket before any wait; closing it ends the wait.
+        hold: receiver of the socket before any wait; closing it ends the wait.
 
     Raises:
         OSError: it cannot be reached, or it refuses; or no more files may be open.

@@ -77,7 +77,7 @@ class Reception:
         rendezvous: rendezvous of worker 0.
         roles: ranks by role, with vacant places.
         started: the ranks that torchrun has started.
-        emit: takes the run's events, one at a time.
+        emit: receiver of the run's events, one at a time.
         entrance: lets others join; None: joining is disabled.
 
     Attributes:

@@ -160,7 +160,7 @@ def run_under_torchrun(
 
     Args:
         job: training job.
-        emit: takes the run's events, one at a time; called on rank 0 only, but for notices.
+        emit: receiver of the run's events, one at a time; called on rank 0 only, but for notices.
         threads: compute threads of each worker; None shares the host's cores out.
         admission: ways for others to join; None: joining is disabled.
         gather_s: seconds for which ranks wait for each other at the start.
@@ -194,7 +194,7 @@ def lead_part(
         parts: parts of the run.
         number: number of the part.
         job: job of it, resumed or not.
-        emit: takes the run's events, one at a time.
+        emit: receiver of the run's events, one at a time.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other.
     """
@@ -428,7 +428,7 @@ class SharedNotice:
     Args:
         preemption: preemption of this host.
         rendezvous: rendezvous of the rank.
-        emit: takes the run's events.
+        emit: receiver of the run's events.
     """
 
     def __init__(self, preemption: Preemption, rendezvous: Rendezvous, emit: Callable[[Event], None]) -> None:

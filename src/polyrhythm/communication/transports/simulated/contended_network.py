@@ -930,7 +930,7 @@ class ContendedNetwork(Network):
 
     Args:
         bandwidths: bandwidths of the links, one direction each, in bytes/s.
-        route: gives the way from one global rank to another.
+        route: function that returns the way from one global rank to another.
     """
 
     def __init__(
