@@ -153,7 +153,7 @@ def _say_calibration(found: dict[str, Any]) -> None:
 
 
 def show_robustness(weights: list[str], request: dict[str, Any], *, as_json: bool) -> None:
-    """Test networks on increasingly distorted pictures, and print how their accuracy declines."""
+    """Test networks on increasingly distorted images, and print how their accuracy declines."""
     from polyrhythm.api.robustness import robustness
 
     found = robustness(weights, **request)

@@ -47,5 +47,5 @@ def join(
     print(guest.last_words if status == 0 else f"left with status {status}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # One that leaves in the middle still has links, whose threads abort an interpreter that ends in good order.
+    # One that leaves in the middle still has links; their threads abort an interpreter that exits normally.
     os._exit(status)

@@ -1,7 +1,7 @@
 """Build a job from a configuration: specs become objects, and impossible requests are refused before anything starts.
 
 The parts are the data with their caches (decoded images on disk for later runs, in memory or on the GPU for later
-epochs), the objective (loss, class weights, teachers), the picture sizes (windows, size schedule), and a trial run
+epochs), the objective (loss, class weights, teachers), the image sizes (windows, size schedule), and a trial run
 that constructs once what every rank will construct.
 """
 
@@ -86,8 +86,8 @@ def strategy_from(spec: Any, compress: Any = None) -> Strategy:
     """Build a strategy from its spec.
 
     Args:
-        spec: of the strategy.
-        compress: spec of what compresses what it sends; None: nothing, or what `spec` names.
+        spec: spec of the strategy.
+        compress: spec of the compressor; None: none, or the one in `spec`.
 
     Raises:
         RequestError: unknown name or key, a value out of range, or a strategy that cannot be compressed.
@@ -173,12 +173,12 @@ def warn_of(strategy: Strategy, workers: int, learning_rate: float) -> None:
 
 
 def warn_of_cut(strategy: Strategy, workers: int, batch_size: int, head: Sequence[int]) -> None:
-    """Log a warning if to cut the layers at a network's end sends more than all-reducing their gradients.
+    """Log a warning if cutting the layers at a network's end sends more than all-reducing their gradients.
 
     Args:
-        strategy: whose workers compute these layers together.
+        strategy: strategy with jointly computed layers.
         workers: number of workers.
-        batch_size: of one of them.
+        batch_size: batch size of one worker.
         head: features that go into the layers, and the neurons of each.
     """
     features, *widths = head
@@ -202,9 +202,9 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     """Build the job that a configuration describes.
 
     Args:
-        config: of the run.
-        checkpointing: of the run, with its folder.
-        dataset: its data; None: they are opened as the configuration says.
+        config: configuration of the run.
+        checkpointing: checkpoint options of the run, with its folder.
+        dataset: data of the run; None: opened from the configuration.
 
     Raises:
         RequestError: the request is invalid.
@@ -267,10 +267,10 @@ def assemble(config: RunConfig, checkpointing: CheckpointConfig, dataset: Datase
     if config.batch_norm != "plain":
         with torch.random.fork_rng(devices=[]):
             job.learning.batch_norm.prepare(make_model())
-    # Batch norm has no variance of a single value per channel; the error would come from deep inside a rank.
+    # Batch norm has no variance of a single value per channel; the error would be raised deep inside a rank.
     if job.calendar.images(0, 0) == 1:
         check_learns_alone(make_model, dataset.image_shape)
-    _warn_of_random_parts(config)  # last: a request that is refused is told that alone
+    _warn_of_random_parts(config)  # last: a request that is refused gets no warning
     if how.transform is not None:
         _warn_of_frames(how.transform, dataset)
     warn_of(strategy, config.workers, how.optimizer.lr)
@@ -334,7 +334,7 @@ def _warn_of_random_parts(config: RunConfig) -> None:
 
 
 def _warn_of_frames(chain: Chain, dataset: Dataset) -> None:
-    """Warn if warps fill with a frame what pictures have around the square that is shown of them."""
+    """Warn if warps fill with a frame although images continue around the visible square."""
     framed = [each for each in chain.transforms if isinstance(each, Warp) and each.fill == "zero"]
     if framed and dataset.shown < 1 and not isinstance(dataset.train, WindowSplit):
         _log.warning(
@@ -394,7 +394,7 @@ class _Rules:
 
 
 def opened(config: RunConfig, dealt: Dealt = None) -> Dataset:
-    """Open the data of a run, whose images keep the sides to which they were dealt."""
+    """Open the data of a run, with the given image sizes."""
     return open_data(
         config.data,
         image_size=config.image_size,
@@ -409,8 +409,8 @@ def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
     """Open the data of a run, with the classes and the held-out images that its folder records.
 
     Args:
-        config: of the run.
-        folder: of a run that may have begun; None: a new run.
+        config: configuration of the run.
+        folder: folder of a run that may have begun; None: a new run.
 
     Raises:
         RequestError: there are fewer training images than workers, or the run has been trained on other classes.
@@ -435,10 +435,10 @@ def data_of(config: RunConfig, folder: Path | None = None) -> Dataset:
 
 
 def check_length(config: RunConfig, images: int) -> None:
-    """Refuse a length that is told twice or cannot be, with so many training images.
+    """Reject a length that is given twice or impossible with this number of training images.
 
     Raises:
-        RequestError: with what would work.
+        RequestError: the length is wrong; the message has a remedy.
     """
     if config.updates is not None:
         if config.epochs is not None:
@@ -460,7 +460,7 @@ def epochs_of(config: RunConfig, dataset: Dataset, strategy: Strategy) -> int:
     """Return the epochs that a run begins.
 
     Raises:
-        RequestError: its length is told twice or cannot be.
+        RequestError: its length is given twice or impossible.
     """
     images, workers = len(dataset.train), config.workers
     check_length(config, images)
@@ -639,7 +639,7 @@ SIZE_SCHEDULES = "polyrhythm.training.size_schedules"
 
 
 def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chain | None:
-    """Return the augmentations of a data set; a random window comes first where pictures are larger than that."""
+    """Return the augmentations of a data set; a random window is applied first where images are larger."""
     if config.scale is not None:
         window = Window(size=dataset.image_shape[1])
         after = Chain(()) if chain is None else chain
@@ -650,10 +650,10 @@ def chain_from(config: RunConfig, chain: Chain | None, dataset: Dataset) -> Chai
 def size_schedule_from(
     config: RunConfig, dataset: Dataset, make_model: Callable[[], nn.Module], epochs: int
 ) -> SizeSchedule:
-    """Build the schedule of picture sizes, and try the network on every size.
+    """Build the schedule of image sizes, and try the network on every size.
 
     Raises:
-        RequestError: unknown schedule, a size beyond that of the pictures, or one that the network cannot take.
+        RequestError: unknown schedule, a size beyond that of the images, or one that the network does not support.
     """
     schedule = build("size schedule", str(config.size_schedule), SIZE_SCHEDULES)
     assert isinstance(schedule, SizeSchedule)

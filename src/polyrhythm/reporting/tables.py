@@ -90,7 +90,7 @@ _ELSEWHERE = {"per_class", "confusion", "test_top1_interval", "waiting_share", "
 def facts(figures: RunFigures) -> dict[str, Any]:
     """Return the figures of a run by the names of `train --json`.
 
-    Its result's figures win; a run that ended early has a partial result or none, and its events say the rest.
+    Its result's figures win; a run that ended early has a partial result or none, and the rest follows from its events.
     """
     found: dict[str, Any] = {}
     if figures.started:

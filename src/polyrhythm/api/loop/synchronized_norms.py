@@ -2,6 +2,7 @@
 
 torch's layer uses a process group of its own, and only on GPUs; without one it silently uses the statistics of
 its own batch. In a synchronous loop with one model it uses the workers of the run instead, as it does
+under torch's DDP, and is then plain batch normalization over the global batch:
 
     n = sum_k n_k    m = sum_k n_k m_k / n    n v = sum_k n_k (v_k + (m_k - m)^2)
     dx = g / s (dy - (sum_k c_k sum(dy_k) + x^ sum_k c_k sum(dy_k x^_k)) / (c n))    x^ = (x - m) / s,  s^2 = v + eps

@@ -1,6 +1,6 @@
-"""The plots of a report, as descriptions that plotly draws in the browser, or into picture files.
+"""The plots of a report, as descriptions that plotly draws in the browser or exports to image files.
 
-Colours of text and grid come from the page, which may be light or dark.
+Colors of text and grid are those of the page, which may be light or dark.
 
     report.html ─ plot 0, plot 1, … ─▶ plots/training-loss.png, plots/test-accuracy-over-epochs.png, …
 
@@ -65,7 +65,7 @@ class Plot:
 
 
 _SKIPPED = 10
-"""One of so many first points of a curve of accuracies may lie outside of its plot."""
+"""Fraction of the first points of an accuracy curve that may lie outside its plot: one in this many."""
 
 
 def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None) -> dict[str, Any]:
@@ -416,7 +416,7 @@ def timeline(path: Path) -> Plot | None:
 FORMATS = ("png", "svg", "pdf")
 FOLDER = "plots"
 _WIDTH, _HEIGHT, _SCALE = 900, 540, 2
-"""In CSS pixels, of which a PNG has `_SCALE` squared each."""
+"""Size in CSS pixels; a PNG has `_SCALE` squared pixels for each."""
 
 
 def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -> list[Path]:
@@ -424,8 +424,8 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
 
     Args:
         drawn: the plots of a page.
-        folder: is made if it is not there.
-        formats: of `FORMATS`.
+        folder: folder; created if missing.
+        formats: formats, out of `FORMATS`.
 
     Raises:
         RequestError: a format is none of these, the extra `plots` or a browser is missing, or the folder cannot be
@@ -453,7 +453,7 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
         folder.mkdir(parents=True, exist_ok=True)
         if figures:
             plotly.io.write_images(fig=figures, file=files, width=_WIDTH, height=_HEIGHT, scale=_SCALE)
-    except (KaleidoError, RuntimeError) as error:  # plotly tells of a missing browser by a RuntimeError
+    except (KaleidoError, RuntimeError) as error:  # plotly raises RuntimeError if the browser is missing
         raise RequestError(
             "pictures of plots are drawn by Chrome or Chromium, which is missing or does not start "
             f"({type(error).__name__}): install one, or save single plots as SVG from the report itself"

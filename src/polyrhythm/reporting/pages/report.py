@@ -49,7 +49,7 @@ def write_report(folder: Path, claim: Unclaimed = UNCLAIMED) -> Path:
         Superseded: the folder is another's.
     """
     try:
-        log = state_of(folder / LOG_FILE)  # before it is read: what is added meanwhile then counts as added
+        log = state_of(folder / LOG_FILE)  # taken before reading: later additions are then detected
     except OSError as error:
         raise RequestError(
             f"cannot read {folder / LOG_FILE}: {error.strerror}; give the folder of a run"
@@ -98,7 +98,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 
 def render(figures: RunFigures, folder: Path, config: str, environment: Mapping[str, Any]) -> str:
-    """Return the HTML of a report of a run that has started; sections without content are left out."""
+    """Return the HTML of a report of a run that has started; sections without content are omitted."""
     known, drawn = facts(figures), plots_of(figures, folder)
     title = f"{known['model']} on {known['data']}"
     # The first plot takes the whole width; the last one too if it would stand alone in its row.
@@ -203,7 +203,7 @@ def _interval(known: Mapping[str, Any]) -> str:
 
 
 def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of classes whose 95 % confidence interval of recall, if there is one, is a text after it."""
+    """Return rows of classes, with the 95 % confidence interval of recall, if there is one, as a text."""
     found = []
     for row in rows:
         told = {name: value for name, value in row.items() if name != "recall_interval"}
@@ -347,7 +347,7 @@ def _load(server: int, load: ServerLoad) -> str:
 
 
 def _predicted(folder: Path, figures: RunFigures, known: Mapping[str, Any]) -> str:
-    """Return the rehearsal of a run beside the run, where one was made of it (`PREDICTION_FILE`)."""
+    """Return the dry run of a run next to the run itself, if one was made of it (`PREDICTION_FILE`)."""
     try:
         told = read_json_in_run(folder / PREDICTION_FILE)
         where, rate = str(told["cluster"]), float(told["images_per_s"])

@@ -189,7 +189,7 @@ def curves(
 
     Args:
         drawn: the plots.
-        others: what can be read without JavaScript, such as "the table above does".
+        others: source of the same numbers without JavaScript, such as "the table above does".
         below: HTML under each plot; empty: none.
         wide: the plots that take the whole width.
     """
@@ -204,10 +204,10 @@ def curves(
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], best: Container[int] = ()) -> str:
-    """Return a table, whose rows are stacked on a small screen.
+    """Return a table with rows that are stacked on a small screen.
 
     Args:
-        heads: of the columns.
+        heads: headings of the columns.
         rows: cells, as HTML; columns of numbers are aligned on the right.
         best: numbers of the rows that stand out.
     """
@@ -268,10 +268,10 @@ def page(title: str, sections: Iterable[str], drawn: Sequence[Plot] = (), source
     """Return a whole HTML document that needs nothing but itself.
 
     Args:
-        title: of the window.
-        sections: HTML, in order; empty ones are left out.
-        drawn: plots, of which number `i` is drawn into the element `plot-i`; without any the library is left out.
-        source: what the page is made from, for its last line.
+        title: title of the window.
+        sections: HTML, in order; empty ones are omitted.
+        drawn: plots; plot `i` is drawn into the element `plot-i`; without plots the library is omitted.
+        source: source of the page's numbers, for its last line.
     """
     plots = [plot.to_json() for plot in drawn]
     # A "<" inside a script could end it.
