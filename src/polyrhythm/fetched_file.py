@@ -29,8 +29,8 @@ def fetched(
         address: its URL.
         path: folders are created if necessary.
         checksum: first hexadecimal digits of its hash, if known.
-        kind: of hash, as hashlib calls it.
-        what: it is, for errors.
+        kind: name of the hash in hashlib.
+        what: description of the file, for errors.
 
     Raises:
         RequestError: no connection, too slow, another file than expected, or it cannot be written.

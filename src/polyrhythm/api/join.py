@@ -512,8 +512,7 @@ class Group:
 
         Args:
             count: number of epochs.
-            *kept: objects with state that a replacement needs from the others: learning-rate schedulers, and anything
-            else
+            *kept: objects with state that a replacement needs from the others: learning-rate schedulers, and anything else
                 with a `state_dict` of numbers and texts and a `load_state_dict`.
 
         Raises:

@@ -62,7 +62,7 @@ class Doing(NamedTuple):
 
     Attributes:
         what: activity in words.
-        since_s: when it began, on this host's monotonic clock.
+        since_s: start on this host's monotonic clock.
         takes_long: whether it may well take long, as a test does.
     """
 

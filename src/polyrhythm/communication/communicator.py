@@ -121,7 +121,7 @@ class Communicator(Protocol):
     def revoke(self) -> None:
         """End the use of this communicator and its subgroups: waiting on them raises `CollectiveBroken`, on all ranks.
 
-        Rank 0 notifies all others. Any other rank notifies rank 0, whose wait then raises, and which must
+        Rank 0 notifies all others. Any other rank notifies rank 0, which leaves its wait with an error, and must
         revoke in turn. So no rank waits for one that has given a collective up. Not for the communicator over
         all ranks.
         """
@@ -147,7 +147,7 @@ class Communicator(Protocol):
             later: whether this rank is such a replacement.
 
         Raises:
-            NoSharedMemory: on rank 0 and ranks without access, if not all are on one host, or it cannot be
+            NoSharedMemory: raised on rank 0 and ranks without access, if not all are on one host, or it cannot be
                 allocated.
             PeerLost: rank 0 is lost, and no other process has it.
         """

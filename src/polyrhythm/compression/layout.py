@@ -66,7 +66,7 @@ class Layout:
 
     Attributes:
         size: numbers of the vector.
-        sections: every number is in one.
+        sections: sections; every number is in one.
         first: the number of its first section, where it is a stretch of a larger layout.
     """
 

@@ -138,7 +138,7 @@ class DataRecord:
         """Return the same data with the labels and classes of the network.
 
         Args:
-            dataset: may lack some of the network's classes.
+            dataset: data; some of the network's classes may be missing.
             network: path of the network, for errors.
 
         Raises:

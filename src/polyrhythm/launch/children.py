@@ -217,7 +217,7 @@ class Children:
         stop: returns whether a stop was requested.
 
     Attributes:
-        on_event: takes the events of the run, and the rank that emitted each.
+        on_event: receiver of the events of the run, each with its rank.
     """
 
     look_every_s = inf

@@ -46,7 +46,7 @@ class Finding:
         check: name of the check.
         state: `ok`; `limited`: a run may be slow, small or fail later; `fails`: a run of this size would not start.
         found: result in words.
-        advice: what to do; empty if nothing.
+        advice: recommended action; empty if none.
         values: the figures behind the words.
     """
 

@@ -166,7 +166,7 @@ def check_stage(strategy: Strategy) -> None:
     """Reject a sequence of strategies that these processes cannot run.
 
     Raises:
-        RequestError: with the reason.
+        RequestError: the strategy is not supported; the message has the reason.
     """
     if not begins_anew():
         strategy.check(int(os.environ[WORKERS_VARIABLE]))

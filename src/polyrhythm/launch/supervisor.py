@@ -409,7 +409,7 @@ class Rules:
 
     Attributes:
         restarts: the most replacements that lost ranks may have; 0 where the source cannot start processes.
-        min_workers: with fewer, the run is stopped and has failed.
+        min_workers: minimum number of workers; with fewer the run fails.
         too_few: returns the error of a run with the given number of workers.
         last_words_s: seconds for the others to report their observations, once a rank has failed.
         resume: instructions to resume after a failure, for users; None for a script, which has no checkpoints

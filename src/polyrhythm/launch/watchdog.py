@@ -57,7 +57,7 @@ class Pulse:
         rank: number of the rank.
         generation: number of its previous processes.
         role: role, such as `worker 1`.
-        beat: counts up, so that others see it live, whatever their clocks say.
+        beat: counter that shows others that it is alive, independent of their clocks.
         step: steps that it has done.
         doing: activity in words.
         doing_s: seconds of this activity so far.
@@ -153,10 +153,10 @@ class WatchdogSetting:
     Attributes:
         rendezvous: rendezvous of the rank.
         names: role of every rank, such as `worker 1`.
-        host: equal for ranks of one host, whose processes can see each other.
-        activity: the rank's.
+        host: equal for ranks of one host, so that their processes can see each other.
+        activity: activity of the rank.
         is_lost: returns whether a rank is known to have failed.
-        say: prints messages for users.
+        say: function that prints messages for users.
         what_then: returns the consequences for the run without a rank, in words.
         folder: folder of the run; stacks go there.
         floor_s: the least limit.
@@ -179,7 +179,7 @@ class _PeerStatus:
 
     Attributes:
         pulse: latest pulse of the rank.
-        seen_s: when that was new.
+        seen_s: time at which that was new.
         gaps_s: gaps between its pulses.
         diagnosed: whether its silence has been reported by any rank.
         declared_lost: whether this rank has declared it lost, and ended it if it could.

@@ -9,7 +9,7 @@ A network's forward pass is traced (`torch.fx`) into operations in their order. 
 - no parameter or buffer is used on both sides;
 - no later operation overwrites values that pass over the cut.
 
-A module whose forward pass cannot be traced, since it asks for the numbers in a tensor, stays whole: a piece is cut
+A module whose forward pass cannot be traced, since it reads values of a tensor, stays whole: a piece is cut
 around it, and a network that cannot be traced at all has a single one.
 
 Operations that draw random numbers (dropout, stochastic depth) do so from a seed of their own, given by the microbatch
@@ -106,7 +106,7 @@ class Cut:
 
     Attributes:
         behind: number of the operation that it is behind.
-        values: operations whose results pass over the cut, in their order.
+        values: operations with results that cross the cut, in their order.
         shapes: shapes of these, without the rows.
         dtypes: dtypes of these.
     """

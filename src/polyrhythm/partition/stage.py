@@ -314,7 +314,7 @@ class NetworkStage:
         splits: whether gradients of weights are computed separately, by `weights`.
         together: whether all microbatches of a batch are computed at once, as one.
         statistics: statistics of batch normalization in this stage; None: each microbatch changes them.
-        using: makes the stage compute with the weights of a microbatch; none where there are no versions.
+        using: function that makes the stage compute with the weights of a microbatch; None without versions.
     """
 
     chain: Chain

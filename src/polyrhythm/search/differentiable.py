@@ -81,7 +81,7 @@ class Supernet(nn.Module):
 
     Args:
         allowed: kinds of each edge.
-        network: has the number of cells and channels.
+        network: configuration with the number of cells and channels.
         classes: number of classes.
         image_shape: (C, H, W) of an image.
 
@@ -158,7 +158,7 @@ def searched(
     Args:
         dataset: dataset with the training images to learn from.
         allowed: kinds of each edge.
-        network: has the number of cells and channels; its edges are not regarded.
+        network: configuration with the number of cells and channels; its edges are ignored.
         epochs: passes over half of the training images.
         batch_size: images of a step of each kind.
         seed: seed of everything that is random.
@@ -239,7 +239,7 @@ class Choice:
 
     Attributes:
         allowed: kinds of each edge.
-        network: has all else.
+        network: configuration with all other settings.
     """
 
     allowed: dict[str, tuple[Edge, ...]]

@@ -192,7 +192,7 @@ def replay(job: Job, recording: Recording, emit: Callable[[Event], None] = lambd
     Args:
         job: the run's, with checkpoints off: those were asked for by messages that are not recorded.
         recording: recording of the run.
-        emit: takes the events, with virtual seconds.
+        emit: receiver of the events, with virtual seconds.
     """
     assert job.checkpointing.folder is None or not job.checkpointing.checkpoints, (
         "a replay writes no checkpoints"

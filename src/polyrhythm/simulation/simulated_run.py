@@ -6,7 +6,7 @@ The links of a cluster are numbered, and a message takes a way over them:
                                                                     or a tree: up to where two places meet, and down
 
 A server that reads and writes slower than its host's NIC has an additional link of its own in each direction.
-The compute time of each worker's steps is drawn, scaled by its host, and longer where the cluster says so.
+The compute time of each worker's steps is drawn, scaled by its host, and longer where the cluster specifies it.
 """
 
 from __future__ import annotations
@@ -307,8 +307,8 @@ class SimulatedRun:
         draws: returns, for a worker's rank, what draws the compute seconds of its steps.
         stop: whether the run is asked to stop.
         emit: receiver of the run's events.
-        cluster: all ranks.
-        tasks: the latest of every rank.
+        cluster: cluster with all ranks.
+        tasks: latest task of every rank.
         observer: observer of all ranks; None: nothing observes them.
         ledger: ledger of the run so far, where worker 0 gets a replacement when it is lost; None: it gets none.
         work: cost of updates on servers; None: nothing.

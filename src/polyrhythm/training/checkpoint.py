@@ -67,7 +67,7 @@ def save_checkpoint(
 
     Args:
         path: path of the file, in an existing folder.
-        tensors: any shapes and devices, and all dtypes of safetensors; they may share memory.
+        tensors: tensors of any shape and device, and all dtypes of safetensors; they may share memory.
         facts: JSON-able. As usual in JSON, tuples are read as lists, and keys as texts.
         claim: claim to the folder.
 

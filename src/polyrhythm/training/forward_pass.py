@@ -72,7 +72,7 @@ def check_execution(
 
     Args:
         execution: execution to try.
-        make_model: makes the network, on the CPU.
+        make_model: function that makes the network, on the CPU.
         image_shape: (C, H, W).
         device: device where it will be trained.
 
@@ -310,7 +310,7 @@ def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[i
     """Refuse a network that takes statistics of a batch of one image, and finds one number a channel.
 
     Args:
-        make_model: makes it, on the CPU.
+        make_model: function that makes it, on the CPU.
         image_shape: (C, H, W).
 
     Raises:

@@ -152,7 +152,7 @@ class Ended:
         steps: steps that every worker had to take, or takes on average where batches are drawn.
         survivors: ranks of the workers that were alive at the end.
         generations: generation of each survivor, by rank.
-        taken: with dynamic batches: steps of every worker, by rank.
+        taken: steps of every worker, by rank, with dynamic batches.
     """
 
     time_s: float

@@ -165,7 +165,7 @@ class Inbox:
         return self._told.get((want.context, want.source, rank), 0) < self._losses.get(rank, 0)
 
     def _succeeds_unheard(self, rank: int, want: Want) -> bool:
-        """Return whether a rank is the replacement of one whose loss this receiver has not been notified of."""
+        """Return whether a rank is a replacement, and this receiver has not been notified of the failure before it."""
         return rank not in self._lost and self._is_news(rank, want)
 
 

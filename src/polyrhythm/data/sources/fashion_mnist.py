@@ -38,7 +38,7 @@ GZIP = 16 + zlib.MAX_WBITS
 
 @dataclass(frozen=True)
 class VerifiedFile:
-    """A file whose uncompressed length and sha256 are known; `name` is without `.gz`."""
+    """A file with known uncompressed length and sha256; `name` is without `.gz`."""
 
     name: str
     size_bytes: int

@@ -2,8 +2,8 @@
 
 The table lists, image by image, its labels, their confidence, and the subsets and split that it belongs to.
 
-B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, whose
-adjective-noun pairs come with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos
+B. Jou and others, "Visual affect around the world" (MVSO), ACM Multimedia 2015, arXiv:1508.03868, has
+adjective-noun pairs with subsets of different trust (tag-restricted, tag-pool); trained on by V. Campos
 and others, ICCS 2017.
 
     image,labels,confidence,subset,split
@@ -181,7 +181,7 @@ class Manifest(PictureSource):
         subset: only images of this subset, in training and test; empty: all. Classes are those of the whole table, so
             that a network trained on one subset can be tested on another.
         labels: `best` uses an image's most confident label, `every` one sample per label. Test images have their best.
-        min_confidence: least confidence of a label; labels below it are left out.
+        min_confidence: minimum confidence of a label; labels below it are dropped.
         duplicates: a training image with the same bytes as a test image: `drop` it, `keep` it, or `refuse` the data.
         skip_unreadable: leave out images that are missing or broken, and test images of classes that training lacks.
     """

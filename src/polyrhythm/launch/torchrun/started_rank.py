@@ -2,7 +2,7 @@
 
 Compute threads are a host's cores, divided among its workers. torchrun passes on how many ranks it has
 started itself. There may be other torchruns on the same machine (two of them are a usual way to try several
-hosts), so ranks publish in the store on which cores of which machine they may run.
+hosts), so ranks publish their machine and their usable cores in the store.
 
 One host's notice of preemption is shared by all ranks, so that all leave with the same status:
 
@@ -216,7 +216,7 @@ def follow_parts(
 
     Args:
         parts: parts of the run.
-        emit: takes notices.
+        emit: receiver of notices.
         threads: compute threads of each worker; None shares the host's cores out.
         gather_s: seconds for which ranks wait for each other at the start of a part.
 

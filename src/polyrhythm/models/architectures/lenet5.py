@@ -6,7 +6,7 @@ IEEE 86(11), 1998.
     F_i = relu(maxpool_2x2(conv_5x5(F_{i-1})))  for i = 1, 2;   logits = W_2 relu(W_1 flat(F_2) + b_1) + b_2
 
 `widths` are the numbers of maps in F_1 and F_2, `hidden` is the length of b_1. Departures: the paper's layer
-of 84 units and its radial-basis output are left out, and dropout before W_2 can be switched on. Nothing is
+of 84 units and its radial-basis output are omitted, and dropout before W_2 can be switched on. Nothing is
 padded, except where a side is shorter than 16 pixels (`digits`): there 5x5 windows without padding would
 leave nothing, so both convolutions keep the size of what they read.
 """

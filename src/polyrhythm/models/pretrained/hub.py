@@ -29,7 +29,7 @@ class Hub(Config):
     """Weights of the hub.
 
     Attributes:
-        repository: as `owner/name`, such as `timm/resnet18.a1_in1k`.
+        repository: repository as `owner/name`, such as `timm/resnet18.a1_in1k`.
         file: name of the file in it.
         revision: a branch, a tag or a commit.
         address: URL of the hub.

@@ -1,7 +1,7 @@
 """Weights that torchvision publishes for its networks, by their name there, as in `ResNet18_Weights.IMAGENET1K_V1`.
 
 They are downloaded once, into the folder where torchvision itself keeps them (`TORCH_HOME`), and read without executing
-anything in them. Auxiliary heads are left out, as they are in the networks here. GoogLeNet and Inception were trained
+anything in them. Auxiliary heads are omitted, as in the networks here. GoogLeNet and Inception were trained
 on pixels from -1 to 1; torchvision hides that inside the networks, here `pixels` returns it.
 """
 

@@ -59,8 +59,8 @@ class CutLinks:
 
     Attributes:
         concerns: whether the link between two ranks is cut.
-        from_s: when it begins.
-        to_s: when the link is back.
+        from_s: start of the cut.
+        to_s: end of the cut.
     """
 
     concerns: Callable[[int, int], bool]
@@ -77,7 +77,7 @@ class FaultyLinks:
         network: moves the bytes.
         rules: rules for messages, in order.
         cuts: cuts of links.
-        on_arrival: called with every message that has arrived, before its receiver has it.
+        on_arrival: callback with every message that has arrived, before its receiver has it.
     """
 
     time: VirtualTime

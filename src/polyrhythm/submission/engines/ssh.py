@@ -57,12 +57,12 @@ class Host:
     """A line of the hosts file.
 
     Attributes:
-        address: as ssh takes it, perhaps with a user.
+        address: address for ssh, perhaps with a user.
         slots: ranks.
         port: TCP port of its ssh server; 0: ssh's own choice.
         python: the command that has Polyrhythm there.
         directory: directory where paths of the command begin; empty: the same folder as here.
-        data: path of the data on that host, where it differs; empty: as the command says.
+        data: path of the data on that host, where it differs; empty: the same as in the command.
     """
 
     address: str

@@ -306,7 +306,7 @@ class BorrowedSlots:
     """The receiver's view of the slots of one link.
 
     Args:
-        give_back: called with a slot's number when its tensor is no longer referenced, from any thread.
+        give_back: callback with a slot's number when its tensor is no longer referenced, from any thread.
     """
 
     def __init__(self, give_back: Callable[[int], None]) -> None:
@@ -317,7 +317,7 @@ class BorrowedSlots:
         self._turns = count(MOST_SLOTS)
 
     def add(self, place: int, descriptor: int) -> None:
-        """Map the new slot or segment of a place; raise `MalformedMessage` for a file whose pages could vanish."""
+        """Map the new slot or segment of a place; raise `MalformedMessage` for a file that could be truncated."""
         number = place & ~_IN_SEGMENT & ((1 << _START_BITS) - 1) if place >= 0 else place
         if not 0 <= number < MOST_SLOTS:
             raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
@@ -665,7 +665,7 @@ class IncomingMemoryLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last messages."""
+        """Stop accepting, send a goodbye, and wait for the senders' last messages."""
         deadline = time.monotonic() + patience_s
         self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(patience_s)

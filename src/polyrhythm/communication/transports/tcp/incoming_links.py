@@ -284,7 +284,7 @@ class IncomingTcpLinks:
         self._acceptor.start()
 
     def close(self, patience_s: float) -> None:
-        """Stop accepting, say goodbye, and wait for the senders' last messages."""
+        """Stop accepting, send a goodbye, and wait for the senders' last messages."""
         deadline_s = time.monotonic() + patience_s
         for link in self._all():
             link.say_goodbye()

@@ -99,7 +99,7 @@ class Rank(Membership):
         most_bytes: largest payload of a message to this rank.
         patience_s: seconds for which another host may be unreachable before its ranks count as lost.
         refused: links and bytes that no rank of this run sends, by reason.
-        tell: prints the first refusal of each peer and reason for users.
+        tell: function that prints the first refusal of each peer and reason for users.
         vectors: vectors that it shares with others of its host.
     """
 

@@ -64,7 +64,7 @@ class KeptVector:
         like: tensor with the size and dtype.
 
     Attributes:
-        vector: as many numbers as `like` has.
+        vector: vector, of the length of `like`.
         offer: offer by which others find it: an `Offer` as JSON.
     """
 
@@ -98,7 +98,7 @@ class KeptVector:
         """Find the vector; return None where the process that has offered it is gone.
 
         Args:
-            offer: as JSON.
+            offer: offer as JSON.
             like: tensor with the size and dtype.
             own: host and process of this member.
 
