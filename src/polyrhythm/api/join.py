@@ -512,8 +512,8 @@ class Group:
 
         Args:
             count: number of epochs.
-            *kept: objects with state that a replacement needs from the others: learning-rate schedulers, and anything else
-                with a `state_dict` of numbers and texts and a `load_state_dict`.
+            *kept: objects with state that a replacement needs from the others: learning-rate schedulers, and
+                anything else with a `state_dict` of numbers and texts and a `load_state_dict`.
 
         Raises:
             RequestError: there is no optimizer yet, or the run is over.

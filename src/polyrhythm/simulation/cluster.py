@@ -85,8 +85,8 @@ class HostKind(Described):
         nic: link of each host to the others; default: the cluster's.
         inside: the link that ranks on the same host share; default: the cluster's.
         memory_bytes: memory in bytes of each, for all its workers together; None: not known.
-        tree: replacement for `inside`: levels of links from each worker's place up to the host's memory and NIC, such as
-            two accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
+        tree: replacement for `inside`: levels of links from each worker's place up to the host's memory and NIC, such
+            as two accelerators on a PCIe switch, and two of those on a processor. Servers are at its top.
         server_takes: share of a host's computing that a server takes from the workers next to it; default: that of a
             core, and nothing where workers compute on accelerators.
     """
