@@ -83,7 +83,7 @@ class Superseded(RunError):
 
 
 _OWN = secrets.token_hex(8)
-"""Random part of the names of this process's drafts: unpredictable, so that nobody can prepare a link for one."""
+"""Random part of the names of this process's drafts: unpredictable, so that no other process can link one."""
 
 
 class Unclaimed:

@@ -302,7 +302,7 @@ class WorkerLost(Event):
     @property
     def text(self) -> str:
         """The event as a sentence."""
-        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others go on"
+        return f"worker {self.worker} (rank {self.rank}) is lost after step {self.step}, the others continue"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +320,7 @@ class WorkerJoined(Event):
     @property
     def text(self) -> str:
         """The event as a sentence."""
-        return f"a successor of worker {self.worker} (rank {self.rank}) has joined"
+        return f"a replacement of worker {self.worker} (rank {self.rank}) has joined"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,5 +71,5 @@ def _download(address: str, path: Path, kind: str) -> str:
             if time.monotonic() > give_up_s:
                 raise OSError(f"not done after {DOWNLOAD_S:.0f} s")
         if told_bytes not in (None, file.tell()):
-            raise OSError(f"{file.tell()} of {told_bytes} bytes came")
+            raise OSError(f"{file.tell()} of {told_bytes} bytes arrived")
     return digest.hexdigest()

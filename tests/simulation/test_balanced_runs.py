@@ -336,7 +336,10 @@ def test_a_run_begins_with_the_speeds_of_a_profile_and_follows_what_it_measures(
     [
         ("measured(weights=[1, 2])", r"2 weights are not one for each of 4 workers: give 4"),
         ("measured(weights=[1, 2, 0, 1])", r"the weight 0 of worker 2 is not above 0"),
-        ("measured(weights=[1, 2, 1, 1], profile='bsc')", r"weights and a profile both say how to begin"),
+        (
+            "measured(weights=[1, 2, 1, 1], profile='bsc')",
+            r"weights and a profile both set the initial sizes",
+        ),
         ("measured(profile='nowhere.yaml')", r"nowhere"),
         ("measured(profile='{two}')", r"have places for 2 of 4 workers: give weights"),
     ],

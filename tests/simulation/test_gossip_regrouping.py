@@ -163,7 +163,7 @@ BEFORE: tuple[Any, Any, Any] = (TurnsWorker.take_over, TurnsWorker._learn, Turns
 @pytest.mark.parametrize(
     ("method", "planted", "found"),
     [
-        ("take_over", counts_a_copy, "where it begins anew"),
+        ("take_over", counts_a_copy, "its new start"),
         ("_learn", learns_twice, "parameters after step"),
         ("regroup", waits_for_those_behind, "what mixing by the matrices gives"),
     ],

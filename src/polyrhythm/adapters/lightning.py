@@ -218,7 +218,7 @@ class PolyrhythmStrategy(ParallelStrategy):
 
     def _told(self, own: Tensor) -> Tensor:
         """Return all workers' tensors, `(workers, …)`, as float64."""
-        assert self.group is not None, "outside of fit nobody is asked"
+        assert self.group is not None, "there is a group only inside fit"
         told = self.group.gather(own.detach().double().tolist())
         return torch.stack([torch.tensor(each, dtype=torch.float64) for each in told])
 

@@ -139,7 +139,8 @@ def calibrate(
         raise RequestError(f"name the values to fit: {', '.join(UNKNOWNS)}")
     if len(seen) < len(names):
         raise RequestError(
-            f"{len(names)} unknowns ({', '.join(names)}) cannot be told from {len(seen)} measurements: give at least "
+            f"{len(names)} unknowns ({', '.join(names)}) cannot be determined from {len(seen)} measurements: give "
+            "at least "
             "as many --throughput as unknowns"
         )
     _check_scaling(seen)

@@ -449,11 +449,11 @@ def _tuned(
             refused[label] = str(error)
             continue
         if done.interrupted:
-            tell(f"interrupted; go on with: polyrhythm compare --resume {folder}")
+            tell(f"interrupted; continue with: polyrhythm compare --resume {folder}")
             raise KeyboardInterrupt
         best = done.search.best()
         if best is None:
-            refused[label] = f"none of {made.trials} trials came to an end"
+            refused[label] = f"none of {made.trials} trials finished"
             continue
         rate = float(f"{best.parameters['lr']:.4g}")
         cases.append({"strategy": strategy, "workers": workers, **varied, "lr": rate})
@@ -533,7 +533,7 @@ def carry_out(
         resume = out
     if resume is not None and what.asked:
         raise RequestError(
-            f"{resume} holds a plan, whose report a comparison would overwrite: repeat it with {what.asked}"
+            f"{resume} holds a plan, and a comparison would overwrite its report: repeat it with {what.asked}"
         )
     folder = Path(resume) if resume is not None else choose_folder(out, "compare")
     with claimed(folder) as holder:

@@ -87,5 +87,5 @@ def _check_any_size(network: Normalized, shape: tuple[int, int, int]) -> None:
             network(torch.zeros(1, channels, height + 9, width + 17, dtype=torch.uint8))
     except RuntimeError:
         raise RequestError(
-            f"the network takes pictures of {height} by {width} only: leave --any-size out, or give --dense"
+            f"the network accepts images of {height} by {width} only: leave --any-size out, or give --dense"
         ) from None

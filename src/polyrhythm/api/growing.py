@@ -80,7 +80,7 @@ def with_growing_batches(
             isinstance(each, list) and all(isinstance(number, int | float) for number in each)
             for each in decided_before.values()
         ):
-            raise RequestError(f"{path} is damaged: take it from a backup, or start the run anew")
+            raise RequestError(f"{path} is damaged: take it from a backup, or start a new run")
         schedule = schedule.model_copy(
             update={key: tuple(each or ()) for key, each in decided_before.items()}
         )

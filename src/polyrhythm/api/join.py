@@ -89,8 +89,8 @@ def join(
     Args:
         strategy: a spec, or a strategy; the same in all processes. `stages("synchronous until 0.1; easgd")`, under
             `polyrhythm run`: at the end of a stage's epochs (`Group.epochs`) every process exits, and the script is
-            started again with the next strategy, whose `epochs` continues with model, optimizer, schedules and counts.
-        threads: compute threads of this worker; None: a share of the host's cores; a single worker is left unchanged.
+            started again with the next strategy; its `epochs` continues with model, optimizer, schedules and counts.
+        threads: compute threads of this worker; None: a share of the host's cores; a single worker keeps its setting.
         report: folder for the files that `train` writes to its run folder: events, phases of each step, TensorBoard
             files and, at the end, `report.html`. Losses and test results are those that the loop passes to `Group.log`.
         observers: receivers of every event, in the coordinator's process.
@@ -143,7 +143,7 @@ class LoopStage:
         stages: stages of the run.
         number: number of this stage, from 0.
         folder: folder of the run's state between stages; None where only worker 0 has it, or there is none yet.
-        anew: whether processes restart themselves: those of torchrun, whose hosts need not share a folder.
+        anew: whether processes restart themselves: those of torchrun, as its hosts need not share a folder.
     """
 
     stages: Stages
@@ -182,7 +182,7 @@ def stage_of(spec: str) -> LoopStage | None:
     at = stage_under_way()
     if at is None:
         raise RequestError(
-            "stages begin the script anew in every process, which polyrhythm run and torchrun see to: start with one "
+            "stages restart the script in every process, with polyrhythm run or torchrun: start with one "
             "of them, or train with the first strategy, group.save, and join with the next, group.load"
         )
     for each in stages.stages:  # what is impossible is refused before anything is trained
@@ -438,7 +438,8 @@ class Group:
         optimizer = self._optimized()
         if self._unsynchronize is not None:
             raise RequestError(
-                "group.join cannot go on for nn.SyncBatchNorm, whose passes need all workers: use nn.BatchNorm, or "
+                "group.join does not support nn.SyncBatchNorm, which needs all workers in each pass: use "
+                "nn.BatchNorm, or "
                 "give all workers as many batches (group.shard)"
             )
         epoch = self._coordination.epoch_under_way  # a replacement begins in the middle of the script
@@ -541,7 +542,7 @@ class Group:
         """Continue from the end of the previous stage."""
         number = str(stage.number)
         if not stage.anew:
-            assert stage.folder is not None, "who starts processes anew gives them one"
+            assert stage.folder is not None, "restarted processes have a folder"
             self.load(stage.folder / number)
             return
         written = io.BytesIO()
@@ -730,7 +731,7 @@ class Group:
         if not traits.draws or any(len(group) > 1 for group in traits.groups):
             raise RequestError(
                 f"shard: deal='drawn': workers of {self._strategy} take their steps together, so each has a fixed "
-                "share of every one: leave deal out, or join with a strategy whose workers go at their own pace, such "
+                "share of every one: leave deal out, or join with an asynchronous strategy, such "
                 "as parameter_server"
             )
 

@@ -211,7 +211,7 @@ class Guest:
         """A sentence on how its work ended, if it has left in good order."""
         if self._stop.requested:
             return (
-                "the run was asked to stop, and this worker has stopped with it: join again when it goes on"
+                "the run was asked to stop, and this worker has stopped with it: join again when it continues"
             )
         return "done: all its steps are taken"
 

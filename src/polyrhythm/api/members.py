@@ -446,7 +446,7 @@ def _check_same(folder: Path, config: RunConfig) -> None:
     for key, value in plain_values(config).items():
         if plain_values(before)[key] != value:
             raise RequestError(
-                f"an ensemble goes on as it was begun, with {key} {plain_values(before)[key]}: leave "
+                f"an ensemble continues as it was begun, with {key} {plain_values(before)[key]}: leave "
                 f"--{key.replace('_', '-')} out"
             )
 
@@ -528,7 +528,7 @@ def _side_by_side(configs: Sequence[RunConfig], folder: Path, observers: Sequenc
             raise RequestError(f"member {number}: {answer['error']}")
         if answer["outcome"] == "failed":
             raise RunError(
-                f"member {number} failed ({answer['error']}); what the others came to is kept: go on with "
+                f"member {number} failed ({answer['error']}); the others' results are kept: continue with "
                 f"--resume {folder}"
             )
     return None
@@ -550,7 +550,7 @@ def _epochs(folder: Path, number: int) -> Any:
 
 def _ended(folder: Path) -> Run:
     run = finished_run(folder)
-    assert run is not None, "who has answered has ended"
+    assert run is not None, "a member that has answered has ended"
     return run
 
 

@@ -230,7 +230,8 @@ class ObservedRun:
             return
         if self._try(self._log, self._write_again):
             text = (
-                f"{self._folder} was deleted, renamed or unmounted: it is made again, and the run goes on; earlier "
+                f"{self._folder} was deleted, renamed or unmounted: it is created again, and the run continues; "
+                "earlier "
                 "checkpoints are not in it"
             )
             self.on_event(Notice(time_s=time_s, text=text))
@@ -264,7 +265,7 @@ class ObservedRun:
             for observer in self._observers:
                 stack.callback(self._try, observer, observer.close)
         for text in self._unwritten_texts():
-            print(f"polyrhythm: {text}; the run went on", file=sys.stderr, flush=True)
+            print(f"polyrhythm: {text}; the run continued", file=sys.stderr, flush=True)
         if self.begun and not self.skips_report and not isinstance(error, Preempted) and self.claim.holds():
             self._write_report()
 

@@ -335,7 +335,8 @@ def plan(
     _check(trials, trial_epochs, options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
         raise RequestError(
-            f"cluster {where.name} does not say how step times grow with the batch: leave --batch-sizes out, or take a "
+            f"cluster {where.name} does not specify how step times grow with the batch: leave --batch-sizes out, "
+            "or take a "
             "cluster with step_of, as `polyrhythm profile` writes it"
         )
     where_priced = elsewhere[0] if elsewhere else where
@@ -360,7 +361,7 @@ def plan(
     for name, machine in zip(rented, elsewhere, strict=True):
         there = [replace(each, machine=name) for each in candidates]
         rentable += rehearse(machine, there, options, refused)
-    tell(f"rehearsed {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
+    tell(f"simulated {counted(len(found) + len(rentable), 'candidate')}; {len(refused)} cannot be run here")
     shrunk = split_outside(compressors, ";") if isinstance(compressors, str) else list(compressors)
     if shrunk == [AUTO]:
         smaller = worth_compressing(where, found, options)

@@ -205,10 +205,10 @@ def _files(given: Sequence[str | Path]) -> list[Path]:
     for path in map(Path, given):
         found += map(Path, image_files(path)) if path.is_dir() else [path]
     if not found:
-        raise RequestError("there are no pictures to look at: name files, or a folder that holds some")
+        raise RequestError("there are no images to classify: name files, or a folder that holds some")
     for path in found:
         if not path.exists():
-            raise RequestError(f"there is no picture {path}: name a file or a folder of files")
+            raise RequestError(f"there is no image {path}: name a file or a folder of files")
     return found
 
 

@@ -118,7 +118,7 @@ def step_of(config: RunConfig, job: Job, steps: int, step: StepProfile) -> StepW
 
 def _check(steps: int, out: Path) -> None:
     if steps < _LEAST_STEPS:
-        raise RequestError(f"a median of {steps} steps says little: measure at least {_LEAST_STEPS}")
+        raise RequestError(f"a median of {steps} steps is too noisy: measure at least {_LEAST_STEPS}")
     check_new_file(out)
 
 

@@ -328,7 +328,7 @@ def _check_goal(goal: str, prune: str, method: str, common: Mapping[str, Any]) -
     if common.get("until") is not None:
         Target.parse(str(common["until"]))
     if method in {"hyperband", "pbt"} and prune != "none":
-        raise RequestError(f"{method} decides by itself who goes on: leave --prune {prune} out")
+        raise RequestError(f"{method} decides by itself which trials continue: leave --prune {prune} out")
 
 
 def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
@@ -355,7 +355,7 @@ def _check_prices(limit: Budget, goal: str, told: Mapping[str, Any]) -> None:
 def _check_pbt(space: Space, told: Mapping[str, Any], interval: int) -> None:
     if told:
         raise RequestError(
-            "pbt goes on from checkpoints of real runs: leave --cluster out, or take another method"
+            "pbt continues from checkpoints of real runs: leave --cluster out, or take another method"
         )
     if interval < 1:
         raise RequestError(f"--interval is at least 1 epoch (given {interval})")
@@ -486,7 +486,7 @@ def _rehearsed(simulation: Mapping[str, Any], options: Mapping[str, Any]) -> tup
     asked = Candidate(strategy=strategy, family=strategy, workers=int(options["workers"]), options={})
     found = rehearse(open_cluster(simulation["cluster"]), [asked], told, {})
     if not found:
-        raise RequestError(f"{strategy} cannot be rehearsed")
+        raise RequestError(f"{strategy} cannot be simulated")
     dataset = data_of(configure(options))
     images = int(options.get("epochs") or dataset.default_epochs) * len(dataset.train)
     seconds = images / found[0].images_per_s
@@ -518,7 +518,7 @@ def _chosen_folder(what: SearchPlan, out: str | Path | None) -> Path:
             if read_text_in_run(path, "the search") == _text(what):
                 return Path(out)
             raise RequestError(
-                f"{out} holds another search: name another with --out, or go on with it with --resume {out}"
+                f"{out} holds another search: name another with --out, or continue it with --resume {out}"
             ) from None
         raise
 

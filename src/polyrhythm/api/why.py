@@ -180,7 +180,7 @@ def why(run: str | Path, *, cluster: str | Path | None = None) -> Why:
     found = rehearse(where, [as_it_was, *(each for each, _ in tried.values())], options, refused, steps=steps)
     rates = {each.family: each.images_per_s for each in found}
     if strategy not in rates:
-        raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
+        raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     base = rates[strategy]
     pays = None if plain is None else _payoff(where, config)
     # Dry runs do not include the time to compress, so the run is slower than its dry run by that time.
@@ -458,7 +458,7 @@ def predict_run(run: str | Path, cluster: str | Path) -> Path:
     refused: dict[str, str] = {}
     found = rehearse(where, [as_it_was], options, refused)
     if not found:
-        raise RequestError(f"{folder} cannot be rehearsed: {next(iter(refused.values()))}")
+        raise RequestError(f"{folder} cannot be simulated: {next(iter(refused.values()))}")
     return write_prediction(folder, where.name, found[0])
 
 

@@ -13,7 +13,7 @@ RUN_FAILED = 1
 
 
 def join(
-    address: Annotated[str, typer.Argument(help="HOST:PORT, as `polyrhythm train --listen` says it.")],
+    address: Annotated[str, typer.Argument(help="HOST:PORT, as `polyrhythm train --listen` prints it.")],
     token_file: Annotated[
         str | None,
         typer.Option(help="The file of the run token (default: POLYRHYTHM_TOKEN in the environment)."),

@@ -129,7 +129,7 @@ def balance_from(config: RunConfig, strategy: Strategy) -> Balance:
     if config.on_loss == "rescale":
         if not made.optional:
             raise RequestError(
-                f"balance {made}: with on_loss rescale a lost worker's part is left out, and parts must be equal: "
+                f"balance {made}: with on_loss rescale a failed worker's part is dropped, and parts must be equal: "
                 "leave one of them out"
             )
         return Off()
@@ -160,7 +160,7 @@ def draws(deal: str, strategy: Strategy, workers: int) -> bool:
     if deal == "drawn" and not possible:
         raise RequestError(
             f"{strategy} with {workers} workers has all of them take equally many steps, so each has a fixed share: "
-            "leave deal out, or choose a strategy whose workers go at their own pace, such as parameter_server"
+            "leave deal out, or choose an asynchronous strategy, such as parameter_server"
         )
     return possible and deal != "fixed"
 
@@ -291,16 +291,16 @@ def _check_joinable(config: RunConfig, strategy: Strategy) -> None:
     traits = strategy.traits(config.workers)
     if traits.one_host:
         raise RequestError(
-            f"nobody can join {strategy}, whose workers share the memory of one host: leave out listen, or choose "
+            f"workers cannot join {strategy}, which uses the shared memory of one host: leave out listen, or choose "
             "another strategy, such as parameter_server"
         )
     if not strategy.faults(config.workers).goes_on:
         raise RequestError(
-            f"nobody can join {strategy} with {config.workers} workers, which does not go on without one: leave out "
+            f"workers cannot join {strategy} with {config.workers} workers, which stops without one: leave out "
             "listen, or choose another strategy, such as parameter_server"
         )
     if config.freeze_epochs is not None:
-        raise RequestError("freeze_epochs makes two runs of one, which nobody can join: leave out listen")
+        raise RequestError("freeze_epochs makes two runs of one, which workers cannot join: leave out listen")
     if not isinstance(config.data, str | Path) or not isinstance(config.model, str):
         raise RequestError("guests find data and model by their names: give names, or leave out listen")
     if config.vacant >= config.workers:
@@ -327,7 +327,7 @@ def _warn_of_random_parts(config: RunConfig) -> None:
     """Warn if frozen parts keep their random initial values; a network object may bring its own weights."""
     if config.weights is None and isinstance(config.model, str) and config.freeze not in ("none", "norms"):
         _log.warning(
-            "freeze %s keeps parts of a network that nobody has trained at random numbers: give weights to start from, "
+            "freeze %s keeps untrained parts of a network at random values: give weights to start from, "
             "or leave freeze out",
             config.freeze,
         )
@@ -338,8 +338,9 @@ def _warn_of_frames(chain: Chain, dataset: Dataset) -> None:
     framed = [each for each in chain.transforms if isinstance(each, Warp) and each.fill == "zero"]
     if framed and dataset.shown < 1 and not isinstance(dataset.train, WindowSplit):
         _log.warning(
-            "%s see the square in the middle of the pictures alone, and leave grey corners where these go on: give "
-            "--scale %d to move the larger picture, or fill=reflect",
+            "%s see the center square of the images only, and leave gray corners although the images continue "
+            "there: give "
+            "--scale %d to move the larger image, or fill=reflect",
             "; ".join(each.name for each in framed),
             round(dataset.image_shape[1] / dataset.shown),
         )
@@ -442,7 +443,7 @@ def check_length(config: RunConfig, images: int) -> None:
     """
     if config.updates is not None:
         if config.epochs is not None:
-            raise RequestError("--updates and --epochs both say how long: give one of them")
+            raise RequestError("--updates and --epochs both set the length: give one of them")
         if _made("batch schedule", config.batch_schedule, BATCH_SCHEDULES) != Constant():
             raise RequestError(
                 f"--updates counts batches of one size, and batch schedule {config.batch_schedule} changes it: give "
@@ -662,7 +663,7 @@ def size_schedule_from(
     if not sides:
         return schedule
     if shape[0] != shape[1]:
-        raise RequestError(f"size schedule {schedule} needs square pictures: give an --image-size")
+        raise RequestError(f"size schedule {schedule} needs square images: give an --image-size")
     with torch.random.fork_rng(devices=[]):
         model = make_model()
     for side in sorted(sides):
@@ -670,7 +671,7 @@ def size_schedule_from(
             check_picture_size(model, "", len(dataset.classes), (channels, side, side))
         except RequestError:
             raise RequestError(
-                f"size schedule {schedule} shows pictures of {side} pixels, which the model cannot take: give other "
+                f"size schedule {schedule} has images of {side} pixels, which the model does not support: give other "
                 "sizes, or a network that ends in a global pooling, such as resnet18"
             ) from None
     return schedule

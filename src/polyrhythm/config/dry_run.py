@@ -80,7 +80,7 @@ def check_dry_run_options(given: Collection[str], steps: int | None) -> None:
         _check_steps(steps)
     for key in ("epochs", "updates"):
         if steps is not None and key in given:
-            raise RequestError(f"--steps and --{key} both say how long: give one of them")
+            raise RequestError(f"--steps and --{key} both set the length: give one of them")
 
 
 def _check_steps(steps: int) -> None:

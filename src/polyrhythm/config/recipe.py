@@ -124,7 +124,7 @@ _HOW_LONG = ("epochs", "updates")
 
 
 def configure(*layers: Mapping[str, object]) -> RunConfig:
-    """Merge layers of values, the last of which has precedence, and check the result.
+    """Merge layers of values, with precedence for later ones, and check the result.
 
     A length given by one of two keys replaces an earlier one given by the other.
 

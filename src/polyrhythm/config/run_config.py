@@ -96,7 +96,7 @@ class RunConfig(BaseModel):
         default=1,
         ge=1,
         le=100_000,
-        description="Passes of --batch-size images whose gradients are accumulated for a step.",
+        description="Passes of --batch-size images with gradients accumulated for a step.",
     )
     drop_last: bool = _job(
         default=False,
@@ -501,5 +501,5 @@ def refuse_real_only(options: Iterable[str]) -> None:
     for name in options:
         if name in REAL_ONLY:
             raise RequestError(
-                f"simulated ranks meet at no port, and nobody joins them: leave --{name.replace('_', '-')} out"
+                f"simulated ranks have no port, and workers cannot join them: leave --{name.replace('_', '-')} out"
             )

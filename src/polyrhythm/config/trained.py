@@ -214,13 +214,13 @@ def load_trained(
     known = facts_of(path)
     model = model if model is not None else known.get("model")
     if model is None:
-        raise RequestError(f"{path} does not say what it was trained with: give --model")
+        raise RequestError(f"{path} does not record its training configuration: give --model")
     size, record, order = options.get("image_size") or known.get("image_size"), recorded(path), None
     if dataset is None:
         skips = options.get("skip_unreadable") or (data is None and known.get("skip_unreadable") is True)
         data = data if data is not None else known.get("data")
         if data is None:
-            raise RequestError(f"{path} does not say what it was trained with: give --data")
+            raise RequestError(f"{path} does not record its training configuration: give --data")
         dataset = open_data(
             data,
             image_size=size,

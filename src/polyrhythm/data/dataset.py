@@ -233,7 +233,7 @@ class Part:
 class TorchSplit:
     """A map-style `torch.utils.data.Dataset` with items (image tensor, label).
 
-    Labels come from its attribute `targets` if it has one; otherwise every item is read once.
+    Labels are read from its attribute `targets` if it has one; otherwise every item is read once.
 
     Raises:
         RequestError: raised at construction: no items, or items that are not an image tensor (C, H, W) and a label.

@@ -155,7 +155,7 @@ class DataRecord:
         if strange:
             raise RequestError(
                 f"{network} was trained on {self._known}, and {dataset.name} has {_listed(strange)}, which it does not "
-                "know: name the data whose classes it knows, or train again"
+                "know: name data with the classes that it knows, or train again"
             )
         place = torch.tensor([self.classes.index(name) for name in dataset.classes])
         train, test = (relabelled(split, place) for split in (dataset.train, dataset.test))

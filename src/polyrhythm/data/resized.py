@@ -151,7 +151,7 @@ def windowed(dataset: Dataset, image_size: int) -> Dataset:
     channels, scale, _ = dataset.image_shape
     if not 1 <= image_size <= scale:
         raise RequestError(
-            f"windows of {image_size} pixels cannot be cut out of pictures of scale {scale}: give a --scale of "
+            f"windows of {image_size} pixels cannot be cut out of images of scale {scale}: give a --scale of "
             f"{image_size} or more, or a smaller --image-size"
         )
     train, test = (_windows(split, image_size) for split in (dataset.train, dataset.test))

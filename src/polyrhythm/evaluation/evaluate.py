@@ -332,7 +332,7 @@ class _Totals:
     def add(self, logits: Tensor, labels: Tensor) -> None:
         if logits.shape[1] != self._classes:
             raise RequestError(
-                f"the model tells {logits.shape[1]} classes apart, but the data have {self._classes}: "
+                f"the model has {logits.shape[1]} classes, but the data have {self._classes}: "
                 "give the data that it was trained on"
             )
         self._losses.append(functional.cross_entropy(logits, labels, reduction="none").double().sum())

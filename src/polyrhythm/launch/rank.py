@@ -90,7 +90,7 @@ def _setting(job: Job, roles: RoleAssignment, home: Rank, emit: Callable[[Event]
 
     def what_then(rank: int) -> str:
         if job.faults.survives(rank, roles, leader_returns=job.fault_tolerance.restarts > 0):
-            return "the run goes on without it"
+            return "the run continues without it"
         return "the run stops; continue with --resume" + ("" if folder is None else f" {folder}")
 
     return WatchdogSetting(

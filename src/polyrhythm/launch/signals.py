@@ -105,7 +105,7 @@ def asked_to_stop(
 ) -> Iterator[None]:
     """Call `ask` at a signal that asks to stop, `preempt` before it at a SIGTERM; a second SIGINT interrupts as usual.
 
-    Without `ask`, signals are deferred until another `asked_to_stop` is entered inside, or this one is left, and
+    Without `ask`, signals are deferred until another `asked_to_stop` is entered inside, or this one ends, and
     delivered then. Outside the main thread no handler can be set, and signals keep their default effect.
     """
     global _open, _passed_on

@@ -166,7 +166,7 @@ class OwnedBranches:
             (sum of counts, A): the contribution of this worker's branches, to be summed over the workers; None if it is
             not needed.
         """
-        assert self._call is not None, "forward comes first"
+        assert self._call is not None, "forward must be called first"
         (leaf, outputs), self._call = self._call, None
         width = self._widths[self._activations.rank]
         shapes = [(count, width, self._parts.classes) for count in counts]

@@ -347,7 +347,7 @@ class NetworkStage:
         Raises:
             RunError: it has another size or dtype.
         """
-        assert self.stage.before is not None, "the first stage takes pictures"
+        assert self.stage.before is not None, "the first stage takes images"
         return self._shaped(number, message, self.stage.before, position).requires_grad_()
 
     def take_gradient(self, number: int, message: Message, position: int) -> Tensor:
@@ -470,7 +470,7 @@ class NetworkStage:
         expected = rows * torch.Size(shape).numel()
         if vector is None or vector.dtype != self.like.dtype or vector.numel() != expected:
             raise RunError(
-                f"what came for microbatch {number} does not fit: {expected} numbers of {self.like.dtype} were "
+                f"the message for microbatch {number} does not fit: {expected} numbers of {self.like.dtype} were "
                 "expected; all workers must train the same network"
             )
         return vector.to(self.like.device).view(rows, *shape)

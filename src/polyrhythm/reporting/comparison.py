@@ -611,7 +611,7 @@ def _warnings(runs: Sequence[ComparedRun], rows: Sequence[Row]) -> list[str]:
         said.append("some runs are simulated and some are real: their seconds are not of one clock")
     for run in runs:
         if run.outcome != "done":
-            said.append(f"{run.folder} was cut short ({run.outcome}): its figures are as far as it came")
+            said.append(f"{run.folder} was cut short ({run.outcome}): its figures are incomplete")
     few = [row for row in rows if len(row.runs) < 2]
     if few and len(rows) > 1:
         said.append("one seed shows nothing of the noise: rows may differ by chance; take --seeds 3 or more")
@@ -660,7 +660,7 @@ def _best(
     text = f"{what}: {told[0]}"
     if others:
         unsure = differ(*_by_seed(first, others[0], of)) is None
-        text += f"; next {told[1]}" + (", with too few seeds to tell them apart" if unsure else "")
+        text += f"; next {told[1]}" + (", with too few seeds to separate them" if unsure else "")
     return text + "."
 
 

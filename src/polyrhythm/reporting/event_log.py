@@ -126,7 +126,7 @@ class EventLog:
                 self._file.truncate(end)
         if not self._left_out:
             print(
-                f"polyrhythm: cannot write {self._path}: {reason}; events are left out until it can be written",
+                f"polyrhythm: cannot write {self._path}: {reason}; events are dropped until it can be written",
                 file=sys.stderr,
                 flush=True,
             )

@@ -604,6 +604,6 @@ class CacheFigures:
 def cache_line(cache: Mapping[str, Any]) -> str:
     """Write `CacheFigures.to_json` for people."""
     return (
-        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} training images that were asked for came "
+        f"{percent(cache['hit_share'])} of the {whole(cache['images'])} requested training images were served "
         f"decoded from memory ({cache['kept_bytes'] / 1e6:,.1f} MB)"
     )

@@ -83,7 +83,7 @@ def balances(
     traits, reason = strategy.traits(workers), ""
     grouped = shares_in_groups(strategy, workers)
     if not (traits.lockstep or traits.skips_steps or traits.scales_parts or grouped):
-        reason = f"workers of {strategy} go each at its own pace, which needs no balance: leave balance out"
+        reason = f"{strategy} is asynchronous and needs no balance: leave balance out"
     elif grouped and not drawn:
         reason = "groups share the batches that they draw: leave deal fixed out, or leave balance out"
     elif not traits.counts_samples:
@@ -96,7 +96,7 @@ def balances(
             f"workers of {strategy} compute together, at one speed: leave balance out, or choose synchronous"
         )
     elif balance.optional and traits.skips_steps:  # there is no waiting for a slow worker
-        reason = "late gradients are left out"
+        reason = "late gradients are dropped"
     elif batch < workers:
         reason = "batches are too small"
     elif balance.by_steps and not traits.local_steps:

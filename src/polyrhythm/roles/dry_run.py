@@ -643,7 +643,9 @@ class DryDuties(Duties):
 
     def take_up(self) -> None:
         """Continue with the time of the run."""
-        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        assert self._ledger.began_at_s is not None, (
+            "a coordinator is replaced only after training has started"
+        )
         self._emitter.take_up(self._ledger.began_at_s)
 
     def begin(self, epoch: int) -> None:
@@ -672,7 +674,8 @@ class DryDuties(Duties):
             world.emit(Notice(time_s=0, text=remark))
         if dry_run.traits.sends_by_value and dry_run.computes_nothing:
             text = (
-                f"what {strategy} sends depends on the gradients' values, of which a dry run has none: what only large "
+                f"messages of {strategy} depend on the gradients' values, and a dry run has none: messages that "
+                "only large "
                 "ones cause is not sent here; simulate with real gradients to see it"
             )
             world.emit(Notice(time_s=0, text=text))

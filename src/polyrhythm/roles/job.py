@@ -451,7 +451,7 @@ class Job:
         folder = f" {self.checkpointing.folder}" if self.checkpointing.folder is not None else ""
         least = f"min_workers is {self.fault_tolerance.min_workers}"
         return RunError(
-            f"{left} of {self.workers} workers are left, and {least}; continue with --resume{folder}"
+            f"{left} of {self.workers} workers remain, and {least}; continue with --resume{folder}"
         )
 
     @property
@@ -527,7 +527,7 @@ def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, lea
     optimizer = learning.optimizer
     if optimizer.follows_staleness and not traits.tells_staleness:
         raise RequestError(
-            f"momentum=auto follows the staleness of single gradients, which {strategy} does not tell: use "
+            f"momentum=auto follows the staleness of single gradients, which {strategy} does not report: use "
             "parameter_server, or give a momentum"
         )
     norm = learning.batch_norm
@@ -538,7 +538,8 @@ def _check_optimizer(strategy: Strategy, traits: Traits, dtype: torch.dtype, lea
         )
     if norm.over_workers and (learning.accumulate > 1 or learning.execution.compiled):
         raise RequestError(
-            f"batch_norm {norm} exchanges inside the passes, of which all workers must make as many: leave accumulate "
+            f"batch_norm {norm} exchanges inside the passes, and all workers must make the same number of them: "
+            "leave accumulate "
             "and compile out"
         )
     if not isinstance(optimizer, Joint):

@@ -276,7 +276,7 @@ class States:
         except RefusedMessage:  # there are no parameters yet
             state = ShardState.from_message(message)
         else:
-            raise RefusedMessage(Reason.ORDER, "the state of a shard came although training has begun")
+            raise RefusedMessage(Reason.ORDER, "the state of a shard arrived although training has begun")
         self._load(state.shard, state)
 
     def _load(self, shard: int, message: ShardState) -> None:

@@ -939,4 +939,4 @@ class LoggedSteps(StepRetry):
 
 
 def _called() -> None:
-    raise PeerLost(LEADER, "going on with the others")
+    raise PeerLost(LEADER, "continuing with the others")

@@ -179,7 +179,7 @@ def searched(
     steps = len(halves[0]) // batch_size
     if steps < 1:
         raise RequestError(
-            f"darts halves {len(train)} training pictures, and a batch has {batch_size}: lower --batch-size"
+            f"darts halves {len(train)} training images, and a batch has {batch_size}: lower --batch-size"
         )
     losses = []
     for epoch in range(epochs):

@@ -170,9 +170,7 @@ class Space:
                 raise unknown("option of the space", name, known)
         if missing := used - set(domains):
             name = min(missing)
-            raise RequestError(
-                f"{where} uses {{{name}}} and does not say what it may be: add a line `{name}: …`"
-            )
+            raise RequestError(f"{where} uses {{{name}}} and does not define it: add a line `{name}: …`")
         for name in used:
             if name in _reached(domains, name):
                 raise RequestError(f"{where}: {name} names itself in its braces")

@@ -515,7 +515,7 @@ def machines_of(cluster: Cluster) -> list[str]:
     """Return the described machines of a cluster's price list."""
     if cluster.prices is None:
         raise RequestError(
-            f"cluster {cluster.name} has no price list whose machines could be chosen: give it prices: NAME_OR_FILE"
+            f"cluster {cluster.name} has no price list to choose machines from: give it prices: NAME_OR_FILE"
         )
     return [name for name, machine in open_prices(cluster.prices).machines.items() if machine.described]
 
@@ -533,7 +533,7 @@ def with_machine(cluster: Cluster, name: str) -> Cluster:
     machine = prices.machines[name]
     if name not in known:
         lacks = "cores" if machine.cores is None else "speed"
-        raise RequestError(f"price list {cluster.prices} does not say what {name} is: give it {lacks}")
+        raise RequestError(f"price list {cluster.prices} does not describe {name}: give it {lacks}")
     assert machine.cores is not None
     host = HostKind(
         name=name,

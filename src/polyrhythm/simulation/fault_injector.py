@@ -209,7 +209,7 @@ class FaultInjector:
     def _check_leader(self) -> None:
         """Raise if the run has ended without a report: worker 0 is lost, and no other rank needed it any more."""
         if not self.ranks[LEADER].alive:
-            raise RunError(f"{self._death(LEADER)}, and the run needs it: nobody is left who would end it")
+            raise RunError(f"{self._death(LEADER)}, and the run needs it: no rank remains that could end it")
 
     def _came_to_gone_servers(self) -> bool:
         """Return whether worker 0's replacement waits for servers that its predecessor had let go at the end."""

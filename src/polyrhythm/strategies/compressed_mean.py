@@ -576,7 +576,7 @@ def of_compressed(before: int, after: int) -> Resharding:
         }
 
     text = (
-        "all go on from worker 0's parameters and optimiser, each with an equal part of what {states} workers' "
+        "all continue from worker 0's parameters and optimizer, each with an equal part of what {states} workers' "
         "compression had kept back"
     )
     return Resharding(after=after, text=text, workers=workers)

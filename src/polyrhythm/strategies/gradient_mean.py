@@ -280,7 +280,7 @@ class NarrowGradientMean(GradientMean):
         if self._narrow.dtype == torch.float16 and not bool(self._narrow.isfinite().all()):
             raise RequestError(
                 f"at step {step.number} a gradient is beyond the range of float16 (65504): use "
-                "transfer=bfloat16, whose range is that of float32, or transfer=full"
+                "transfer=bfloat16, with the range of float32, or transfer=full"
             )
         share = parts / _PARTS_OF_ONE / self._group.size
         if share not in (0, 1):

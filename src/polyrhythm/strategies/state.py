@@ -259,7 +259,7 @@ class Resharding:
 
 def same_for_all(after: int) -> Resharding:
     """For equal workers without servers: all begin with worker 0's state."""
-    text = "all go on from worker 0's parameters and optimiser"
+    text = "all continue from worker 0's parameters and optimizer"
     return Resharding(after=after, text=text, workers=(StateField("*", "keep", "run"),))
 
 

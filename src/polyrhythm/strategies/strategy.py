@@ -72,7 +72,7 @@ class Facts:
     staleness: str
     use_it: str
     when_a_worker_dies: str = field(
-        default="the run stops and names it; `--resume` goes on from the last checkpoint"
+        default="the run stops and names it; `--resume` continues from the last checkpoint"
     )
 
 
@@ -287,7 +287,7 @@ class Strategy(Config):
 def needs_as_many(strategy: Strategy, before: int) -> RequestError:
     """Return the error for a resumed run with a different number of workers."""
     return RequestError(
-        f"{strategy} goes on with as many workers as it had: resume with --workers {before}, or begin a new run from "
+        f"{strategy} continues with as many workers as it had: resume with --workers {before}, or begin a new run from "
         "the saved weights"
     )
 

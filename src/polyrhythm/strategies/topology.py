@@ -236,8 +236,6 @@ def mixing_rate(matrices: Sequence[Tensor]) -> float:
     if len(whole) == 1:
         return 0.0
     if float((whole - whole.mean(1, keepdim=True)).abs().max()) < _ROUNDING:
-        return (
-            0.0  # all columns are the same: the mean itself, whose other eigenvalues are 0 but for rounding
-        )
+        return 0.0  # all columns are equal: the mean itself, with other eigenvalues of 0 up to rounding
     moduli = torch.linalg.eigvals(whole).abs().sort(descending=True).values
     return math.pow(float(moduli[1]), 1 / len(matrices))

@@ -113,7 +113,7 @@ class Writes(Enum):
     LOST = "lost"
     KEPT = "kept"
     ADDED = "added"
-    IN_STEP = "in step"
+    IN_STEP = "synchronous"
 
 
 class WorkerPart:
@@ -414,7 +414,7 @@ class CatchesUp:
 
 
 class UsesServers:
-    """Base of a part whose parameters are on servers."""
+    """Base of a part with parameters on servers."""
 
     def let_go(self) -> None:
         """Dismiss the servers when all workers have left; called on rank 0 only."""
@@ -462,7 +462,7 @@ class CommonStart:
 
 
 class HoldsModel:
-    """Base of a part whose state holds the worker's model."""
+    """Base of a part with a state that contains the worker's model."""
 
     def model_in(self, state: State) -> Tensor | None:
         """Return the model in a worker's state, `(size,)`; None where it holds none.
@@ -483,7 +483,7 @@ class HearsOfStop:
 
 
 class Logged(HearsOfStop):
-    """Base of a part whose exchanges are entries of a log, below which all workers regroup.
+    """Base of a part with logged exchanges, below which all workers regroup.
 
     Attributes:
         exchanger: object that carries out the exchanges.
@@ -510,7 +510,7 @@ class Logged(HearsOfStop):
 
 
 class Regroups(WorkerPart, HearsOfStop):
-    """Base of a part whose workers regroup (`OnLoss.REGROUP`).
+    """Base of a part with workers that regroup (`OnLoss.REGROUP`).
 
     When a worker fails or joins, all cancel pending exchanges and agree on the step to continue from.
 
@@ -610,7 +610,7 @@ class Reassembled(NamedTuple):
 
 
 class RegroupsApart:
-    """Base of a part whose group regroups independently (`OnLoss.REGROUP_GROUP`)."""
+    """Base of a part with a group that regroups independently (`OnLoss.REGROUP_GROUP`)."""
 
     @property
     def due(self) -> bool:

@@ -239,7 +239,7 @@ def restoring(what: str) -> Iterator[None]:
 def _instead_of(path: Path) -> str:
     for other in checkpoints(path.parent):
         if other.name != path.name and _is_whole(other):
-            return f"; the newest whole one beside it is {other}"
+            return f"; the newest complete one next to it is {other}"
     return ""
 
 

@@ -323,7 +323,7 @@ def check_learns_alone(make_model: Callable[[], nn.Module], image_shape: tuple[i
         except ValueError as error:
             model(torch.zeros(2, *image_shape))
             raise RequestError(
-                f"a worker's batches have a single picture, of which batch normalisation has no statistics ({error}): "
+                f"a worker's batches have a single image, which has no batch-norm statistics ({error}): "
                 "ask for a larger batch_size, or for fewer workers"
             ) from None
 

@@ -145,7 +145,7 @@ class OptimizerPlan:
         if cut and self.kind in LAYERWISE:
             raise RequestError(
                 f"{self.kind} looks at whole layers, and a server's shard cuts one: use one server, or a strategy "
-                "whose workers update the whole model, such as synchronous"
+                "with workers that update the whole model, such as synchronous"
             )
         inside = [
             Span(max(span.start, start) - start, min(span.stop, stop) - start, span.options)

@@ -156,7 +156,7 @@ class Replicas(Invariant):
             self._check_first(event, number, step)
         elif event.step < step or differing(first, event.vector):
             raise Violation(
-                "a replica beside the others of its group",
+                "a replica that differs from the others of its group",
                 event.rank,
                 event.time_s,
                 expected=f"step {step} and the same bits",
@@ -248,7 +248,7 @@ class LateReplicas(Invariant):
             return
         beyond = [taken for taken in self._steps[event.step + 1 :] if not taken.finishers.isdisjoint(there)]
         if event.step > latest or beyond:
-            self._refuse(event, f"a step beside step {latest} of the others", 0)
+            self._refuse(event, f"a step other than step {latest} of the others", 0)
         del self._steps[event.step + 1 :]
 
     def _before_next(self, event: Stepped, view: _Membership) -> Tensor:

@@ -113,7 +113,7 @@ def test_few_steps_of_few_pictures_are_told_and_what_makes_more(tmp_path: Path) 
     # 24 pictures to learn from, by 2 workers: a step an epoch, and with 8 a worker two
     assert told() == (
         "20 steps in all, 1 step an epoch, are few for a network that starts from random weights: --batch-size 8 makes "
-        "40 of the same pictures"
+        "40 of the same images"
     )
     assert told(batch_size=16) is None  # whoever says how to learn
     pair = (torch.zeros(24, 1, 16, 16), torch.arange(24) % 2)

@@ -293,7 +293,7 @@ def test_one_seed_names_the_faster_and_says_that_it_may_be_chance(tmp_path: Path
     assert [row.strategy for _, row in found.ranking()] == ["easgd", "synchronous"]
     assert found.verdict()[0] == (
         "Fastest to top-1 90.0 % (which all have reached): easgd, 1 worker (27.0 s); next synchronous, 1 worker "
-        "(30.0 s), with too few seeds to tell them apart."
+        "(30.0 s), with too few seeds to separate them."
     )
 
 

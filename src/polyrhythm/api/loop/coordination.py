@@ -194,7 +194,9 @@ class Coordination(Host):
             here = json.dumps(self.entry.present()[0])
             present = tuple(json.loads(self.board.post_if_absent(f"script/deal/{shard}/{epoch}", here)))
         if self._worker not in present:
-            raise RunError(f"the others have taken worker {self._worker} for lost, and go on without it")
+            raise RunError(
+                f"the others have dropped worker {self._worker} as failed, and continue without it"
+            )
         self.workers = len(present)
         return Seat(present.index(self._worker), len(present), self._progress.be_seated() if trains else 0)
 
@@ -273,7 +275,7 @@ class Coordination(Host):
                     self.means.check_others(number, "group.state_dict", here - {self._worker})
                 return handed
 
-            workers = self.board.await_found(look, "the others to come to group.state_dict")
+            workers = self.board.await_found(look, "the others to call group.state_dict")
             assert self._replica is not None, "something has been distributed"
             self._replica.part.check_servers()
             found = workers, duties.ask_servers() if self._world.roles.servers else []
@@ -457,11 +459,13 @@ class Coordination(Host):
     def _why_nobody(self) -> str:
         assert self.loop_progress.optimizer is not None, "a loop has something to train"
         if self.loop_progress.optimizer.has_grown:
-            return "its place stays empty, since a successor would not know the param groups that were added"
+            return (
+                "its place stays empty, since a replacement would not know the param groups that were added"
+            )
         scheduled = any("initial_lr" in group for group in self.loop_progress.optimizer.param_groups)
         if scheduled and not self.loop_progress.kept:
             return (
-                "its place stays empty, since a successor would not know the learning rate: hand the scheduler on, "
+                "its place stays empty, since a replacement would not know the learning rate: hand the scheduler on, "
                 "`group.epochs(n, scheduler)`"
             )
         return ""

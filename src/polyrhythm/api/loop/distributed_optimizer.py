@@ -320,7 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _logged(self) -> LoggedSteps:
-        assert isinstance(self._steps, LoggedSteps), "who holds the mean of all gradients keeps a log"
+        assert isinstance(self._steps, LoggedSteps), "workers with the mean of all gradients keep a log"
         return self._steps
 
     def finish(self) -> None:
@@ -363,7 +363,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         own = self._replica.plan.own
         if own is not None and own.asks_for_closure:
-            raise RequestError("group.join cannot go on for an optimizer whose steps need a closure")
+            raise RequestError("group.join does not support an optimizer with a closure")
         steps = self.steps
         ends.say(loop)
         while (last := ends.last(loop, self._exchanges, together)) is None or self._exchanges < last:
@@ -399,7 +399,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         trainer, replica = self._steps.trainer, self._replica
         logged, view = replica.part.logged, trainer.members
-        assert logged is not None, "who holds the mean of all gradients keeps a log"
+        assert logged is not None, "workers with the mean of all gradients keep a log"
         exchanger, everyone = logged.exchanger, replica.workers.size
 
         own = torch.zeros(2, everyone, dtype=torch.float64)
@@ -461,7 +461,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._several and self._steps.trainer.members != view:
             raise RunError(
                 "a worker was lost in group.join, where the loop takes several backward passes a step: such a loop can "
-                "only go on from a saved state (group.load)"
+                "only continue from a saved state (group.load)"
             )
 
     def _place(self) -> int:
@@ -827,7 +827,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if change is not None and not fits:
             raise RequestError(
                 f"parameters were changed after optimizer.step(), which {self._strategy} would overwrite: change them "
-                "with a strategy whose workers hold one model, such as synchronous, or each its own, such as local_sgd"
+                "with a strategy that keeps one model, such as synchronous, or one per worker, such as local_sgd"
             )
         return change
 

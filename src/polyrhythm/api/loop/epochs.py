@@ -389,16 +389,16 @@ class LoopEntry(Entry):
         """Wait until one of the workers in lockstep has posted its position; return the epoch of that."""
         regroup = None if self.trainer is None else self.trainer.regroup
         generation = self._world.generation
-        assert regroup is not None, "who goes in step regroups"
+        assert regroup is not None, "synchronous workers regroup"
         last = begun.loop, begun.epoch
         found = self._board.await_found(
             lambda: find_position(self._board, generation, regroup.step, last),
-            "another worker to say where the loops are",
+            "another worker to report where the loops are",
         )
         if found.taken == UNKNOWN:
             raise RunError(
-                "worker 0 was lost in the middle of an epoch whose batches do not come from group.shard, so its "
-                "successor cannot leave out those that are taken: use group.shard"
+                "worker 0 was lost in the middle of an epoch with batches that group.shard has not assigned, so its "
+                "replacement cannot skip those that are taken: use group.shard"
             )
         self._position = found
         return Begun(found.loop, found.epoch, found.steps)

@@ -206,7 +206,7 @@ class LoopLog:
         """
         if self._holds_run and not (resumed or self._succeeds):
             raise RequestError(
-                f"{self.folder} already holds another run: name another folder for the report, or go on with that run "
+                f"{self.folder} already holds another run: name another folder for the report, or continue that run "
                 "by group.load"
             )
         device = "cpu"

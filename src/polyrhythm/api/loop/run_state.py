@@ -205,7 +205,7 @@ def resume(
     if other is None and isinstance(strategy, RecutsServers):
         cut = strategy.recut(servers, replica.plan)
         if len(cut) != len(servers):
-            text += f"; the shards of {len(servers)} servers are cut anew for {len(cut)}"
+            text += f"; the shards of {len(servers)} servers are divided again for {len(cut)}"
         servers = cut
     own.give_back(replica)
     optimizer.begin_with(state["optimizer"], own.account.step, servers)
@@ -322,7 +322,7 @@ def _handed_over(
     part, facts = of_workers.get(0 if replica.part.replicated else worker, ({}, {}))
     account = replace(own.account, worker=worker, step=step, staleness={})
     momenta = "with its optimiser's state" if kept else "without an optimiser's state"
-    text = f"{strategy} goes on from the model of {old}, {momenta}"
+    text = f"{strategy} continues from the model of {old}, {momenta}"
     if workers != before:
         text += f", with {workers} workers in place of {before}"
     return replace(own, account=account, part=part, part_facts=facts), of_servers, text

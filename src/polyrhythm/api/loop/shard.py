@@ -521,7 +521,8 @@ class DealtLoader:
             self._begins_with = []
         if handed and state.get("parts"):
             raise RequestError(
-                "workers with parts by weight had taken unequal numbers of batches when this was saved: go on from a "
+                "workers with parts by weight had taken unequal numbers of batches when this was saved: continue "
+                "from a "
                 "state of an epoch's end"
             )
         if handed:  # each its own number: there is no position in the order before which all is taken
@@ -910,7 +911,8 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = states[0]
     if len({each["epoch"] for each in states}) > 1:
         raise RequestError(
-            f"the workers were in different epochs when this was saved: go on with {len(states)} workers, or save at "
+            f"the workers were in different epochs when this was saved: continue with {len(states)} workers, or "
+            "save at "
             "the end of an epoch"
         )
     handed = [each.get("handed", 0) for each in states]
@@ -920,7 +922,7 @@ def merged_places(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 _NO_PARTS = (
-    "shard: weights are for a DataLoader with a batch_size over a map-style data set, whose images are dealt out: give "
+    "shard: weights are for a DataLoader with a batch_size over a map-style data set: give "
     "such a one, or leave weights out"
 )
 

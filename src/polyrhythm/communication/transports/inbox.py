@@ -226,7 +226,7 @@ class EarlyMessages:
         messages, waiting_bytes = self._all_messages[sender] + 1, self._all_bytes[sender] + nbytes
         if messages > MOST_EARLY or waiting_bytes > most_bytes + messages * HEADER_BYTES:
             raise MalformedMessage(
-                f"{messages:,} messages with {waiting_bytes:,} bytes came for communicators that this rank has not "
+                f"{messages:,} messages with {waiting_bytes:,} bytes arrived for communicators that this rank has not "
                 f"made, where {MOST_EARLY:,} messages and {most_bytes:,} bytes of payload may wait",
                 Reason.EARLY,
             )

@@ -190,7 +190,7 @@ def parse_idx(content: bytes) -> torch.Tensor:
         raise ValueError("an idx file cut short in its head")
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != torch.Size(shape).numel():
-        raise ValueError(f"an idx file of {len(content) - start} numbers whose head says {shape}")
+        raise ValueError(f"an idx file of {len(content) - start} numbers with the header {shape}")
     return torch.frombuffer(bytearray(memoryview(content)[start:]), dtype=torch.uint8).view(shape)
 
 

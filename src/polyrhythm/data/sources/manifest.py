@@ -68,9 +68,7 @@ def read_manifest(path: Path) -> list[Row]:
     if not found:
         raise RequestError(f"{path} lists no images: give it lines below its heading")
     if len({bool(row.split) for row in found}) > 1:
-        raise RequestError(
-            f"{path} says of some images which split they are in, and not of others: say it of all"
-        )
+        raise RequestError(f"{path} has a split for some images, and none for others: give all of them one")
     return found
 
 

@@ -464,7 +464,7 @@ class SharedNotice:
             return self._preemption.begun
 
     def _exit_in_time(self) -> None:
-        assert self._store is not None, "no notice comes where none is possible"
+        assert self._store is not None, "no notice arrives where none is possible"
         with suppress(RuntimeError):
             self._store.set(_COME, "")
         if not self._over.wait(self._preemption.left_s):

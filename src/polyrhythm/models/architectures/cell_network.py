@@ -68,7 +68,7 @@ class CellNetwork(Config):
         """
         if not self.leads_through():
             raise RequestError(
-                f"{self}: no way leads through its cells, so all pictures would look alike: give one of the edges on a "
+                f"{self}: no way leads through its cells, so all images would look alike: give one of the edges on a "
                 "way from 0 to 3 another kind than zero"
             )
         return self.of_cells(classes, image_shape, lambda width: Cell(self, width))
@@ -89,7 +89,8 @@ class CellNetwork(Config):
         inputs, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
-                f"model cell_network cannot take pictures of {height}x{width}: both sides need {_SHORTEST_SIDE} pixels "
+                f"model cell_network does not support images of {height}x{width}: both sides need "
+                f"{_SHORTEST_SIDE} pixels "
                 "or more, give --image-size"
             )
         widths = [self.channels * 2**stage for stage in range(self.stages)]

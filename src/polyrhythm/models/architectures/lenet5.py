@@ -54,7 +54,7 @@ class LeNet5(Config):
         channels, height, width = image_shape
         if min(height, width) < _SHORTEST_SIDE:
             raise RequestError(
-                f"model lenet5 cannot take pictures of {height}x{width}: "
+                f"model lenet5 does not support images of {height}x{width}: "
                 f"both sides need {_SHORTEST_SIDE} pixels or more, give --image-size"
             )
         padding = 2 if min(height, width) < _SHORTEST_UNPADDED_SIDE else 0

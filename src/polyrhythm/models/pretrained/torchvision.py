@@ -51,7 +51,9 @@ class Torchvision(Config):
         name = Path(urlparse(address).path).name
         checksum = re.search(r"-([0-9a-f]{8,})\.", name)
         if checksum is None:
-            raise RequestError(f"{address} does not say its checksum: fetch it, and name the file as weights")
+            raise RequestError(
+                f"{address} does not contain its checksum: fetch it, and name the file as weights"
+            )
         path = fetched(address, Path(torch.hub.get_dir()) / "checkpoints" / name, checksum[1])
         found = read_tensors(path)
         return {name: tensor for name, tensor in found.items() if not name.startswith(_AUXILIARY)}

@@ -206,7 +206,7 @@ def _accuracy_over_epochs(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Test accuracy over epochs",
-        caption="The fraction of test images whose class is the likeliest, or among the five likeliest.",
+        caption="Fraction of test images with the correct class as the most likely one, or among the five most likely.",
         traces=_accuracy(figures, [event.epoch for event in figures.evaluations]),
         x="epochs done",
         y="test accuracy",
@@ -397,7 +397,7 @@ def timeline(path: Path) -> Plot | None:
         told = ", ".join(f"{names[rank]} {busy.get(rank, 0.0):.0%}" for rank in ranks)
         worked = f" Bars bear the numbers of microbatches; of the step's time, {told} is work, and the rest waiting."
     return Plot(
-        title="A step of the pipeline: who worked, and who waited" if pipeline else "A step of all ranks",
+        title="A step of the pipeline: work and waiting" if pipeline else "A step of all ranks",
         caption=f"From the middle of the trace, at {begin:.3f} s; {path.name} has the others, for Perfetto{left_out}."
         + worked,
         traces=traces,
@@ -440,7 +440,7 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
         from plotly.graph_objects import Figure
     except ImportError:
         raise RequestError(
-            "pictures of plots need plotly and kaleido: pip install 'polyrhythm[plots]'"
+            "images of plots need plotly and kaleido: pip install 'polyrhythm[plots]'"
         ) from None
     figures, files = [], []
     for plot in drawn:
@@ -455,7 +455,7 @@ def write_plots(drawn: Sequence[Plot], folder: Path, formats: Collection[str]) -
             plotly.io.write_images(fig=figures, file=files, width=_WIDTH, height=_HEIGHT, scale=_SCALE)
     except (KaleidoError, RuntimeError) as error:  # plotly raises RuntimeError if the browser is missing
         raise RequestError(
-            "pictures of plots are drawn by Chrome or Chromium, which is missing or does not start "
+            "images of plots are drawn by Chrome or Chromium, which is missing or does not start "
             f"({type(error).__name__}): install one, or save single plots as SVG from the report itself"
         ) from None
     except OSError as error:

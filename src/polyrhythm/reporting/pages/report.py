@@ -140,7 +140,7 @@ def _banner(figures: RunFigures) -> str:
     )
     return (
         f'<div class="banner" role="status"><strong>{escape(what)}</strong> '
-        f"after {duration(figures.time_s)}: what follows is as far as it came.{reason}{kept}</div>"
+        f"after {duration(figures.time_s)}: the figures below are incomplete.{reason}{kept}</div>"
     )
 
 
@@ -248,18 +248,18 @@ def _pictures(folder: Path) -> str:
         kept = read_json_in_run(folder / "pictures.json")
         mistakes, augmented = kept["mistakes"], kept["augmented"]
         wrong = [
-            f'<figure class="picture">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
+            f'<figure class="sample">{_picture(each["png"], each["class"])}<figcaption>{escape(each["class"])}, taken '
             f"for {escape(each['predicted'])} ({percent(each['probability'])})</figcaption></figure>"
             for each in mistakes
         ]
         changed = [
-            f'<figure class="picture">{"".join(_picture(png, each["class"]) for png in each["pngs"])}<figcaption>'
+            f'<figure class="sample">{"".join(_picture(png, each["class"]) for png in each["pngs"])}<figcaption>'
             f"{escape(each['class'])}</figcaption></figure>"
             for each in augmented
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
-    said = "Test images of whose wrong class the network was surest; predictions.csv has all of them."
+    said = "The most confident mistakes; predictions.csv has all test images."
     shown = section("Worst mistakes", f'<p class="soft small">{said}</p>{_gallery(wrong)}' if wrong else "")
     said = "The first training images as they are, and as the network sees them in the first epoch."
     return shown + section(
@@ -273,7 +273,7 @@ def _gallery(figures: Sequence[str]) -> str:
 
 def _picture(png: str, label: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9+/=]*", png):
-        raise ValueError("not a picture in base64")
+        raise ValueError("not an image in base64")
     return f'<img alt="{escape(label)}" src="data:image/png;base64,{png}">'
 
 

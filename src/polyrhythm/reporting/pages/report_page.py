@@ -88,8 +88,8 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .hit { background: color-mix(in srgb, var(--good) var(--part), transparent); }
 .miss { background: color-mix(in srgb, var(--alarm) var(--part), transparent); }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); gap: .8rem; }
-.picture { padding: .5rem; font-size: .8125rem; text-align: center; overflow-wrap: anywhere; }
-.picture img { max-width: 100%; min-width: 3rem; image-rendering: pixelated; margin: 0 .1rem; }
+.sample { padding: .5rem; font-size: .8125rem; text-align: center; overflow-wrap: anywhere; }
+.sample img { max-width: 100%; min-width: 3rem; image-rendering: pixelated; margin: 0 .1rem; }
 .copyable { position: relative; }
 pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 8px; padding: .9rem 1rem;
   margin: .6rem 0; overflow-x: auto; }

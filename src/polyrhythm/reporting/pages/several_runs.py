@@ -381,7 +381,7 @@ def _times(comparison: Comparison) -> Plot | None:
     times, errors = [row.mean(reach) for row in rows], _errors([row.deviation(reach) for row in rows])
     return Plot(
         title=f"Time to {target}",
-        caption="Of the first test that reaches it, mean over seeds; rows of which a seed never does are left out.",
+        caption="Time of the first test that reaches it, mean over seeds; rows are omitted if a seed never does.",
         traces=[_bars(_names(comparison, rows), times, _colours(comparison, rows), error_x=errors)],
         x=_clock(comparison),
         y="",
@@ -722,7 +722,7 @@ def robustness_plots(models: Sequence[Mapping[str, Any]]) -> list[Plot]:
 
 def _strip(name: str, pictures: Mapping[str, bytes]) -> str:
     address = base64.b64encode(pictures[name]).decode("ascii")
-    what = f"a test picture as it is, and under {name.replace('_', ' ')}, ever stronger"
+    what = f"a test image, unchanged and under {name.replace('_', ' ')}, ever stronger"
     return f'<img style="width:100%" alt="{escape(what)}" src="data:image/jpeg;base64,{address}">'
 
 
@@ -742,7 +742,7 @@ def _of_kinds(model: Mapping[str, Any]) -> str:
         for each in model["declines"]
     )
     heading = (
-        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on the pictures as they are"
+        f"<h3>{escape(model['weights'])}: {100 * model['clean_top1']:.1f} % on unchanged images"
         f"{_summary(model)}</h3>"
     )
     return f'{heading}<div class="scroll"><table>{rows}</table></div>'

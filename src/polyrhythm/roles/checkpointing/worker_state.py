@@ -194,7 +194,7 @@ def mean_buffers(states: list[WorkerState]) -> dict[str, Tensor]:
 def held_by(
     states: Mapping[int, WorkerState], workers: int, parameters: Tensor, servers: list[State]
 ) -> Held:
-    """Return a strategy's state from the states of its workers, some of which may be missing.
+    """Return a strategy's state from the states of its workers; some may be missing.
 
     Args:
         states: states by the workers' indices.

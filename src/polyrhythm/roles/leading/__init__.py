@@ -1,1 +1,1 @@
-"""Duties of the coordinator besides training: tests, checkpoints and reports of the run."""
+"""Duties of the coordinator in addition to training: tests, checkpoints and reports of the run."""

@@ -292,7 +292,7 @@ class Leader(ControlPlane):
     def work_done(self, record: WorkerState) -> bool:
         if self._dry:  # others hand nothing in before they leave
             return True
-        assert self.deal is not None, "only who draws asks"
+        assert self.deal is not None, "only workers with dynamic batches ask"
         self.workers.take(record)
         self.wait_for_work_done()
         while any(losses > self._counted[worker] for worker, losses in self._struck_off.items()):
@@ -746,7 +746,9 @@ class ServerReports:
             return
         name = self.attendance.name(rank)
         self._say(
-            ServerLost(time_s=0, text=f"{name} is lost; who has kept its shard goes on with it", rank=rank)
+            ServerLost(
+                time_s=0, text=f"{name} is lost; another server with its shard continues with it", rank=rank
+            )
         )
         if self._states is not None:
             for shard in self.attendance.shards_of(rank):

@@ -175,7 +175,9 @@ class TrainingDuties(Duties):
         return self.job.deck.all_images - self.deal.undealt - dealt
 
     def take_up(self) -> None:
-        assert self._ledger.began_at_s is not None, "a leader has a successor when training has started"
+        assert self._ledger.began_at_s is not None, (
+            "a coordinator is replaced only after training has started"
+        )
         self._emitter.take_up(self._ledger.began_at_s)
 
     def inherit(self) -> None:
@@ -440,7 +442,8 @@ class Inheritance:
         if missing.test:
             if not (missing.at_its_end and self._agree):
                 text = (
-                    f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its successor tests "
+                    f"worker 0 was lost before the model was tested after epoch {missing.epochs}: its replacement "
+                    "tests "
                     "the parameters as they are now"
                 )
                 self._emitter.say(Notice(time_s=0, text=text))

@@ -85,9 +85,9 @@ class Gaia(WithServers):
     )
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2M + at most MG(G-1)/N, G sites",
-        staleness="what other sites send meanwhile: at most G-1 updates a round",
+        staleness="updates of other sites: at most G-1 per round",
         use_it="several sites with a slow network between them",
-        when_a_worker_dies="its site and the others go on, and a successor takes over the steps that are left",
+        when_a_worker_dies="its site and the others continue, and a replacement takes over the remaining steps",
     )
     why_not_compressed: ClassVar[str] = (
         "sites send no more than what has changed much, which is a compression of its own: leave compress out"
@@ -133,7 +133,7 @@ class Gaia(WithServers):
         )
         return Resharding(
             after=after,
-            text="the sites go on with their parameters, optimisers, and what they owe each other",
+            text="the sites continue with their parameters, optimizers, and unsent updates",
             servers=(STEPS, StateField("*", "keep", "server")),
             count=lambda held: self._taken(old, held),
             pushers=lambda server: len(new[server // self.servers]),
@@ -446,9 +446,9 @@ class Announcement:
     def of(cls, message: Message) -> Announcement:
         """Read what `message` packed; raise `RefusedMessage` if it carries a tensor, or the number cannot be."""
         if message.tensor is not None:
-            raise RefusedMessage(Reason.PAYLOAD, "an ANNOUNCE came with a tensor")
+            raise RefusedMessage(Reason.PAYLOAD, "an ANNOUNCE arrived with a tensor")
         if message.version < 1:
-            raise RefusedMessage(Reason.NUMBERS, f"an ANNOUNCE came of round {message.version}")
+            raise RefusedMessage(Reason.NUMBERS, f"an ANNOUNCE arrived of round {message.version}")
         return cls(message.version, message.stop)
 
 

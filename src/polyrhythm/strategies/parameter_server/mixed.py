@@ -112,11 +112,11 @@ class Mixed(WithServers, SizesBuckets):
         staleness="N/R-1",
         use_it="hosts with several workers each and a slower network between hosts",
         when_a_worker_dies=(
-            "its group regroups and pushes on, and a successor joins it; other groups take no notice"
+            "its group regroups and continues, and a replacement joins it; other groups are not affected"
         ),
     )
     why_not_compressed: ClassVar[str] = (
-        "what is left out of a group's mean belongs to none of its workers: use parameter_server, or "
+        "the compression error of a group's mean belongs to none of its workers: use parameter_server, or "
         "synchronous"
     )
 
@@ -229,7 +229,7 @@ def check_inside(inside: Strategy, members: int, consistency: Consistency, merge
     output = inside.traits(members).output
     if output is GroupOutput.NOTHING:
         raise RequestError(
-            f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy whose workers meet in "
+            f"mixed(inside={inside}): {_reason(inside)}: use synchronous, or a strategy with "
             "rounds, such as local_sgd"
         )
     if output is GroupOutput.GRADIENTS:
@@ -607,7 +607,7 @@ class Models(InsidePart):
         """
         group, gradients, stops = found.group, self._flat.gradients, False
         if group.rank == holder:
-            assert self._held is not None, "it has said that it holds a mean"
+            assert self._held is not None, "it has reported a mean"
             assert self._moved is not None, "it has broken off"
             torch.neg(self._moved, out=gradients)
             step = self._held.step
@@ -963,7 +963,7 @@ def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
     """Return how groups in rounds are resharded: all get the servers' parameters, and the mean of the momenta.
 
         servers     have the completed rounds ─▶ stay, and count all groups' rounds from 0
-        members     a round in progress is left out, and computed again; momenta become the mean of all
+        members     a round in progress is dropped, and computed again; momenta become the mean of all
 
     Every member begins as if it had been in the middle of a round without progress in it, since the
     step that all begin with need not be the first of one.
@@ -991,5 +991,5 @@ def groups_of_rounds(servers: Resharding, inside: Resharding) -> Resharding:
             for worker, (tensors, facts) in inside.worker_states(bare, step).items()
         }
 
-    more = "; momenta inside groups become the mean of all, and rounds under way are left out"
+    more = "; momenta inside groups become the mean of all, and rounds in progress are dropped"
     return replace(servers, workers=workers, newcomers="", remark=lambda held: servers.remark(held) + more)

@@ -118,10 +118,10 @@ class Pipeline(Strategy, HasStages):
     facts: ClassVar[Facts] = Facts(
         bytes_per_step="2A(K-1)",
         staleness="0; K-1-k at stage k (weight_stashing), 1 (double_buffered)",
-        use_it="networks or pictures that do not fit one device, and links too slow for whole gradients",
+        use_it="networks or images that do not fit one device, and links too slow for whole gradients",
     )
     why_not_compressed: ClassVar[str] = (
-        "its stages pass on activations, of which nothing can be made up for with the next batch: use "
+        "its stages send activations, and errors in them cannot be corrected with the next batch: use "
         "synchronous"
     )
 
@@ -197,8 +197,9 @@ class Pipeline(Strategy, HasStages):
         inside = self.inside.traits(self.most_copies)
         if inside.output is GroupOutput.NOTHING or not inside.lockstep or inside.waits_between_layers:
             raise RequestError(
-                f"{self.name}(inside={self.inside}): copies of a stage must go in step, and wait between batches only: "
-                "use synchronous, or a strategy whose workers meet in rounds, such as local_sgd"
+                f"{self.name}(inside={self.inside}): copies of a stage must be synchronous, and wait between "
+                "batches only: "
+                "use synchronous, or a strategy with rounds, such as local_sgd"
             )
         if inside.output is GroupOutput.MODELS and not self.schedule.flushes:
             raise RequestError(
@@ -466,7 +467,7 @@ class Pipeline(Strategy, HasStages):
         return replace(sizes, pieces=pieces)
 
     def resharding(self, before: int, after: int) -> Resharding:
-        text = "all go on from worker 0's parameters, and stages are cut anew with their optimisers' states"
+        text = "all continue from worker 0's parameters, and stages are divided again with their optimizers' states"
         return Resharding(after=after, text=text, workers=lambda held, step: _joined(held, after))
 
     def worker(self, setting: WorkerSetting) -> WorkerPart:
@@ -766,7 +767,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
     def _microbatch(self, number: int) -> Microbatch:
         entered, position = self._entered[number // self._count], number % self._count
         place, batch = entered.slices[position], entered.batch
-        assert batch is not None, "a dry run has no pictures"
+        assert batch is not None, "a dry run has no images"
         rows = place.stop - place.start
         share = rows / max(1, len(batch.images))
         scale = 1.0 if self._schedule.updates_every(self._count) == 1 else share
@@ -782,7 +783,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
 
     def _run(self, entered: _Entered, batch: Pipelined) -> float:
         """Take a batch into the pipeline, and do what follows; return the mean loss of the latest that is known."""
-        assert self._pass is not None, "the network comes before steps"
+        assert self._pass is not None, "the network must be set before steps"
         if self._whole:
             self._own.release()
             self._whole = False

@@ -121,7 +121,7 @@ def test_broken_pictures_and_missing_labels_are_named(tmp_path: Path) -> None:
         {**blind, "image": [{"bytes": picture("ant", 0), "path": None}] * 4}, features=table(2).features
     )
     datasets.DatasetDict({"train": table(4), "test": hidden}).save_to_disk(tmp_path / "hidden")
-    with pytest.raises(RequestError, match="lacks labels of some pictures: name another split"):
+    with pytest.raises(RequestError, match="lacks labels of some images: name another split"):
         open_data(str(tmp_path / "hidden"), image_size=4)
 
 

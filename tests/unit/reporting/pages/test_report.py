@@ -206,7 +206,7 @@ def test_sections_without_data_are_left_out(tmp_path, story):
         (RunEnded(time_s=9.5, outcome="interrupted", result={}), "This run was interrupted after 9.5 s"),
         (
             RunEnded(time_s=9.5, outcome="failed", result={"error": "loss is not finite at step 7"}),
-            "This run failed after 9.5 s: what follows is as far as it came. loss is not finite at step 7.",
+            "This run failed after 9.5 s: the figures below are incomplete. loss is not finite at step 7.",
         ),
         (None, "This run has not ended, or was killed after 9.0 s"),
     ],

@@ -194,7 +194,7 @@ class _Meeting:
         if not found:
             self._place.check()
             if time.monotonic() > self._deadline:
-                raise TimeoutError(f"a rank did not come within {_PATIENCE_S:g} s")
+                raise TimeoutError(f"a rank did not connect within {_PATIENCE_S:g} s")
         return [descriptor for descriptor, _ in found]
 
 

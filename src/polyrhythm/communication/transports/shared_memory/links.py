@@ -320,14 +320,14 @@ class BorrowedSlots:
         """Map the new slot or segment of a place; raise `MalformedMessage` for a file that could be truncated."""
         number = place & ~_IN_SEGMENT & ((1 << _START_BITS) - 1) if place >= 0 else place
         if not 0 <= number < MOST_SLOTS:
-            raise MalformedMessage(f"a slot came as number {number}, where there are {MOST_SLOTS}")
+            raise MalformedMessage(f"a slot arrived as number {number}, where there are {MOST_SLOTS}")
         try:
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-                raise MalformedMessage("a slot came that is not sealed")
+                raise MalformedMessage("a slot arrived that is not sealed")
             size = os.fstat(descriptor).st_size
             self._memories[number] = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except (OSError, ValueError) as error:
-            raise MalformedMessage(f"a slot came that cannot be mapped: {error}") from None
+            raise MalformedMessage(f"a slot arrived that cannot be mapped: {error}") from None
 
     def forget(self, mask: int) -> None:
         """Release slots that will not be used again."""
@@ -801,7 +801,7 @@ class _Reading:
         length, files = self._receive_packet()
         try:
             if length < FRAME_BYTES:
-                raise MalformedMessage(f"a frame of {length} bytes came, not of {FRAME_BYTES} or more")
+                raise MalformedMessage(f"a frame of {length} bytes arrived, not of {FRAME_BYTES} or more")
             place, forgotten = decode_place(self._frame)
             self._slots.forget(forgotten)
             for descriptor in files:
@@ -840,7 +840,7 @@ class _Reading:
 
 def _unpacked(raw: memoryview, elements: int, dtype: torch.dtype) -> Tensor:
     if len(raw) != elements * dtype.itemsize:
-        raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes came with {len(raw)}")
+        raise MalformedMessage(f"a payload of {elements * dtype.itemsize} bytes arrived with {len(raw)}")
     return torch.frombuffer(bytearray(raw), dtype=dtype)
 
 

@@ -370,9 +370,7 @@ class IncomingTcpLinks:
             link = self._links.get(source)
             if link is not None:
                 if not link.offer(greeted):
-                    raise RefusedMessage(
-                        Reason.SENDER, "it has a link already, so this one is somebody else's"
-                    )
+                    raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is a stranger's")
                 return None
             lost = known.is_lost(source.rank) and source.generation <= known.generation(source.rank)
             if not lost:

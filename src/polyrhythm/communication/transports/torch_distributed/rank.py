@@ -258,7 +258,7 @@ class Rank(Membership):
             if not 0 <= peer.rank < self.rendezvous.size or peer.generation < 0:
                 raise RefusedMessage(Reason.SENDER, f"there is no rank {peer.rank} in this run")
             if peer in self._linked:
-                raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is somebody else's")
+                raise RefusedMessage(Reason.SENDER, "it has a link already, so this one is a stranger's")
             self._linked.add(peer)
 
     def refuse(self, peer: Peer, refusal: RefusedMessage) -> None:

@@ -50,7 +50,7 @@ class Byzantine(Fault):
                 f"fault byzantine: to_s {self.to_s:g} must be later than from_s {self.from_s:g}"
             )
         if len(set(self._ranks)) < len(self._ranks):
-            raise RequestError(f"fault {self}: a rank is named twice, and nobody is an ally of itself")
+            raise RequestError(f"fault {self}: a rank is named twice, and a rank cannot be its own ally")
         return self
 
     @property

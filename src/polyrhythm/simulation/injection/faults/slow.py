@@ -37,7 +37,7 @@ class Slow(Fault):
         """Check that the rank computes."""
         check_rank(self, ground, self.rank)
         if self.rank not in ground.roles.workers:
-            raise RequestError(f"fault {self}: rank {self.rank} is a server, whose computing takes no time")
+            raise RequestError(f"fault {self}: rank {self.rank} is a server, which has no compute time")
 
     def holds_up_s(self, step_s: float) -> float:
         """Return the time of some slow steps in a row."""

@@ -280,7 +280,7 @@ class Roster:
         return waiting
 
     def _note_missed(self, steps: int) -> None:
-        """Record the lost parts of a round in progress, and those of new members, whose models do not count yet."""
+        """Record the lost parts of a round in progress, and those of new members, with models that do not count yet."""
         first, taken = max(steps, self._known) * self._steps, self._taken
         if taken > first:
             self.missed += [[rank, first, taken] for rank in sorted(self.gone)]
@@ -526,7 +526,7 @@ class GroupServer(CountsLatestStaleness):
         told = GroupSteps.of(message)
         name = self._name_of.get(told.name)
         if message.tensor is not None or name is None:
-            raise RefusedMessage(Reason.NUMBERS, f"a server told of rank {told.name}, which is no worker")
+            raise RefusedMessage(Reason.NUMBERS, f"a server announced rank {told.name}, which is no worker")
         if not self._is_first:
             return self._hear_of_end(name)
         self._heard[source, told.name] = told.steps

@@ -47,7 +47,7 @@ class Aggregator(Config):
         if gradients < self.least:
             raise RequestError(
                 f"{self} needs at least {self.least} gradients an update, and there are {gradients}: ask for "
-                f"{self.least} workers that go in step, or for a smaller {self.strength}"
+                f"{self.least} synchronous workers, or for a smaller {self.strength}"
             )
 
     def spares(self, gradients: int) -> int:

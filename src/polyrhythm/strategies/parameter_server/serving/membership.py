@@ -107,7 +107,7 @@ class PusherRegistry:
             ranks = ", ".join(map(str, sorted(self._lost)))
             raise RunError(
                 f"{len(self._lost)} workers are lost (ranks {ranks}), and {self._spared_by} can spare "
-                f"{self._spares}: continue with --resume, or start anew with more spare ones"
+                f"{self._spares}: continue with --resume, or start a new run with more spare ones"
             )
 
     def let_go(self, rank: int) -> None:
@@ -192,9 +192,7 @@ class Rounds:
     def check_inside(self, worker: int) -> None:
         """Raise `RefusedMessage` if a worker that pulls or pushes is a replacement that has not entered yet."""
         if self.is_outside(worker):
-            raise RefusedMessage(
-                Reason.ORDER, f"worker {worker} went on before the round that it comes in at"
-            )
+            raise RefusedMessage(Reason.ORDER, f"worker {worker} continued before the round that it joins at")
 
     def invite(self, worker: int, *, later: bool) -> None:
         """Invite a replacement; `later`: something that its predecessor left is for the round in progress."""
@@ -214,7 +212,7 @@ class Rounds:
         if not earliest <= number <= earliest + _MOST_APART:
             raise RefusedMessage(
                 Reason.STEP,
-                f"worker {worker} would come in at round {number}, where {earliest} is the first for it",
+                f"worker {worker} would join at round {number}, where {earliest} is the first for it",
             )
         self._invited.discard(worker)
         self._coming.add(worker)

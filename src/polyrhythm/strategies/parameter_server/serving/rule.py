@@ -145,7 +145,7 @@ class Rule:
         contributes: kind of the messages with contributions.
         last: number of the last gradient in a contribution, minus the step in its message.
         repeats: whether a repeated step counts as an empty batch, and is not applied again.
-        parts: whether a LEAVE may come with a last contribution.
+        parts: whether a LEAVE may contain a last contribution.
         forgets: whether held contributions of a failed pusher are dropped, since its replacement repeats
             them.
         remembers: whether contributions include the parameters that their pusher has `seen`.

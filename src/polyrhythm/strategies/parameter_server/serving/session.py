@@ -311,7 +311,7 @@ class ServerSession(CountsLatestStaleness):
     def _take_part(self, source: int, message: Message) -> list[Reply]:
         """Keep a part of a push, without any other effect: turns are checked for the whole push."""
         if not self._rule.ready:
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         if self._parts is None:
             self._parts, self._plain = PushParts(), False
         self._parts.take(source, message, self._rule.values)
@@ -447,13 +447,13 @@ class ServerSession(CountsLatestStaleness):
     def _check_may_push(self, pusher: int, source: int) -> None:
         """Refuse a push to a round by a pusher that has left, or not entered: its gradient would count twice."""
         if not self._rule.ready:
-            raise RefusedMessage(Reason.ORDER, "a gradient came before the parameters")
+            raise RefusedMessage(Reason.ORDER, "a gradient arrived before the parameters")
         if self._registry.was_let_go(source):
-            raise RefusedMessage(Reason.SENDER, "a gradient came from a worker that had been let go")
+            raise RefusedMessage(Reason.SENDER, "a gradient arrived from a worker that had been let go")
         if not self._turns:
             return
         if not self._registry.is_there(source):
-            raise RefusedMessage(Reason.ORDER, f"a gradient came from rank {source}, which had left")
+            raise RefusedMessage(Reason.ORDER, f"a gradient arrived from rank {source}, which had left")
         if self._rounds is not None:
             self._rounds.check_inside(pusher)
         self._gate.check_turn(pusher)

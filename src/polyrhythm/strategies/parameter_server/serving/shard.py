@@ -128,7 +128,7 @@ class OptimizedRule(Rule):
 
     def configure(self, message: Message) -> None:
         if self.ready:
-            raise RefusedMessage(Reason.ORDER, "an optimiser's plan came although training has begun")
+            raise RefusedMessage(Reason.ORDER, "an optimizer's plan arrived although training has begun")
         self._plan = Configuration.of(message).plan
 
     def begin(self, values: Tensor) -> None:
@@ -158,7 +158,7 @@ class OptimizedRule(Rule):
     def answer(self, pusher: int, version: int) -> Tensor:
         # One tensor for all answers of this version: it leaves while updates continue.
         if self._shown is None:
-            assert self.ready, "nobody is answered before there are parameters"
+            assert self.ready, "answers need parameters"
             self._shown, self._held = _shown(self.values)
         return self._shown
 

@@ -212,7 +212,7 @@ def test_too_few_gradients_are_refused(spec: str, least: int) -> None:
         (
             "krum(f=2)",
             6,
-            "krum(f=2) needs at least 7 gradients an update, and there are 6: ask for 7 workers that go in step, or "
+            "krum(f=2) needs at least 7 gradients an update, and there are 6: ask for 7 synchronous workers, or "
             "for a smaller f",
         ),
         (

@@ -329,9 +329,9 @@ def test_a_message_that_makes_no_sense_is_named():
     made = server(Asynchronous())
     with pytest.raises(RunError, match=r"^a server cannot do anything with DIFFERENCE from rank 2$"):
         made.on_message(2, Message(Kind.DIFFERENCE, torch.zeros(3)))
-    with pytest.raises(RunError, match=r"^a PUSH came without its tensor$"):
+    with pytest.raises(RunError, match=r"^a PUSH arrived without its tensor$"):
         made.on_message(2, Message(Kind.PUSH))
-    with pytest.raises(RunError, match=r"^a CONFIGURE came without its tensor$"):
+    with pytest.raises(RunError, match=r"^a CONFIGURE arrived without its tensor$"):
         shard_session(PUSHERS, Asynchronous()).on_message(2, Message(Kind.CONFIGURE))
 
 
