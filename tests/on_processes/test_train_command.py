@@ -297,7 +297,7 @@ class TestResuming:
         assert (
             f"checkpoint {folder}/step-00000024.safetensors cannot be used: it was changed after it was written (its "
             f"checksum differs); the newest complete one next to it is {folder}/step-00000012.safetensors, and the run "
-            "goes on from that: epoch 1, step 12"
+            "continues from that: epoch 1, step 12"
         ) in result.err
         assert result.figures["steps"] == 36
         whole = resumed.results["whole"].figures  # which had done the second epoch at another learning rate

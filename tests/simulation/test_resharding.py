@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_more_or_fewer_workers(tmp_path, before, after):
     assert (result["steps"], result["epochs"]) == (job.calendar.total_steps, 3)
     (notice,) = notices(events)
     assert notice.startswith(
-        f"resumed with {after} workers in place of {before}: all go on from worker 0's parameters"
+        f"resumed with {after} workers in place of {before}: all continue from worker 0's parameters"
     )
     assert Archive(job).load().step == job.calendar.total_steps  # and not an older one with a higher number
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from polyrhythm.reporting.quantities import MINUTE_S, duration, percent, whole
@@ -123,8 +124,9 @@ def fact_rows(known: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label(name: str) -> str:
-    """Return the name of a figure as words: `Gpu energy` of `gpu_energy`."""
-    return name.replace("_", " ").capitalize()
+    """Return the name of a figure as words: `GPU energy` of `gpu_energy`."""
+    text = name.replace("_", " ").capitalize()
+    return re.sub("^Torch$", "PyTorch", re.sub("^([CG])pu", r"\1PU", text))
 
 
 def is_virtual(known: Mapping[str, Any]) -> bool:

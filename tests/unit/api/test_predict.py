@@ -99,7 +99,7 @@ def test_requests_that_cannot_be(tmp_path: Path, picture: Path) -> None:
     with pytest.raises(RequestError, match="there is no image"):
         polyrhythm.predict(tmp_path / "gone.png", path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RequestError, match="there are no pictures"):
+    with pytest.raises(RequestError, match="there are no images"):
         polyrhythm.predict(tmp_path / "empty", path)
     with pytest.raises(RequestError, match=r"w\.safetensors cannot be read \(not an image\)"):
         polyrhythm.predict(path, path)

@@ -28,7 +28,7 @@ def _job(count: int, side: int, epochs: int) -> Job:
 def test_the_time_of_a_short_run_is_said_and_of_a_long_one_what_is_quicker() -> None:
     job = _job(20, 64, 3)
     assert expected_time(job, 90) == (
-        "about 0:01:30 on this machine, by one measured step: 3 epochs of 20 pictures at 64 by 64 pixels"
+        "about 0:01:30 on this machine, by one measured step: 3 epochs of 20 images at 64 by 64 pixels"
     )
     told = expected_time(job, 7200)
     assert "--image-size 32 takes about 0:30:00" in told

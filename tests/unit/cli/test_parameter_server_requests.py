@@ -42,6 +42,6 @@ def test_an_optimiser_of_whole_layers_is_refused_where_a_shard_cuts_one(
 ) -> None:
     complaint = refused("train", *TINY, "--strategy", "parameter_server(servers=2)", "--optimizer", optimizer)
     assert (
-        "looks at whole layers, and a server's shard cuts one: use one server, or a strategy whose"
+        "looks at whole layers, and a server's shard cuts one: use one server, or a strategy with"
         in complaint
     )

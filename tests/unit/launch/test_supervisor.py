@@ -474,7 +474,7 @@ class TestScripts:
         run.on(known("parameter_server"), 1.0)
         assert said(run.on(Exited(FIRST, KILLED), 2.0)) == [
             "worker 1 (rank 1) was killed by SIGKILL; the others continue; its place stays empty, since the loop does "
-            "not say where it is: write `for epoch in group.epochs(n)`"
+            "not report its position: write `for epoch in group.epochs(n)`"
         ]
         run.on(Admits("its place stays empty for a reason"), 3.0)
         assert said(run.on(Exited(SECOND, KILLED), 4.0))[0].endswith(

@@ -192,7 +192,7 @@ def test_a_rank_is_taken_for_lost_once_and_all_hear_it_whenever_the_store_does_n
         for heard in (False, True):
             store, said = beats_until_lost(number, heard=heard)
             assert [text.split(" (rank 1) ")[1][:17] for text in said] == [
-                "has been silent ",
+                "has been silent f",
                 "is taken for lost",
             ]
             assert {to for to, word in store.told if word == "1 0"} == {"words/0/0", "words/2/0"}

@@ -65,7 +65,7 @@ class Plot:
 
 
 _SKIPPED = 10
-"""Fraction of the first points of an accuracy curve that may lie outside its plot: one in this many."""
+"""One in this many points of an accuracy curve, the first ones, may lie outside its plot."""
 
 
 def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def accuracy_axis(curves: Iterable[Sequence[float]], target: float | None = None
         curves: accuracies in the order of the tests.
         target: a line that the plot has to show, too.
     """
-    shown = [value for curve in curves for value in list(curve)[math.ceil(len(curve) / _SKIPPED) :] or curve]
+    shown = [value for curve in curves for value in list(curve)[len(curve) // _SKIPPED :]]
     shown += [] if target is None else [target]
     low, high = min(shown), max(shown)
     margin = max(0.05 * (high - low), 0.005)
@@ -297,7 +297,7 @@ def _learning_rate(figures: RunFigures) -> Plot | None:
         return None
     return Plot(
         title="Learning rate",
-        caption="The one in use when a worker reported.",
+        caption="Learning rate at each report of a worker.",
         traces=_worker_lines(
             figures, lambda stretch: stretch.images_seen, lambda stretch: stretch.learning_rate
         ),

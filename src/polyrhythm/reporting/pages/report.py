@@ -212,7 +212,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             before = list(told)[: list(told).index("recall") + 1]
             told = {
                 **{name: told[name] for name in before},
-                "95 % of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
+                "95 % interval of recall": f"{100 * low:.0f} to {100 * high:.0f} %",
                 **{name: value for name, value in told.items() if name not in before},
             }
         found.append(told)
@@ -220,7 +220,7 @@ def with_intervals(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _confusion(known: Mapping[str, Any]) -> str:
-    """Return the confusion matrix as a table: a row a class, a column what its images were taken for."""
+    """Return the confusion matrix as a table: true classes in rows, predicted classes in columns."""
     matrix, classes = (
         known.get("confusion"),
         [row.get("name", "") for row in class_rows(known.get("per_class", []))],
@@ -238,12 +238,12 @@ def _confusion(known: Mapping[str, Any]) -> str:
         )
         lines.append(f'<tr><th scope="row">{escape(str(name))}</th>{cells}</tr>')
     table = f'<table class="confusion"><tr><td></td>{head}</tr>{"".join(lines)}</table>'
-    note = "Rows are classes, columns what their test images were taken for; the deeper a colour, the larger its share."
+    note = "Rows are true classes, columns are predicted classes; deeper colors are larger shares of a row."
     return section("Confusion matrix", f'<p class="soft small">{note}</p><div class="scroll">{table}</div>')
 
 
 def _pictures(folder: Path) -> str:
-    """Return the surest mistakes and augmented samples, as far as the run has kept some."""
+    """Return the most confident mistakes and augmented samples, if the run has kept some."""
     try:
         kept = read_json_in_run(folder / "pictures.json")
         mistakes, augmented = kept["mistakes"], kept["augmented"]

@@ -81,7 +81,7 @@ td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .interval { display: block; font-size: .875rem; font-weight: 400; letter-spacing: 0; line-height: 1.5;
   color: var(--soft); margin-top: .5rem; }
 .confusion { width: auto; font-size: .8125rem; }
-.confusion td, .confusion th { padding: .2rem .45rem; text-align: right; min-width: 2.1rem; }
+.confusion td, .confusion th { padding: .2rem .45rem; text-align: right; min-width: 2.1rem; white-space: nowrap; }
 .confusion th[scope=col] { vertical-align: bottom; }
 .confusion th[scope=col] span { writing-mode: vertical-rl; transform: rotate(180deg); max-height: 9rem;
   overflow: hidden; white-space: nowrap; }

@@ -97,9 +97,9 @@ def test_a_report_shows_the_figures_of_the_run(folder, story, ended):
         "Parameters 61,706",
         "Coat 1,000 81.2 %",
         "5.0 s worker 1 is slow <b>today</b>",
-        "Torch 2.13.0+cpu",
+        "PyTorch 2.13.0+cpu",
         "Cores 2",
-        'Gpus ["<none>"]',
+        'GPUs ["<none>"]',
         "model: lenet5",
     ):
         assert shown in page.text

@@ -162,7 +162,7 @@ def test_damaged_ones_are_passed_over_and_named(job, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     assert archive.load().step == 1
     assert archive.remarks == [
-        f"checkpoint {paths[2]} cannot be used: it was cut short, or it is not a checkpoint; the newest whole one "
+        f"checkpoint {paths[2]} cannot be used: it was cut short, or it is not a checkpoint; the newest complete one "
         f"next to it is {paths[0]}, and the run continues from that: epoch 1, step 1"
     ]
     archive.save(snapshot(2))  # as the run does that goes on

@@ -218,8 +218,8 @@ def test_too_few_gradients_are_refused(spec: str, least: int) -> None:
         (
             "trimmed_mean(k=2)",
             4,
-            "trimmed_mean(k=2) needs at least 5 gradients an update, and there are 4: ask for 5 workers that go in "
-            "step, or for a smaller k",
+            "trimmed_mean(k=2) needs at least 5 gradients an update, and there are 4: ask for 5 synchronous "
+            "workers, or for a smaller k",
         ),
         (
             "multi_krum(f=1, m=7)",

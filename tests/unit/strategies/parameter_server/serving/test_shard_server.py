@@ -358,11 +358,11 @@ class TestKrumAlone:
         [(_, invitation)] = made.on_message(2, Message(Kind.PULL))
         assert (invitation.kind, invitation.step) == (Kind.JOIN, 1)
         for when in ("asked", "coming"):
-            with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+            with pytest.raises(RefusedMessage, match="before the round that it joins at"):
                 made.on_message(2, push([9.0, 0.0, 0.0]))
             if when == "asked":
                 assert made.on_message(2, Message(Kind.JOIN, step=1)) == []
-        with pytest.raises(RefusedMessage, match="before the round that it comes in at"):
+        with pytest.raises(RefusedMessage, match="before the round that it joins at"):
             made.on_message(2, Message(Kind.PULL))
         made.on_message(0, push([1.0, 0.0, 0.0]))
         replies = made.on_message(5, push([-50.0, 0.0, 0.0]))
