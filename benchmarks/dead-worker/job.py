@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-WORKERS, BATCH, STEPS_PER_EPOCH, EPOCHS = 3, 16, 37, 12
+WORKERS, BATCH, STEPS_PER_EPOCH, EPOCHS = 3, 16, 37, 24
 IMAGES = WORKERS * BATCH * STEPS_PER_EPOCH
 FORWARD_S = 0.04
 RATE = 0.05

@@ -284,7 +284,8 @@ class Comparison:
 
         Args:
             runs: runs; at least one.
-            target: target to be reached; None: the best accuracy, in whole per cent, that all rows have reached.
+            target: target to be reached; None: the best accuracy, in whole per cent, that all
+                finished runs have reached.
             refused: combinations that cannot be run, with the reason.
 
         Raises:
@@ -596,8 +597,9 @@ def _refuse_other_tasks(runs: Sequence[ComparedRun]) -> None:
 
 
 def _reached_by_all(rows: Sequence[Row]) -> Target | None:
-    bests = [run.best() for row in rows for run in row.runs]
-    bests = [best for best in bests if math.isfinite(best)]
+    runs = [run for row in rows for run in row.runs]
+    finished = [run for run in runs if run.outcome == "done"]
+    bests = [best for run in finished or runs if math.isfinite(best := run.best())]
     common = math.floor(100 * min(bests, default=0.0)) / 100
     return Target("top1", common) if common > 0 else None
 
@@ -614,7 +616,9 @@ def _warnings(runs: Sequence[ComparedRun], rows: Sequence[Row]) -> list[str]:
             said.append(f"{run.folder} was cut short ({run.outcome}): its figures are incomplete")
     few = [row for row in rows if len(row.runs) < 2]
     if few and len(rows) > 1:
-        said.append("one seed shows nothing of the noise: rows may differ by chance; take --seeds 3 or more")
+        said.append(
+            "rows with one seed have no estimate of noise and may differ by chance: take --seeds 3 or more"
+        )
     rates = {str(run.config.get("optimizer")) for run in runs}
     if len(rows) > 1 and len({row.strategy for row in rows}) > 1 and len(rates) == 1:
         said.append("all strategies had the same learning rate, which may suit some better than others")
@@ -669,7 +673,8 @@ def _spread(row: Row, of: Callable[[ComparedRun], float], write: Callable[[float
     if math.isnan(deviation):
         return write(mean)
     if write is duration and 0.1 < mean < MINUTE_S:
-        return f"{mean:.1f} ± {deviation:.1f} s"
+        digits = 2 if mean < 10 else 1
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f} s"
     if write is percent:
         return f"{percent(mean).removesuffix(' %')} ± {percent(deviation)}"
     return f"{write(mean)} ± {write(deviation)}"

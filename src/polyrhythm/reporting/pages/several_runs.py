@@ -303,7 +303,7 @@ def _losses(comparison: Comparison, clock: str) -> Plot | None:
         return None
     return Plot(
         title="Training loss over time",
-        caption="Mean over all workers' reports; colours as in the first plot.",
+        caption="Mean over all workers' reports; colors as in the first plot.",
         traces=traces,
         x=clock,
         y="training loss",
