@@ -46,7 +46,7 @@ class Pretrained(Protocol):
 
     @property
     def pixels(self) -> str:
-        """The normalization of the images that the weights were trained on."""
+        """Pixel normalization that the weights were trained with."""
         ...
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:

@@ -93,13 +93,13 @@ class Gradients:
         return made
 
     def close(self) -> None:
-        """Leave the parameters alone from here on: the model outlives the loop, and hooks would keep all of it."""
+        """Remove the hooks: the model outlives the loop, and hooks would keep the loop's objects alive."""
         for hook in self._hooks:
             hook.remove()
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """Leave the gradients of backward passes inside as they are; those of the next pass outside include them."""
+        """Accumulate the gradients of passes in this context locally; the next pass outside exchanges their sum."""
         before, self._accumulates = self._accumulates, True
         try:
             yield

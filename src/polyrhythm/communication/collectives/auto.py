@@ -95,11 +95,11 @@ def _quickest_s(ranks: Communicator, peer: int, serves: bool, stroke: tuple[int,
 
 
 def largest(ranks: Communicator, figures: Tensor, tag: int = 0) -> Tensor:
-    """Return the largest of all ranks' figures, one by one; all ranks must call it, and all get the same.
+    """Return the element-wise maximum over all ranks; all ranks must call it, and all get the same result.
 
     Args:
         ranks: communicator with at least two members.
-        figures: `(n,)`, of this rank.
+        figures: `(n,)`, numbers of this rank.
         tag: tag of the messages, which no other process uses in the meantime.
     """
     if ranks.rank:

@@ -134,7 +134,7 @@ class JoinServer:
 
     @property
     def waitables(self) -> tuple[JoinServer]:
-        """Object that becomes readable when an event is pending."""
+        """Objects that become readable when an event is pending."""
         return (self,)
 
     def open(self, inside: Inside) -> None:

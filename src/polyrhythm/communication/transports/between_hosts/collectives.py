@@ -73,7 +73,7 @@ class Order(Handle):
         return self._ended.is_set()
 
     def end(self, error: PolyrhythmError | None = None) -> None:
-        """Note that it has ended, and wake the threads that wait."""
+        """Mark the collective as finished, and wake the waiting threads."""
         self.error = error
         self._ended.set()
 

@@ -62,7 +62,7 @@ class TcpCard:
 
     @classmethod
     def from_text(cls, text: str) -> TcpCard:
-        """Read what `to_text` returned."""
+        """Parse the text that `to_text` returned."""
         return cls(**json.loads(text))
 
 
