@@ -66,6 +66,8 @@ AUTO = "auto"
 _COMPRESSORS = ("float16", "int8", "top_k(density=0.01)", "power_sgd")
 _EXPLAINED, _NAMED = 3, 3
 _UNLIMITED = 1e15
+_TRIALS, _SEEDS = 24, 3
+"""Defaults of `trials` and `seeds`."""
 _WORTH_IT = 1.1
 """Gain in simulated images/s from which compression is tried, since it may cost accuracy."""
 
@@ -194,7 +196,8 @@ class Plan:
         if len(shown) < len(rivals):
             names += f"; and {counted(len(rivals) - len(shown), 'other')}"
         what = "price" if self.for_money else "time"
-        return f"{text}; it {_advantage(best, rivals)}. No difference in {what} beyond that of seeds from {names}."
+        text += f". No difference in {what} beyond that of seeds from {names}"
+        return f"{text}; this one {_advantage(best, rivals)}."
 
     def cost(self, choice: Choice) -> str:
         """Return what a choice takes, by what the plan is for, with its interval."""
@@ -288,8 +291,8 @@ def plan(
     currency: str = "",
     deadline_s: float | None = None,
     optimise: str | None = None,
-    trials: int = 24,
-    seeds: int = 3,
+    trials: int = _TRIALS,
+    seeds: int = _SEEDS,
     trial_epochs: int | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -381,6 +384,22 @@ def plan(
         deadline_s=deadline_s,
         images_alone=bool(rented),
     )
+    asked = {
+        "cluster": cluster,
+        "target": target,
+        "strategies": None if names == list(CONSIDERED) else "; ".join(map(str, names)),
+        "workers": ",".join(map(str, workers or ())),
+        "batch_sizes": ",".join(map(str, batch_sizes)),
+        "rates": ",".join(f"{rate:g}" for rate in rates),
+        "compressors": None if shrunk == [AUTO] else "; ".join(shrunk) or "none",
+        "machines": "; ".join(rented),
+        "budget": None if budget is None else f"{budget:g}{currency}",
+        "deadline": None if deadline_s is None else f"{deadline_s:g}s",
+        "optimise": optimise,
+        "trials": None if trials == _TRIALS else trials,
+        "seeds": None if seeds == _SEEDS else seeds,
+        "trial_epochs": trial_epochs,
+    }
     trainings = Trials(
         strategies=[],
         workers=[],
@@ -389,7 +408,7 @@ def plan(
         options={key: value for key, value in options.items() if key != "epochs"},
         simulation={"cluster": str(cluster)},
         until=target,
-        asked=as_command(["plan"], {"cluster": cluster, "target": target, "budget": budget, **options}),
+        asked=as_command(["plan"], {key: value for key, value in asked.items() if value} | options),
     )
     folder = choose_folder(out, "plan")
     with claimed(folder):
@@ -768,17 +787,17 @@ def _by_reason(refused: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _advantage(best: Choice, rivals: Sequence[Choice]) -> str:
-    """Return what a choice is recommended for among those that are as good."""
+    """Return the advantage of a choice over others of its rank."""
     (hourly, hosts, stale, servers, workers, _), *others = map(_preferred, (best, *rivals))
     if all(hourly < other[0] for other in others):
         return "costs less an hour"
     if all(hosts < other[1] for other in others):
         return "takes fewer hosts"
     if not stale and all(other[2] for other in others):
-        return "computes as one large batch"
+        return "trains as with one large batch"
     if all((servers, workers) < (other[3], other[4]) for other in others):
         return "is simpler"
-    return "is among the simplest of them"
+    return "is among the simplest"
 
 
 def _elsewhere(tried: Candidate, found: Sequence[Candidate]) -> list[Candidate]:

@@ -161,7 +161,10 @@ def test_a_plan_ranks_what_its_trials_have_shown(tmp_path: Path) -> None:
     assert best.reached == best.trials == 1
     assert found.pareto == [best]
     assert "--strategy synchronous --workers 1 --until top1=0.5 --epochs 3" in best.command
-    assert "polyrhythm plan --cluster ut_austin" in (tmp_path / "plan" / "report.html").read_text()
+    command = (
+        "polyrhythm plan --cluster ut_austin --target top1=0.5 --strategies synchronous --workers 1 --seeds 1"
+    )
+    assert command in (tmp_path / "plan" / "report.html").read_text()
     assert "images/s on 1 host" in found.explained(best)
     assert json.loads((tmp_path / "plan" / "plan.json").read_text())["choices"][0]["workers"] == 1
 

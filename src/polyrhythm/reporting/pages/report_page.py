@@ -148,11 +148,19 @@ function draw() {
       xaxis: {...axis, ...plot.layout.xaxis}, yaxis: {...axis, ...plot.layout.yaxis}};
     const data = structuredClone(plot.data);  // plotly writes into what it is given
     const box = document.getElementById("plot-" + index);
-    const names = data.filter(trace => trace.showlegend !== false).length;
+    const named = data.filter(trace => trace.showlegend !== false && trace.name);
+    const below = layout.showlegend && layout.legend?.yanchor === "top";
+    const narrow = box.clientWidth < 560;
+    if (below && narrow) for (const trace of named) trace.name = trace.name.replace(/^(.{12,34}), /, "$1,<br>");
     // On a phone a legend below has a line a name, for which the plot itself would shrink to nothing.
-    const stacked = box.clientWidth < 560 && layout.showlegend && layout.legend?.yanchor === "top";
-    box.style.height = stacked ? 360 + 26 * names + "px" : "";
-    if (stacked) layout.legend = {...layout.legend, y: -0.3};
+    const columns = narrow ? 1 : Math.floor(box.clientWidth / 300);
+    const legend = below ? named.reduce((sum, trace) => sum + (trace.name.includes("<br>") ? 47 : 26), 0) / columns : 0;
+    // A bar is as high as its label, which may have several lines.
+    const bars = data.filter(trace => trace.orientation === "h").flatMap(trace => trace.y);
+    const lines = Math.max(0, ...bars.map(name => String(name).split("<br>").length));
+    const height = Math.max(below ? 330 + legend : 0, lines > 1 ? 70 + 16 * lines * bars.length : 0);
+    box.style.height = height ? height + "px" : "";
+    if (below) layout.legend = {...layout.legend, y: -0.2};
     Plotly.react(box, data, layout, {responsive: true, displaylogo: false,
       modeBarButtons: [["toImage", "resetScale2d"]], toImageButtonOptions: {format: "svg", filename: "plot"}});
   });
