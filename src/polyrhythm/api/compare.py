@@ -40,7 +40,7 @@ from polyrhythm.api.run_process import Judge, RunProcess
 from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.claim import UNCLAIMED, Claim, claim, drafted
 from polyrhythm.config.assemble import OPTIMIZERS, default_optimizer
-from polyrhythm.config.recipe import as_command, configure, read_recipe
+from polyrhythm.config.recipe import as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import RunConfig, refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -321,6 +321,7 @@ def plan(
     names = split_outside(strategies, ";") if isinstance(strategies, str) else list(strategies)
     if seeds < 1:
         raise RequestError(f"seeds must be at least 1 (given {seeds})")
+    check_writable("compare", options or {})
     common = {**(read_recipe(Path(recipe)) if recipe is not None else {}), **(options or {})}
     made = Plan(
         strategies=names,

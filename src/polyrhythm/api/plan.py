@@ -40,7 +40,7 @@ from polyrhythm.claim import UNCLAIMED
 from polyrhythm.config.assemble import default_optimizer, opened, strategy_from
 from polyrhythm.config.dry_run import assemble_dry_run
 from polyrhythm.config.ensemble import Ensemble
-from polyrhythm.config.recipe import as_command, configure
+from polyrhythm.config.recipe import as_command, check_writable, configure
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.config.stages import Stages
 from polyrhythm.data.balances.measured import Measured
@@ -336,6 +336,7 @@ def plan(
     wanted = _Wanted(Target.parse(target), budget, deadline_s, optimise)
     wanted.check([where, *elsewhere])
     _check(trials, trial_epochs, options)
+    check_writable("plan", options)
     if batch_sizes and (where.step_of is None or where.step_of.factor(1.0) is None):
         raise RequestError(
             f"cluster {where.name} does not specify how step times grow with the batch: leave --batch-sizes out, "

@@ -47,7 +47,7 @@ from polyrhythm.api.simulate import GRADIENTS
 from polyrhythm.api.train import measured_time
 from polyrhythm.claim import UNCLAIMED, open_new
 from polyrhythm.config.assemble import OPTIMIZERS, assemble, data_of
-from polyrhythm.config.recipe import CONFIG_FILE, as_command, configure, read_recipe
+from polyrhythm.config.recipe import CONFIG_FILE, as_command, check_writable, configure, read_recipe
 from polyrhythm.config.run_config import refuse_real_only
 from polyrhythm.errors import RequestError, unknown
 from polyrhythm.evaluation.target import Target
@@ -258,6 +258,7 @@ def plan(
         RequestError: something of it is wrong.
     """
     _optuna()
+    check_writable("tune", options or {})
     for what, given, known in (
         ("method", method, METHODS),
         ("rule of --prune", prune, PRUNERS),

@@ -157,6 +157,23 @@ def write_recipe(config: RunConfig, path: Path) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
 
+def check_writable(verb: str, options: Mapping[str, object]) -> None:
+    """Reject objects among the options of a verb that starts its runs from files.
+
+    Raises:
+        RequestError: an option is not a text, a number, a path, a spec, or a list of these.
+    """
+    for key, value in options.items():
+        several = list(value) if isinstance(value, list | tuple) else [value]
+        if not all(
+            each is None or isinstance(each, str | int | float | Path | Config | Spec) for each in several
+        ):
+            raise RequestError(
+                f"{verb} starts its runs from files, so {key} must be text or numbers (given {type(value).__name__}): "
+                "polyrhythm.train and polyrhythm.simulate take objects"
+            )
+
+
 def plain_values(config: RunConfig) -> dict[str, Any]:
     """Return a configuration's values as texts and numbers, from which `configure` makes it again."""
     return {key: _plain(getattr(config, key)) for key in type(config).model_fields}
