@@ -217,28 +217,36 @@ def measure(name: str, kills: int, python: str) -> dict[str, Any]:
 
 
 def chart(rows: list[dict[str, Any]]) -> str:
-    """Return an SVG with the time until all workers step again, a bar per peer."""
-    rows = sorted(rows, key=lambda row: row["again_s"])
-    most, left, width = max(row["again_s"] for row in rows), 270, 760
-    high = 60 + 44 * len(rows)
-    ink = "#3b4252"
+    """Return an SVG with two bars per peer: the survivors' pause, and the time until all workers step again."""
+    rows = sorted(rows, key=lambda row: row["gap_s"])
+    most, left, width, ink = max(row["again_s"] for row in rows), 250, 760, "#3b4252"
+    high = 66 + 50 * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {high}" font-family="sans-serif" role="img">',
         f'<rect width="{width}" height="{high}" fill="#ffffff"/>',
         f'<text x="16" y="26" font-size="16" font-weight="bold" fill="{ink}">'
-        "One of three workers is killed: seconds until all three step again</text>",
+        "One of three workers is killed: seconds lost, and images applied twice or never</text>",
+        f'<text x="16" y="46" font-size="13" fill="{ink}">'
+        "dark: longest pause of a survivor; light: until all three step again</text>",
     ]
     for place, row in enumerate(rows):
-        top = 44 + 44 * place
-        long = max(2.0, (width - left - 190) * row["again_s"] / most)
-        fill = "#2f6fb0" if row["name"] in ("train", "own_loop") else "#a9b4c2"
-        note = f"{row['again_s']:.1f} s · {row['images']:,.0f} images twice or lost"
-        parts += [
-            f'<text x="{left - 10}" y="{top + 19}" font-size="13" text-anchor="end" fill="{ink}">'
-            f"{NAMES[row['name']]}</text>",
-            f'<rect x="{left}" y="{top}" width="{long:.1f}" height="28" rx="3" fill="{fill}"/>',
-            f'<text x="{left + long + 8:.1f}" y="{top + 19}" font-size="13" fill="{ink}">{note}</text>',
-        ]
+        top = 64 + 50 * place
+        parts.append(
+            f'<text x="{left - 10}" y="{top + 22}" font-size="13" text-anchor="end" fill="{ink}">'
+            f"{NAMES[row['name']]}</text>"
+        )
+        own = row["name"] in ("train", "own_loop")
+        notes = (f"{row['gap_s']:.1f} s", f"{row['again_s']:.1f} s, {row['images']:,.0f} images")
+        colors = ("#2f6fb0", "#a8c5e4") if own else ("#6b7686", "#c3cad4")
+        for line, (seconds, note, fill) in enumerate(
+            zip((row["gap_s"], row["again_s"]), notes, colors, strict=True)
+        ):
+            long = max(2.0, (width - left - 160) * seconds / most)
+            y = top + 18 * line
+            parts += [
+                f'<rect x="{left}" y="{y}" width="{long:.1f}" height="15" rx="2" fill="{fill}"/>',
+                f'<text x="{left + long + 8:.1f}" y="{y + 12}" font-size="12" fill="{ink}">{note}</text>',
+            ]
     return "\n".join([*parts, "</svg>", ""])
 
 
