@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -121,6 +121,11 @@ def started(name: str, folder: Path, python: str) -> Iterator[list[subprocess.Po
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for file in folder.glob("*-*"):  # workers of a torchrun that was killed have sessions of their own
+            pid = file.name.partition("-")[2]
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if str(folder) in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(int(pid), signal.SIGKILL)
 
 
 def words_of(folder: Path) -> str:

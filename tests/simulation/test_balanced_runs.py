@@ -453,8 +453,8 @@ def test_auto_balances_after_an_epoch_of_uneven_workers_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "rule", "reason"),
     [
-        ("ad_psgd", "measured", "each at its own pace, which needs no balance"),
-        ("parameter_server", "given(weights=[1, 1, 1])", "each at its own pace, which needs no balance"),
+        ("ad_psgd", "measured", "is asynchronous and needs no balance"),
+        ("parameter_server", "given(weights=[1, 1, 1])", "is asynchronous and needs no balance"),
         ("d_psgd", "measured", "counts all workers alike"),
         ("easgd(mode=synchronous)", "measured", "counts all workers alike"),
         ("hybrid", "measured", "compute together"),

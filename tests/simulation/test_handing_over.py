@@ -126,7 +126,7 @@ def test_images_that_were_shared_out_are_not_drawn(tmp_path: Path) -> None:
     job = job_of("synchronous", folder=tmp_path)
     simulated(job, ConstantCluster(stop_at_s=0.015))
     with pytest.raises(
-        RequestError, match=r"^epoch 1 is under way, .* to the end of an epoch, or give --deal"
+        RequestError, match=r"^epoch 1 is unfinished, .* to the end of an epoch, or give --deal"
     ):
         simulated(handed(job, "parameter_server"))
 

@@ -478,7 +478,7 @@ class TestScripts:
         ]
         run.on(Admits("its place stays empty for a reason"), 3.0)
         assert said(run.on(Exited(SECOND, KILLED), 4.0))[0].endswith(
-            "go on; its place stays empty for a reason"
+            "continue; its place stays empty for a reason"
         )
 
     def test_one_that_can_come_in_is_started_again(self) -> None:
