@@ -30,7 +30,7 @@ from polyrhythm.roles.deal import Hand
 from polyrhythm.roles.job import Calendar, Job, check_network_use, tested_at_once
 from polyrhythm.roles.replica import Replica
 from polyrhythm.roles.world import World
-from polyrhythm.strategies.worker_part import SharedBatch, Step, Surroundings
+from polyrhythm.strategies.worker_part import PipelineContext, SharedBatch, Step
 from polyrhythm.training.flat_parameters import FlatParameters
 from polyrhythm.training.forward_pass import (
     Execution,
@@ -550,9 +550,9 @@ class ModelWorkload:
         image = torch.zeros(1, *job.dataset.image_shape, dtype=dtype, device=job.device)
         if job.traits.pipelines:
             pipelines = job.traits.pipelines
-            around = Surroundings()
+            around = PipelineContext()
             if self._pace is None:  # else the description is of the simulated cluster
-                around = Surroundings(
+                around = PipelineContext(
                     job.workers * job.learning.batch_size // pipelines,
                     tested_at_once(job),
                     saves=job.checkpointing.folder is not None and job.checkpointing.checkpoints > 0,

@@ -295,7 +295,7 @@ class SharedBatch:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class PipelineContext:
     """Run parameters that determine how a network is cut into stages.
 
     Attributes:
@@ -324,7 +324,7 @@ class ComputesStages:
 
     outlook: Outlook | None = None
 
-    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
+    def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
 
         Args:

@@ -72,9 +72,9 @@ from polyrhythm.strategies.state import Held, Resharding, State, below, prefixed
 from polyrhythm.strategies.strategy import Facts, GroupOutput, HasStages, Paper, Strategy, Traits
 from polyrhythm.strategies.worker_part import (
     ComputesStages,
+    PipelineContext,
     SharedBatch,
     Step,
-    Surroundings,
     WorkerCalls,
     WorkerPart,
     WorkerSetting,
@@ -550,7 +550,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._told = 0
         self.outlook: Outlook | None = None
 
-    def take_network(self, model: nn.Module, image: Tensor, around: Surroundings) -> None:
+    def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         strategy, flat = self._strategy, self._setting.flat
         chain = Chain(model, image)
         check_stages(chain.pieces, self._ranks * self._schedule.chunks, str(strategy))
@@ -589,7 +589,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
             works.append(work)
         self._pass = PipelinePass(self._schedule, self._count, self._row, works, self._dealt)
 
-    def _pieces(self, chain: Chain, around: Surroundings) -> tuple[Sequence[PieceSize], Bounds]:
+    def _pieces(self, chain: Chain, around: PipelineContext) -> tuple[Sequence[PieceSize], Bounds]:
         """Return the pieces and the bounds of stages; of `balance=auto`, as worker 0 has measured them."""
         strategy, workers = self._strategy, self._setting.workers
         pieces: Sequence[PieceSize] = chain.pieces
@@ -615,7 +615,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         pieces: Sequence[PieceSize],
         bounds: Bounds,
         model: nn.Module,
-        around: Surroundings,
+        around: PipelineContext,
     ) -> Outlook:
         strategy, setting = self._strategy, self._setting
         pace = None
