@@ -99,7 +99,7 @@ class ServerSession(CountsLatestStaleness):
         self._registry = PusherRegistry(pushers, spares, spared_by)
         self._numbers = self._registry.numbers
         self._held = HeldGradients(len(pushers))
-        self._readings = Readings(len(pushers), remembers=rule.remembers)
+        self._readings = LastReads(len(pushers), remembers=rule.remembers)
         self._screen = FiniteScreen(len(pushers), eject_after)
         self._deferred: deque[tuple[Sequence[Contribution] | None, Decision]] = deque()
         """Decisions in their order; the first one waits for other servers; those without a batch wait for it."""
@@ -734,7 +734,7 @@ class LeftOut:
         }
 
 
-class Readings:
+class LastReads:
     """The version that each pusher of one server has read last. Pushers are numbered from 0.
 
     Args:
