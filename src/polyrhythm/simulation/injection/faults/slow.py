@@ -8,7 +8,7 @@ from random import Random
 from pydantic import Field, model_validator
 
 from polyrhythm.errors import RequestError
-from polyrhythm.simulation.injection.fault import Fault, FaultyRun, Ground, check_rank
+from polyrhythm.simulation.injection.fault import Fault, FaultTarget, FaultyRun, check_rank
 from polyrhythm.training.quantities import NonNegative, Positive
 
 
@@ -33,7 +33,7 @@ class Slow(Fault):
             raise RequestError(f"fault slow: to_s {self.to_s:g} must be later than from_s {self.from_s:g}")
         return self
 
-    def check(self, ground: Ground) -> None:
+    def check(self, ground: FaultTarget) -> None:
         """Check that the rank computes."""
         check_rank(self, ground, self.rank)
         if self.rank not in ground.roles.workers:
