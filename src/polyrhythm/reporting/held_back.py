@@ -100,7 +100,7 @@ _BUSY = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldBack:
+class Bottleneck:
     """The bottleneck of a run: shares of the run's length over all workers, and of the busiest server's time.
 
     Attributes:
@@ -146,7 +146,7 @@ class HeldBack:
     gain: float = 0.0
 
 
-def held_back(figures: RunFigures) -> HeldBack | None:
+def held_back(figures: RunFigures) -> Bottleneck | None:
     """Find out what held a run back; None before the first report of a step."""
     totals = {worker: series.total for worker, series in figures.workers.items()}
     totals = {worker: total for worker, total in totals.items() if total.steps and total.seconds > 0}
@@ -224,7 +224,7 @@ def held_back(figures: RunFigures) -> HeldBack | None:
         text += f"; remedy: {remedy}, up to {gain_text(gain)}"
     if together:
         text += f"; {together.text}"
-    return HeldBack(
+    return Bottleneck(
         cause=cause,
         compute_share=compute,
         slower_workers_share=slower,
