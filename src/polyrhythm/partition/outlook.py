@@ -452,7 +452,7 @@ def seconds_of_pieces(
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PipelineForecast:
     """Forecast of a pipeline before it runs.
 
     Attributes:

@@ -32,7 +32,7 @@ from polyrhythm.training.model_sizes import ModelSizes
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import Outlook, Pace
+    from polyrhythm.partition.outlook import Pace, PipelineForecast
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class HasStages:
         plan: OptimizerPlan,
         pace: Pace,
         room: Sequence[float],
-    ) -> tuple[Strategy, Outlook]:
+    ) -> tuple[Strategy, PipelineForecast]:
         """Return the strategy with explicit cuts of the network, and a forecast of its run.
 
         Args:

@@ -28,7 +28,7 @@ from polyrhythm.training.model_sizes import PieceSize
 from polyrhythm.training.optimizer_plan import OptimizerPlan
 
 if TYPE_CHECKING:
-    from polyrhythm.partition.outlook import Outlook
+    from polyrhythm.partition.outlook import PipelineForecast
 
 
 @dataclass(slots=True)
@@ -322,7 +322,7 @@ class ComputesStages:
         outlook: forecast of the run, on rank 0, once the network is known.
     """
 
-    outlook: Outlook | None = None
+    outlook: PipelineForecast | None = None
 
     def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         """Set the network; its parameters are views of the flat vector. Called before `load_state` and `start`.
@@ -705,7 +705,7 @@ class WorkerCalls:
         return self.inner.staleness
 
     @property
-    def outlook(self) -> Outlook | None:
+    def outlook(self) -> PipelineForecast | None:
         """See `ComputesStages`."""
         return None if self._stages is None else self._stages.outlook
 

@@ -42,8 +42,8 @@ from polyrhythm.errors import RequestError, RunError
 from polyrhythm.partition.chain import Chain
 from polyrhythm.partition.deferred_statistics import DeferredStatistics
 from polyrhythm.partition.outlook import (
-    Outlook,
     Pace,
+    PipelineForecast,
     Work,
     best_copies,
     even_pace,
@@ -322,7 +322,7 @@ class Pipeline(Strategy, HasStages):
         plan: OptimizerPlan,
         pace: Pace | None = None,
         bounds: Bounds | None = None,
-    ) -> Outlook:
+    ) -> PipelineForecast:
         """Return what is to be expected of a run.
 
         Args:
@@ -365,7 +365,7 @@ class Pipeline(Strategy, HasStages):
             ]
             seconds += max(exchanged)
         layers = tuple((pieces[start].name, pieces[stop - 1].name) for start, stop in pairwise(bounds))
-        return Outlook(layers, None if pace is None else seconds, bubble, tuple(memory))
+        return PipelineForecast(layers, None if pace is None else seconds, bubble, tuple(memory))
 
     def waits(self, pieces: Sequence[PieceSize]) -> bool:
         """Return whether a stage of these pieces waits for all microbatches, and computes them at once."""
@@ -385,7 +385,7 @@ class Pipeline(Strategy, HasStages):
         plan: OptimizerPlan,
         pace: Pace,
         room: Sequence[float],
-    ) -> tuple[Pipeline, Outlook]:
+    ) -> tuple[Pipeline, PipelineForecast]:
         """Return the strategy with the network cut at given places, and what is to be expected of it.
 
         Args:
@@ -402,9 +402,9 @@ class Pipeline(Strategy, HasStages):
         """
         chain, ranks = Chain(model, image), self.ranks(workers)
         pieces = chain.pieces
-        found: dict[Bounds, Outlook] = {}
+        found: dict[Bounds, PipelineForecast] = {}
 
-        def foreseen(bounds: Bounds) -> Outlook:
+        def foreseen(bounds: Bounds) -> PipelineForecast:
             if bounds not in found:
                 found[bounds] = self.outlook(chain, pieces, workers, images, plan, pace, bounds)
             return found[bounds]
@@ -433,7 +433,7 @@ class Pipeline(Strategy, HasStages):
         """Return the worker with the first copy of a rank's stages."""
         return sum(self.replicas[:rank]) if isinstance(self.replicas, tuple) else rank * self._even
 
-    def check_room(self, outlook: Outlook, room: Sequence[float]) -> None:
+    def check_room(self, outlook: PipelineForecast, room: Sequence[float]) -> None:
         """Refuse ranks that have less memory than their stages need.
 
         Raises:
@@ -482,7 +482,7 @@ def _timed(pieces: Sequence[PieceSize], seconds: Sequence[float]) -> Sequence[Pi
     return [replace(piece, operations=time) for piece, time in zip(pieces, seconds, strict=True)]
 
 
-def _lacking(outlook: Outlook, room: Sequence[float]) -> int | None:
+def _lacking(outlook: PipelineForecast, room: Sequence[float]) -> int | None:
     """Return the first rank that has less memory than it needs, if there is one."""
     short = (
         rank for rank, (needs, has) in enumerate(zip(outlook.ranks, room, strict=True)) if needs.most > has
@@ -548,7 +548,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         self._buffers: list[list[Tensor]] = []
         self._all = workers.subgroup("network", range(workers.size)) if workers.size > 1 else workers
         self._told = 0
-        self.outlook: Outlook | None = None
+        self.outlook: PipelineForecast | None = None
 
     def take_network(self, model: nn.Module, image: Tensor, around: PipelineContext) -> None:
         strategy, flat = self._strategy, self._setting.flat
@@ -616,7 +616,7 @@ class PipelineWorker(WorkerPart, ComputesStages):
         bounds: Bounds,
         model: nn.Module,
         around: PipelineContext,
-    ) -> Outlook:
+    ) -> PipelineForecast:
         strategy, setting = self._strategy, self._setting
         pace = None
         if pieces is not chain.pieces:
