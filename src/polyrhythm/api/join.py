@@ -639,8 +639,7 @@ class Group:
 
         Args:
             *kept: objects with state that belongs to the run and that `group.epochs` was not given: schedulers,
-            scalers,
-                averages of the weights. Their numbers, texts and tensors are saved.
+                scalers, averages of the weights. Their numbers, texts and tensors are saved.
 
         Returns:
             Tensors, numbers and texts in dicts and lists, on the coordinator (`group.leads`); elsewhere an empty
