@@ -259,7 +259,7 @@ def unpack_run(packed: IO[bytes], directory: Path, folder: Path) -> None:
 
     Raises:
         tarfile.TarError: the archive is damaged, or holds another entry, which is named; earlier entries
-        stay.
+            stay.
         OSError: a file cannot be written.
     """
     parts = [part for part in folder.parts if part not in ("/", ".")]
