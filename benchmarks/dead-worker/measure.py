@@ -270,7 +270,7 @@ def main() -> None:
     for name in [] if chosen.chart else chosen.only:
         rows[name] = row = measure(name, chosen.kills, chosen.torchft_python)
         print(
-            f"| {NAMES[name]} | {row['gap_s']:.2f} s | {row['again_s']:.1f} s | {row['images']:,.0f} |",
+            f"| {NAMES[name]} | {row['gap_s']:.1f} s | {row['again_s']:.1f} s | {row['images']:,.0f} |",
             flush=True,
         )
         facts = {"torch": torch.__version__, "rows": [rows[each] for each in NAMES if each in rows]}
