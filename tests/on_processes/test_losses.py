@@ -116,7 +116,7 @@ def test_the_others_go_on_without_a_killed_worker(start: Starter) -> None:
     assert f"notice: {death}\n" in result.err
     assert f"notice: {lost.text}\n" in result.err
     assert "Training images not seen" in (command.run / "report.html").read_text()
-    with pytest.raises(RequestError, match="lost 1 of its workers on the way"):
+    with pytest.raises(RequestError, match="lost 1 of its workers: the times"):
         replay(command.run)
 
 
